@@ -166,19 +166,15 @@ def create_domain(
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
 
 
-def save_domain(uri: str, uuid: str, path: str, timeout: float, *, stays: bool = False) -> None:
-    """Write a paused domain with its memory to a file, and end it; restored it is paused again.
+def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
+    """Write a paused domain with its memory to a file; it is paused still, and restored again.
 
-    It has not ended unless all of it is in the file. ``stays``: it does not end, and is paused
-    still. After ``timeout`` seconds it is given up, and the domain stays. Raises HostFault, also if
-    it has ended. Two at once of one domain fail.
+    After ``timeout`` seconds it is given up. Raises HostFault, also if it has ended. Two at once of
+    one domain fail.
     """
-    module = _libvirt()
+    forget = _libvirt().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
     def work(domain: Any) -> bool:
-        if not stays:
-            return bool(domain.saveFlags(path, None, module.VIR_DOMAIN_SAVE_PAUSED) == 0)
-        forget = module.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
         return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
 
     _or_given_up(uri, uuid, "save", "saved", work, timeout)

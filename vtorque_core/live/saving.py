@@ -112,7 +112,7 @@ def runs(guest: RunningGuest) -> bool:
 
 
 def end(guest: RunningGuest, seconds: float) -> None:
-    """End a guest that is saved and stays. Gone is fine. Raises HostFault."""
+    """End a guest that is saved. Gone is fine. Raises HostFault."""
     hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
 
 
@@ -143,18 +143,9 @@ def of_libvirt(
         yield
 
 
-def save(
-    paths: Paths,
-    job: RunningJob,
-    guest: RunningGuest,
-    file: Path,
-    seconds: float,
-    *,
-    stays: bool = False,
-) -> None:
-    """Save a guest that stands still to a file, and end it. Raises HostFault: it stays.
+def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
+    """Save a guest that stands still to a file; it stands still further. Raises HostFault.
 
-    ``stays``: it does not end, and stands still.
     By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
     that is waited for.
     """
@@ -164,4 +155,4 @@ def save(
     if not runs(guest):
         return
     with of_libvirt(paths, job, guest, seconds):
-        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds, stays=stays)
+        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)

@@ -2,16 +2,15 @@
 
 The guests are told that their job shell may leave (:func:`_hold`). Then one process has them stand
 still (``live.suspend``), has the job shell tell what it knows of its session, copies disks, has
-memory written, lets the job go on, and brings all of it to disk. Of one that is to end the guests
-end as they are saved; the job shell, which sees that, leaves what it knows; who has asked is told,
-then the job ends. A file in the job's directory says which checkpoint was asked for, so the next
-watcher goes on after a killed one: each step can be done twice, and what libvirt has finished after
-the death of who asked for it is taken as done. What fails is not tried again: the job goes on, or
-ends if a guest of it has ended.
+memory written, lets the job go on, and brings all of it to disk. Of one that is to end the script's
+guest is ended once all are written; the job shell, which sees that, leaves what it knows; who has
+asked is told, then the job ends. A file in the job's directory says which checkpoint was asked for,
+so the next watcher goes on after a killed one: each step can be done twice, and what libvirt has
+finished after the death of who asked for it is taken as done. What fails is not tried again: the
+job goes on, or ends if a guest of it has ended.
 
 A job on several nodes is saved by the watchers of all (:mod:`vtorque_survive.together`): none has
-memory written before all guests stand still. If it is to end its guests stand still until all is
-there; then the script's guest is ended, and its job shell leaves.
+memory written before all guests stand still.
 """
 
 from __future__ import annotations
@@ -400,11 +399,12 @@ def _finish(
             nodes.wait_whole(until + _HELD)  # the first node then says who was late
             return
         nodes.wait(DONE, until, "its guests were not saved in time")
-        if asked.ends:
-            on_step("before end")
-            saving.end(_first(job), _HELD)
-            on_step("after end")
-            _take_session(paths, job, _first(job).run_dir / LEAVE, part / SESSION)
+    if asked.ends:  # from now on there is no way back
+        on_step("before end")
+        saving.end(_first(job), _HELD)
+        on_step("after end")
+        _take_session(paths, job, _first(job).run_dir / LEAVE, part / SESSION)
+    if nodes.several:
         store.write(nodes.whole())
     on_step("before finish")
     store.finish(asked.id)
@@ -453,13 +453,9 @@ def _write(
     """Write all of it, while the guests stand still, as far as it is not there."""
     run_dir, part = guests[0].guest.run_dir, nodes.store.part(asked.id)
     tell, leave = run_dir / TELL, run_dir / LEAVE
-    stays = nodes.several or not asked.ends
-    if not leads(job):
-        room.require_as_before(part, guests)
-    elif not asked.ends:
+    if leads(job) and not asked.ends:
         _take_session(paths, job, tell, part / SESSION)
-    elif not leave.exists():  # once its guests are gone there is no way back
-        room.require_as_before(part, guests)
+    elif leads(job) and not leave.exists():
         _script_state(paths, job, tell)
         session.make(leave, job.job.uid)
         tell.unlink()
@@ -467,15 +463,11 @@ def _write(
         if each.disk is not None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
     with ThreadPoolExecutor(len(guests)) as threads:
-        work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
+        work = [threads.submit(_memory, paths, job, each, part) for each in guests]
     for done in work:
         done.result()
-    if not stays:
-        _take_session(paths, job, leave, part / SESSION)
-    else:
-        room.require_no_more(part)
+    room.require_no_more(part)
     on_step("before manifest")
-    # Now that nobody writes to them any more.
     _look_at_disks(guests, lambda disks: nodes.write(replace(manifest, disks=disks)))
     on_step("after manifest")
 
@@ -544,12 +536,12 @@ def _copy(disk: Path, to: Path) -> None:
     on_step("after disk")
 
 
-def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays: bool) -> None:
-    """Save a guest, and end it unless it stays; what a libvirt has saved meanwhile is taken."""
+def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
+    """Save a guest; what a libvirt has saved meanwhile is taken."""
     file = part / f"g{each.guest.rank}.memory"
-    if saving.runs(each.guest) and not (stays and tools.is_whole(file)):
+    if saving.runs(each.guest) and not tools.is_whole(file):
         on_step("before memory")
-        saving.save(paths, job, each.guest, file, _writes(each.guest), stays=stays)
+        saving.save(paths, job, each.guest, file, _writes(each.guest))
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")

@@ -28,7 +28,7 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
 
 
 def require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
-    """Refuse what would not fit: once the first guest is saved there is no way back.
+    """Refuse what would not fit.
 
     What fits is the job's from now on, also while others here are saved. Raises Refused, HostFault.
     """
@@ -57,22 +57,13 @@ def _reserved(part: Path, guests: list[Saveable]) -> Path:
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
-def require_as_before(part: Path, guests: list[Saveable]) -> None:
-    """Refuse if disks have grown since there was room for them. Their guests stand still.
-
-    Raises Refused.
-    """
-    if _need(guests) > _reserved(part, guests).stat().st_size:
-        raise Refused("its guests' disks have grown since there was room for them: ask again")
-
-
 def _need(guests: list[Saveable]) -> int:
     need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
     return need + sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
 
 
 def require_no_more(part: Path) -> None:
-    """Refuse what has become larger than was reserved, as by very many open files.
+    """Refuse what has become larger than was reserved, as by very many open files, or a disk.
 
     Raises Refused.
     """

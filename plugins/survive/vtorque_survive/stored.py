@@ -161,13 +161,19 @@ class Store:
 
         Raises HostFault: no room, or a place that others can write to.
         """
-        part = self.part(name)
         require_root_owned(self.top, uid=os.geteuid())
-        with _naming("make", part):
-            for path in (self.directory, part):
+        with _naming("make", self.part(name)):
+            for path in (self.directory, self.part(name)):
                 path.mkdir(mode=0o700, exist_ok=True)
-        require_root_owned(part, uid=os.geteuid())  # the place may be one like /tmp
-        return part
+        return self.begun(name)
+
+    def begun(self, name: str) -> Path:
+        """Return the directory of one that another node has begun.
+
+        Raises ConfigError: the place may be one like /tmp, and others have made it.
+        """
+        require_root_owned(self.part(name), uid=os.geteuid())
+        return self.part(name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

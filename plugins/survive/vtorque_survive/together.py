@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from vtorque_core.api import HostFault, dataclass, printable, replace_file
+from vtorque_core.api import ConfigError, HostFault, dataclass, printable, replace_file
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive.lines import Lines
 from vtorque_survive.settings import Settings
@@ -74,7 +74,7 @@ class Together:
         if self.number == 0 and not self.store.lost(self.name).exists():
             return self.store.make(self.name)
         self._require_there()
-        return self._part
+        return self.store.begun(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
         """Ask the others, or be asked. Raises HostFault: what was begun is of other tools."""
@@ -208,7 +208,7 @@ class Lookout:
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
         self._every, self._lines = settings.ask, Lines(_TIME)
-        self._jobs: dict[str, int] = {}
+        self._jobs: dict[str, tuple[int, float]] = {}  # whose, and when it was here last
         self._asked: dict[str, tuple[str, bool]] = {}
 
     def asked(self, job: RunningJob) -> tuple[str, bool] | None:
@@ -218,11 +218,12 @@ class Lookout:
         """
         if not self._top:
             return None
-        self._jobs[job.job.key] = job.job.uid
-        top, jobs = Path(self._top), dict(self._jobs)
+        now, top = time.monotonic(), Path(self._top)
+        self._jobs[job.job.key] = (job.job.uid, now)
+        jobs = {key: uid for key, (uid, at) in self._jobs.items() if now - at < _TIME}
         said = self._lines.told(lambda to: _look(top, jobs, to), self._every)
         if said is not None:
-            self._jobs.clear()  # of those that are there still it is asked again
+            self._jobs = {key: self._jobs[key] for key in jobs}
             found = (line.split(" ") for line in said)
             self._asked = {key: (name, ends == "ends") for key, name, ends in found}
         return self._asked.pop(job.job.key, None)
@@ -232,6 +233,6 @@ def _look(top: Path, jobs: Mapping[str, int], to: int) -> None:
     for key, uid in jobs.items():
         store = Store(top, uid)
         for name in store.unfinished(key):
-            with suppress(FileNotFoundError):
-                ends = json.loads((store.part(name) / ASKS).read_bytes())["ends"]
+            with suppress(FileNotFoundError, ConfigError):  # it is over, or not root's
+                ends = json.loads((store.begun(name) / ASKS).read_bytes())["ends"]
                 os.write(to, f"{key} {name} {'ends' if ends else 'stays'}\n".encode())
