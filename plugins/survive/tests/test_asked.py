@@ -92,9 +92,6 @@ def test_several_nodes_need_a_place_that_all_see_and_slurm(plugins, asked, monke
     monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
     all_see = PLACE + "checkpoints_shared = true\n"
     assert said(plugins, asked, nodes=2, site=all_see) == ""
-    if "every" not in asked:
-        text = said(plugins, asked, "disk=/home/ada/data.raw", nodes=2, site=all_see)
-        assert "cannot be saved with disk yet" in text
     batch.knows_all_nodes = False
     assert "and Slurm" in said(plugins, asked, nodes=2, site=all_see)
 

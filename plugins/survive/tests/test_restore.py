@@ -23,6 +23,7 @@ from vtorque_testing import planned
 IMAGE = Image("micro", "linux", "micro", "x86_64", "ab" * 32)
 JOB = BatchJob("9.srv", "ada", "n1", ("n1",), b"")
 NAME = "42.srv.0"
+OLD = {"g0/disk-data": [7, 64 << 20, 1_000_000_000]}
 
 
 @pytest.fixture
@@ -91,12 +92,16 @@ def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number):
     guests = (dataclasses.replace(found.guests[0], uuid=f"{rank}") for rank in range(4))
     name, node_ = "44.srv.0", f"n{number + 1}"
     store.make(name)
-    whole = dataclasses.replace(found, id=name, guests=tuple(guests), nodes=2, node=node_)
+    whole = dataclasses.replace(
+        found, id=name, guests=tuple(guests), nodes=2, node=node_, disks=OLD
+    )
     finish(store, whole)
     job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
     mine = asked(store, paths, name=name, job=job)
     assert [guest.uuid for guest in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None
+    here = store.read(name).of_node(number)
+    assert here.disks == ({} if number else OLD), "the first guest's"
     with pytest.raises(Refused, match="was made of a job on 2 nodes, and this one has 1"):
         asked(store, paths, name=name)
 
@@ -330,9 +335,6 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
     assert "has failed 2 times: the job starts from its beginning" in caplog.text
     restore.works(job)
     assert len(asked(store, paths, name="", job=third, checkpoint=3600)) == 1
-
-
-OLD = {"g0/disk-data": [7, 64 << 20, 1_000_000_000]}
 
 
 @pytest.mark.parametrize(

@@ -94,20 +94,18 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
         if not site[Settings].checkpoints:
             where, fix = "[plugin.survive] checkpoints", "leave it out"
             yield Refusal("this site keeps no checkpoints", option.key, value, where=where, fix=fix)
-        if (request.nodes or 1) > 1 and (why := _why_not_several(request, site)):
-            message = f"a job on several nodes (it is to have {request.nodes}) cannot be saved{why}"
+        if (request.nodes or 1) > 1 and not _on_any_node(site):
+            message = (
+                f"a job on several nodes (it is to have {request.nodes}) cannot be saved here: "
+                "that needs a place that all nodes see (checkpoints_shared), and Slurm"
+            )
             yield Refusal(message, option.key, value, fix="ask for one node, or leave it out")
         for other in (key for key, acts in request.forbids.items() if "save" in acts):
             message = f"a job with {other} cannot be saved"
             yield Refusal(message, option.key, value, fix=f"leave out {other}, or this")
 
 
-def _why_not_several(request: JobRequest, site: Site) -> str:
-    """Return why a job on several nodes cannot be saved; empty: it can."""
-    from vtorque_survive.shared import on_any_node  # noqa: PLC0415 - few jobs ask for this
+def _on_any_node(site: Site) -> bool:
+    from vtorque_survive import shared  # noqa: PLC0415 - few jobs ask for this
 
-    if request[DISK]:
-        return f" with {DISK.key} yet"
-    if not on_any_node(site):
-        return " here: that needs a place that all nodes see (checkpoints_shared), and Slurm"
-    return ""
+    return shared.on_any_node(site)

@@ -71,9 +71,10 @@ class Manifest:
     nodes: int = 1  # of the job; its guests are in order of their ranks
 
     def of_node(self, index: int) -> Self:
-        """Return what a job's node has of it, from 0."""
+        """Return what a job's node has of it, from 0; the first guest has the user's disks."""
         count = len(self.guests) // self.nodes
-        return replace(self, guests=self.guests[index * count :][:count])
+        disks = {} if index else self.disks
+        return replace(self, guests=self.guests[index * count :][:count], disks=disks)
 
     def encode(self) -> bytes:
         """Return it as JSON."""

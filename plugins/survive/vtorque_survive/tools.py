@@ -24,10 +24,7 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
         raise Refused("it was started by a vTorque that could not save jobs")
     if lacking:
         raise Refused(f"its guests have what cannot be saved on this node: {', '.join(lacking)}")
-    disk = any(saving.has_user_disk(guest.run_dir) for guest in job.guests)
-    if disk and len(facts.get("nodes", ())) > 1:
-        raise Refused("a job on several nodes with disk= cannot be saved yet")
-    if disk and not ends:
+    if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
         raise Refused(
             "a job with disk= cannot be saved while it goes on, for it writes to that file "
             "afterwards: save it with --stop"

@@ -121,21 +121,21 @@ def echoes(place):
 
 
 @pytest.fixture
-def writer(place, echoes):
-    """Return what a job of two guests asks for that has a disk file; what it is then to say."""
+def disk(place):
+    """Return a disk file of the user's, empty."""
     disk = f"/home/{slurm.USER}/data.raw"
     place.user("truncate", "-s", "64M", disk)
     place.user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", disk)
-    yield f"ram=384M,vms_per_node=2,disk={disk}", echoes
+    yield disk
     (place.home / "data.raw").unlink()
 
 
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_twenty_times_on_alternating_nodes(place, writer):
+def test_twenty_times_on_alternating_nodes(place, echoes, disk):
     """Files, a pipe, a connection between guests, a disk, memory: not a byte is lost."""
-    asked, memory = writer
+    asked, memory = f"ram=384M,vms_per_node=2,disk={disk}", echoes
     text = writing.script(writing.OTHER_GUEST, "/data/also")
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append")
     script = place.script(text)
@@ -255,10 +255,10 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
 OTHER_NODE = "nc vn2 7000"  # the guest of n2, wherever it is
 
 
-def begun(cluster, *more):
+def begun(cluster, *more, also="also"):
     """Submit a job on two nodes, with a connection between its guests; return its id."""
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", "-N2")
-    script = cluster.script(writing.script(OTHER_NODE))
+    script = cluster.script(writing.script(OTHER_NODE, also))
     done = cluster.user(*words, "-vm", "ram=384M", *more, script)
     return done.stdout.decode().strip()
 
@@ -283,12 +283,13 @@ def domains(cluster, *nodes):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes):
-    job_id = begun(place, "-wn1,n2")
+def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes, disk):
+    asked = ("-vm", f"disk={disk}")
+    job_id = begun(place, "-wn1,n2", *asked, also="/data/also")
     for nodes in (("n2", "n3"), ("n1", "n2")):
         await_more(place, len(counted(place)) + 5)
         name, before = saved(place, job_id)
-        job_id = begun(place, f"-w{','.join(nodes)}", "-vm", f"resume={name}")
+        job_id = begun(place, f"-w{','.join(nodes)}", *asked, "-vm", f"resume={name}")
         await_more(place, before)
         assert [len(place.guests(node)) for node in nodes] == [1, 1]
     ends_right(place, job_id, echoes)
