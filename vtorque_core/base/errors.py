@@ -78,6 +78,12 @@ class HostFault(VtorqueError):
         super().__init__(f"{stage}: {message}" if stage else message)
 
 
+class InUse(HostFault):
+    """What the job needs is another job's, or another node does not have the job's part ready."""
+
+    blames_node = False
+
+
 class Conflict(VtorqueError):
     """Two contributions exclude each other; the message names both distributions."""
 

@@ -1114,6 +1114,18 @@ def test_two_nodes_save_a_job_together_and_it_goes_on(both, done, top, shell):
     assert both.ask("save") == "", "and again"
 
 
+def test_two_nodes_save_a_job_together_when_it_wants(both, done, shell):
+    """What it has asked for each of its nodes knows; the first one sees to it."""
+    shell(both.job, FIRST)
+    plans = [
+        asks_for(job, paths, "every:1h") for job, paths in zip(both.jobs, both.places, strict=True)
+    ]
+    store = Store(both.top, both.job.uid)
+    eventually(lambda: both.look() or store.has(FIRST))
+    assert both.all_run() and len(of(done.did(), "saved")) == 4
+    assert plans[0].stat().st_mtime > 0 == plans[1].stat().st_mtime
+
+
 TOGETHER = [*STEPS[:-2], "before still", "after still", "before end", "after end"]
 FIRSTS = ("session", "finish", "end")  # steps of the first node alone
 

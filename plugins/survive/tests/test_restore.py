@@ -87,7 +87,7 @@ def test_its_guests_are_those_that_were_saved(saved, paths):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number):
+def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number, monkeypatch):
     store, found = saved
     guests = (dataclasses.replace(found.guests[0], uuid=f"{rank}") for rank in range(4))
     name, node_ = "44.srv.0", f"n{number + 1}"
@@ -97,6 +97,10 @@ def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number):
     )
     finish(store, whole)
     job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
+    with pytest.raises(Refused, match=r"of a job on several nodes.*checkpoints_shared"):
+        asked(store, paths, name=name, job=job)
+    monkeypatch.setattr(restore.shared, "on_any_node", lambda _: True)
+    monkeypatch.setattr(restore.shared, "held", lambda *_: None)
     mine = asked(store, paths, name=name, job=job)
     assert [guest.uuid for guest in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None

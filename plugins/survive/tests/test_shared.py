@@ -14,7 +14,7 @@ import pytest
 import running_journal
 from finished import finish
 from patience import LONG
-from vtorque_core.api import HostFault, JobAttempt, Paths, Refused
+from vtorque_core.api import HostFault, InUse, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.resources.lease import Lease
@@ -150,8 +150,10 @@ def waiting(gates, node, seconds=60.0):
         try:
             gates.both[node](time.monotonic() + seconds, gates.failed)
             said.append("runs")
-        except HostFault as error:
+        except InUse as error:  # another node's fault
             said.append(str(error))
+        except HostFault as error:
+            said.append(f"fault: {error}")
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -190,7 +192,7 @@ def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates):
     gates.failed.set()
     thread, said = waiting(gates, 1)
     thread.join(LONG)
-    assert said == ["another guest of the job has failed"]
+    assert said == ["fault: another guest of the job has failed"]
 
 
 def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypatch, tmp_path):

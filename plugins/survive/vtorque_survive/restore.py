@@ -193,6 +193,10 @@ def _others(
     if found.nodes != len(job.nodes):
         what = f"was made of a job on {found.nodes} nodes, and this one has {len(job.nodes)}"
         yield Refusal(what, RESUME.key, found.id)
+    elif found.nodes > 1 and not shared.on_any_node(site):
+        what = "is of a job on several nodes, which needs a place that all see"
+        where = "[plugin.survive] checkpoints_shared"
+        yield Refusal(what, RESUME.key, found.id, where=where)
     for name, was in then.items():
         if was != here.get(name):
             what = f"was made with another {name}: {was}, and here it is {here.get(name, 'none')}"

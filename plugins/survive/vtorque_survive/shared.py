@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from vtorque_core.api import (
     HostFault,
+    InUse,
     JobAttempt,
     Refused,
     dataclass,
@@ -165,7 +166,8 @@ class Gate:
     def __call__(self, until: float, failed: threading.Event) -> None:
         """Wait, by a thread for each guest here that stands there, for all others.
 
-        Until a time.monotonic(), or another guest here has failed. Raises HostFault.
+        Until a time.monotonic(), or another guest here has failed. Raises HostFault; InUse: it is
+        another node's fault.
         """
         with self._lock:
             self._missing -= 1
@@ -177,14 +179,14 @@ class Gate:
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
             if time.monotonic() >= until and (missing := self._give_up()):
-                raise HostFault(f"its guests on {', '.join(missing)} are not there in time")
+                raise InUse(f"its guests on {', '.join(missing)} are not there in time")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
-        """Return whose guests are not there yet. Raises HostFault: a start has failed."""
+        """Return whose guests are not there yet. Raises InUse: a start has failed."""
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         if gone := seen - ours:
-            raise HostFault(f"its start has failed on {', '.join(sorted(gone))}")
+            raise InUse(f"its start has failed on {', '.join(sorted(gone))}")
         seen |= ours
         return [node for node in said if node not in ours or not said[node].get("ready")]
 

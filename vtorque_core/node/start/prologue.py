@@ -20,7 +20,7 @@ from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
 from vtorque_core.api.read_apart import reader
 from vtorque_core.base.detach import detached
-from vtorque_core.base.errors import HostFault, Refused, VtorqueError, printable
+from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.end import ended
@@ -30,7 +30,6 @@ from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
 from vtorque_core.node.start.start_order import header, proof_file, start_job
 from vtorque_core.plan import guests
-from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.log import Log

@@ -27,7 +27,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Channel
 from vtorque_core.api.values import Act
 from vtorque_core.base import hypervisor, kvm
-from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.errors import HostFault, InUse, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end.teardown import end_spare, retired
@@ -36,7 +36,6 @@ from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_d
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan.domain.render import NAMESPACE, base, plugged, render
 from vtorque_core.plan.guests import Prepared
-from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import (
     DOMAIN,

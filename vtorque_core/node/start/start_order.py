@@ -25,7 +25,7 @@ from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.libvirt_domain import Filesystem, Interface, forbidden
 from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
-from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.errors import HostFault, InUse, Refused
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import spare
@@ -193,7 +193,7 @@ def _lease(
         away = [each.item for each in found]  # before the node's lock: they may have to wait for it
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
-        except ledger.InUse as error:
+        except InUse as error:
             if looks and time.monotonic() >= until:
                 raise
             if looks % _REAPED == 0:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
-from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.errors import InUse, Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
@@ -41,12 +41,6 @@ from vtorque_core.records.reading import (
 from vtorque_core.resources.lease import Lease
 
 CORE, MEMORY, SHARE, NODE = CORES, "memory", "share", "node"
-
-
-class InUse(HostFault):
-    """What the job needs is another job's, which may have ended without releasing it."""
-
-    blames_node = False
 
 
 def place(
