@@ -64,7 +64,10 @@ def alive(monkeypatch):
         asked.extend(ids)
         return {each: lives.get(each, Life.GONE) for each in ids}
 
-    batch = SimpleNamespace(node=lambda _: SimpleNamespace(alive=answer), knows_all_nodes=True)
+    moves = dict.fromkeys(("receive", "let_go", "holds", "leave"), print)
+    moves["over"] = lambda job_id, _attempt: f"{job_id} over" in lives
+    adapter = SimpleNamespace(alive=answer, **moves)
+    batch = SimpleNamespace(node=lambda _: adapter, knows_all_nodes=True)
     monkeypatch.setattr(shared.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(shared, "_OVER", 0.0)
     lives["asked"] = asked
@@ -138,7 +141,7 @@ def gates(store, site, alive):
     for file in files:
         file.create()
     assert len({file.path for file in files}) == 2
-    both = [shared.Gate(store, found, NODES, job) for job in jobs]
+    both = [shared.Gate(store, found, NODES, job, site) for job in jobs]
     return SimpleNamespace(both=both, files=files, failed=threading.Event())
 
 
@@ -182,13 +185,18 @@ def test_who_waits_no_longer_is_not_waited_for(gates):
         assert "its guests on n1" in said[0]
 
 
-def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates):
+def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates, alive, monkeypatch):
+    monkeypatch.setattr(shared, "_LOOK", 0.2)
     first = [waiting(gates, 0) for _ in range(2)]
     time.sleep(0.3)
     gates.files[1].release()
     for thread, said in first:
         thread.join(LONG)
         assert said == ["its start has failed on n2"]
+    alive["9.srv over"] = True
+    thread, said = waiting(gates, 0)
+    thread.join(LONG)
+    assert said == ["the batch system has ended it, or starts it again"]
     gates.failed.set()
     thread, said = waiting(gates, 1)
     thread.join(LONG)

@@ -140,7 +140,7 @@ def vtorque_saved(
     if found.nodes == 1:
         yield from here.guests
         return
-    gate = shared.Gate(store, found, job.nodes, attempt)
+    gate = shared.Gate(store, found, job.nodes, attempt, site)
     yield from (replace(guest, gate=gate) for guest in here.guests)
 
 

@@ -27,7 +27,7 @@ from vtorque_core.api import (
     take_lock,
 )
 from vtorque_core.api.acquired import Resource, unjournalled
-from vtorque_core.api.batch_system import Life
+from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import Child, readable
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
@@ -45,7 +45,7 @@ _OWN = {
 SEEN = ".vtorque-checkpoints"
 """A file in a shared place: who does not see it sees the directory below a mount point."""
 
-_OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for it
+_OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for one
 _READ = 30.0  # seconds to read whose addresses are whose
 _GATE = 0.1  # seconds; that guests on another node stand there is no event
 _LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
@@ -154,20 +154,21 @@ class Gate:
     """
 
     def __init__(
-        self, store: Store, found: Manifest, nodes: Sequence[str], job: JobAttempt
+        self, store: Store, found: Manifest, nodes: Sequence[str], job: JobAttempt, site: Site
     ) -> None:
         self._files = {
             node: str(_held(store, found.of_node(index))) for index, node in enumerate(nodes)
         }
         self._job, self._mine = job, self._files[job.node]
+        self._config = site.path
         self._missing = len(found.guests) // found.nodes
         self._lock = threading.Lock()
 
     def __call__(self, until: float, failed: threading.Event) -> None:
         """Wait, by a thread for each guest here that stands there, for all others.
 
-        Until a time.monotonic(), or another guest here has failed. Raises HostFault; InUse: it is
-        another node's fault.
+        Until a time.monotonic(), another guest here has failed, or the job is over, as after a
+        start that failed on another node. Raises HostFault; InUse: it is another node's fault.
         """
         with self._lock:
             self._missing -= 1
@@ -175,11 +176,24 @@ class Gate:
                 with _locked(self._mine, "write"):
                     self._write(ready=True)
         seen: set[str] = set()
+        asks = time.monotonic() + _LOOK
         while missing := self._missing_nodes(seen):
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
             if time.monotonic() >= until and (missing := self._give_up()):
                 raise InUse(f"its guests on {', '.join(missing)} are not there in time")
+            if time.monotonic() >= asks:
+                self._require_going_on()
+                asks = time.monotonic() + _LOOK
+
+    def _require_going_on(self) -> None:
+        config, batch = service.batch_system(self._config)
+        adapter, over = batch.node(config), False
+        with suppress(HostFault):  # it does not answer now
+            if isinstance(adapter, MovingAdapter):
+                over = adapter.over(self._job.id, self._job.attempt)
+        if over:
+            raise InUse("the batch system has ended it, or starts it again")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
         """Return whose guests are not there yet. Raises InUse: a start has failed."""

@@ -355,6 +355,29 @@ def test_a_nodes_watcher_that_is_killed_meanwhile_loses_nothing(place, echoes, n
 @saves
 @pytest.mark.full
 @pytest.mark.releases
+def test_where_one_node_cannot_start_its_guests_no_other_does(place, echoes):
+    """The job is started again without that node alone, and not a byte is lost."""
+    job_id = begun(place, "-wn1,n2")
+    await_more(place, 5)
+    name, before = saved(place, job_id)
+    place.stop_libvirt("n2")
+    try:
+        job_id = begun(place, "-vm", f"resume={name}")
+        excluded = place.wait(
+            lambda: place.show(job_id).get("ExcNodeList", "(null)").replace("(null)", ""), 120
+        )
+    finally:
+        place.start_libvirt("n2")
+    assert (excluded, len(counted(place))) == ("n2", before)
+    place.wait(lambda: place.show(job_id).get("NodeList") == "n[1,3]", 200, what="other nodes")
+    await_more(place, before)
+    ends_right(place, job_id, echoes)
+    place.root("head", "scontrol", "update", "nodename=n2", "comment=")
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
 def test_a_node_that_does_not_answer_is_named_and_the_job_goes_on(place, echoes):
     job_id = begun(place, "-wn1,n2")
     await_more(place, 5)
