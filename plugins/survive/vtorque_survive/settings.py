@@ -19,7 +19,7 @@ class Settings:
     ask: float = setting(
         1.0,
         doc="how often a node without a process of a job of several nodes asks the batch system "
-        "for it",
+        "for it, and looks whether its first node has it saved",
         unit="s",
     )
 
