@@ -16,7 +16,12 @@ from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds for the server to say no
-_ALTERS = 300  # times, a second apart, for a job to end that is to run again
+# sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
+_RERUN = """
+"$1" "$2" || exit
+n=0
+until "$3" -l "$4" "$2" || [ $((n += 1)) -gt 300 ]; do sleep 1; done
+"""
 _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
@@ -118,9 +123,7 @@ class Commands:
         """
         argv = [self._found("qrerun"), job_id]
         if then:
-            alter = shlex.join([self._found("qalter"), "-l", then, job_id])
-            again = f"until {alter} || [ $((n += 1)) -gt {_ALTERS} ]; do sleep 1; done"
-            argv = ["/bin/sh", "-c", f"{shlex.join(argv)} && {{ n=0; {again}; }}"]
+            argv = ["/bin/sh", "-c", _RERUN, "sh", *argv, self._found("qalter"), then]
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=_ENVIRON, cwd="/", start_new_session=True,
