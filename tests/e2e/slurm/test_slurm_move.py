@@ -274,8 +274,7 @@ def test_killed_while_it_is_sent_one_node_has_it_and_the_job_ends_right(site, jo
     argv = in_root(site, "n2", *command(job_id, "n3"))
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as sends:
         site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
-        pids = site.processes(node, pattern)
-        assert pids, pattern
+        pids = site.wait(lambda: site.processes(node, pattern), what=pattern)
         site.root(node, "kill", "-9", *pids, check=False)
         if "libvirtd" in what:
             site.wait(lambda: not site.processes(node, "^libvirtd$"), what="libvirtd's end")
