@@ -39,7 +39,7 @@ def pages(tmp_path_factory):
     """Give the pages of 2 and of 192 points, and of a comparison."""
     top = tmp_path_factory.mktemp("pages")
     two = kept_experiments.make(
-        top / "two", TWO, lambda cell, repetition: {"wall": 1.0 + cell["bare"]}
+        top / "two", TWO, lambda cell, repetition: {"wall": 1e9 + 1e8 * cell["bare"]}
     )
     many = kept_experiments.sweep(top / "many", 32)
     found = {"two": page.of_results(read(two)), "many": page.of_results(read(many))}

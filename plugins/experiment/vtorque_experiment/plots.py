@@ -17,6 +17,7 @@ MOST_ROWS = 40  # combinations in a plot; the table has all
 MOST_POINTS = 4000  # of a plot; more are thinned evenly
 _STRANGE = re.compile(r"[^A-Za-z0-9 =._:+/@%,()-]", re.ASCII)
 _LABEL = 34  # characters
+_NUMBER = ".5~g"  # of https://d3js.org/d3-format: 1e+9 is cut off nowhere, 1,000,000,000 is
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) 
               "axis": {"title": None, "labelExpr": f"({json.dumps(labels)})[datum.value]",
                        "labelLimit": 200, "minExtent": _extent(labels), "grid": False}},
         "x": {"field": "v", "type": "quantitative", "scale": {"zero": False, "nice": True},
-              "axis": {"title": None, "tickCount": 5}},
+              "axis": {"title": None, "tickCount": 5, "format": _NUMBER}},
         "yOffset": {"field": "s" if two else "j",
                     "type": "nominal" if two else "quantitative",
                     "scale": {} if two else {"domain": [0, 1]}},
@@ -100,7 +101,8 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     spec["encoding"] = {
         "x": {"field": "t", "type": "quantitative", "axis": axis},
         "y": {"field": "v", "type": "quantitative", "scale": {"zero": False},
-              "axis": {"title": None, "tickCount": 4}},
+              "axis": {"title": None, "tickCount": 4, "format": _NUMBER,
+                       "minExtent": _extent(["1.1e+9"])}},
     }  # fmt: skip
     half = len(values) // 2 or 1
     first, last = [v for _, v in values[:half]], [v for _, v in values[half:]] or [values[-1][1]]
