@@ -19,8 +19,8 @@ RERUN_TIME = 3.0  # seconds for the server to say no
 # sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
 _RERUN = """
 "$1" "$2" || exit
-n=0
-until "$3" -l "$4" "$2" || [ $((n += 1)) -gt 300 ]; do sleep 1; done
+for _ in $(seq 300); do "$3" -l "$4" "$2" && exit; sleep 1; done
+logger -p daemon.err -t vtorque "job $2: no qalter -l $4: it may begin anew on another node"
 """
 _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}

@@ -46,6 +46,7 @@ from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
+from vtorque_survive.together import Together
 from vtorque_survive.watcher import Loop
 
 HOLDS = """
@@ -88,8 +89,8 @@ def done(tmp_path, monkeypatch):
         if state.fails in ("all", uuid):
             Path(path).write_bytes(b"LibvirtQemudPart")
             raise HostFault("save domain: No space left on device")
+        note("saved", uuid)  # before it can be found whole by who comes after a killed one
         Path(path).write_bytes(b"LibvirtQemudSave and memory")
-        note("saved", uuid)
 
     def resume(_uri, uuid, _timeout):
         if gone(uuid):
@@ -291,9 +292,8 @@ def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, she
     done.dies = step
     assert ask(loop, job) == "", "who has asked waits for another try"
     assert f"died {step}" in done.did() and done.did()[-1] == "cancelled"
-    assert sorted(line for line in done.did() if line.startswith("saved")) == sorted(
-        f"saved {uuid}" for uuid in job.uuids
-    )
+    saved = {line for line in done.did() if line.startswith("saved")}
+    assert saved == {f"saved {uuid}" for uuid in job.uuids}
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
     assert Store(top, job.uid).read(job.key).id == job.key
     assert not left.early, "it may end, and with it the job, only when all is there"
@@ -395,7 +395,7 @@ def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
 
 def test_what_goes_while_room_is_counted_takes_none(tmp_path):
     """Another user's, which is finished or dropped between the list of them and a look at it."""
-    assert stored._taken(tmp_path / "gone") == (0, 0)
+    assert stored.taken(tmp_path / "gone") == (0, 0)
 
 
 def told(job):
@@ -1171,6 +1171,52 @@ def test_a_node_killed_for_good_leaves_none_and_no_guest_still(
     assert list(store.all()) == []
     shell(both.job, FIRST)
     assert both.ask("save") == "", "another one can be made"
+
+
+def test_a_first_node_that_is_killed_when_its_guest_has_ended_is_waited_for(
+    both, done, top, shell, monkeypatch
+):
+    """No other node gives up then: the job could neither go on nor be gone on with."""
+    monkeypatch.setattr(checkpoint, "_ANSWERS", 0.5)
+    monkeypatch.setattr(checkpoint, "_FIRST", -25.1)  # 0.5 s for 256 MiB
+    shell(both.job)
+    done.dies, done.on = "after end", "n1"
+    both.look()
+    says(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
+    eventually(lambda: both.look() or "died after end" in done.did())
+    monkeypatch.setattr(checkpoint, "_HELD", 0.0)
+    both.kill(0)
+    both.dead = ("n1",)
+    over = time.monotonic() + 4.0
+    eventually(lambda: both.look() or time.monotonic() > over)
+    assert phase(both.jobs[1]) == "paused"
+    both.dead = ()
+    eventually(lambda: both.look() or "cancelled" in done.did())
+    assert len(Store(top, both.job.uid).read(both.job.key).guests) == 4
+
+
+def test_who_gives_up_as_the_first_guest_ends_takes_that_back(top, both):
+    """Either node may be the first to do its part."""
+    store = Store(top, both.job.uid)
+    n1, n2 = (Together(store, FIRST, ("n1", "n2"), number) for number in (0, 1))
+    n1.make()
+    n1.end()
+    n2.given_up(HostFault("too late"))
+    n1.end()
+    assert store.part(FIRST).exists() and not store.lost(FIRST).exists()
+    store.drop(FIRST)
+    n1.make()
+    n2.given_up(HostFault("too late"))
+    with pytest.raises(HostFault):
+        n1.end()
+    assert not store.part(FIRST).exists()
+
+
+def test_files_that_other_nodes_rename_meanwhile_are_no_fault(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"1" * 4096)
+    listed = [tmp_path / "gone", tmp_path / "a"]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+    assert stored.taken(tmp_path) == (4096, 0)
 
 
 def test_a_node_that_fails_has_all_go_on_and_is_named(both, done, top, shell):

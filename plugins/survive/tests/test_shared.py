@@ -80,7 +80,8 @@ def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
     mine.create()
     said = json.loads(Path(mine.path).read_text())
     assert said.pop("leased") == [list(each) for each in LEASED]
-    assert said == {"job": "9.srv", "key": "9.srv.0", "node": "n2"}
+    mine_is = {"job": "9.srv", "key": "9.srv.0", "node": "n2", "checkpoint": found.id}
+    assert said == mine_is
     assert alive["asked"] == ["42.srv"], "the other node's"
     mine.create()
     for _ in range(2):
@@ -171,6 +172,30 @@ def test_no_guest_runs_before_all_of_all_nodes_stand_there(gates):
     for thread, _ in begun:
         thread.join(LONG)
     assert [said for _, said in begun] == [["runs"]] * 4
+
+
+def test_nodes_seen_one_after_the_other_are_looked_at_once_more(gates, monkeypatch):
+    """One may have given up before another one came."""
+    missing, looks = shared.Gate._missing_nodes, []
+
+    def at_first_none(gate, seen):
+        looks.append(gate)
+        return [] if len(looks) < 3 else missing(gate, seen)
+
+    monkeypatch.setattr(shared.Gate, "_missing_nodes", at_first_none)
+    monkeypatch.setattr(shared.Gate, "_missing_at_last", lambda gate: missing(gate, set()))
+    begun = [waiting(gates, 1, 0.5) for _ in range(2)]
+    for thread, said in begun:
+        thread.join(LONG)
+        assert "its guests on n1" in said[0]
+
+
+def test_nodes_that_go_on_with_different_checkpoints_do_not_run(gates):
+    said = json.loads(Path(gates.files[1].path).read_text())
+    Path(gates.files[1].path).write_text(json.dumps(said | {"checkpoint": "42.srv.0-7"}))
+    thread, said = waiting(gates, 0)
+    thread.join(LONG)
+    assert "and on n2 with 42.srv.0-7" in said[0]
 
 
 def test_who_waits_no_longer_is_not_waited_for(gates):

@@ -331,7 +331,7 @@ def _make(
     asked: Asked,
     settings: Settings,
 ) -> None:
-    run_dir, clocks, until = guests[0].guest.run_dir, None, _until(job, guests)
+    run_dir, clocks, until = guests[0].guest.run_dir, None, _until(job, guests, settings)
     # Whose job shell was stopped meanwhile stays still, as one that stood still when we came: by
     # the watcher, after one before us was killed.
     runs = suspend.phase(job) == suspend.RUNS
@@ -342,7 +342,8 @@ def _make(
                 suspend.bring(paths, job, suspend.PAUSED, SAVED)
             on_step("before still")
             nodes.tell(STILL)
-            nodes.wait(STILL, min(until, time.time() + _ANSWERS), "its guests do not stand still")
+            answers = time.time() + _ANSWERS + settings.ask
+            nodes.wait(STILL, min(until, answers), "its guests do not stand still")
             on_step("after still")
             _write(paths, nodes, job, guests, asked, manifest)
         if runs and not asked.ends and not suspend.shell_stopped(paths, job):
@@ -366,10 +367,10 @@ def _make(
             clocks.wait()
 
 
-def _until(job: RunningJob, guests: list[Saveable]) -> float:
+def _until(job: RunningJob, guests: list[Saveable], settings: Settings) -> float:
     """Return the time.time() until which guests stand still at most for those of other nodes."""
     since = job.phases[-1][1] if suspend.phase(job) == suspend.PAUSED else time.time()
-    return since + _ANSWERS + _writes_all(guests)
+    return since + _ANSWERS + settings.ask + _writes_all(guests)
 
 
 def _writes_all(guests: list[Saveable]) -> float:
@@ -396,11 +397,12 @@ def _finish(
         if not asked.ends:  # they run, and it takes a while until all is on disk
             until += _writes_all(guests)
         if not leads(job):
-            nodes.wait_whole(until + _HELD)  # the first node then says who was late
+            nodes.wait_whole(until + _HELD, until + _TIME)  # the first node then says who was late
             return
         nodes.wait(DONE, until, "its guests were not saved in time")
-    if asked.ends:  # from now on there is no way back
+    if asked.ends:
         on_step("before end")
+        nodes.end()
         saving.end(_first(job), _HELD)
         on_step("after end")
         _take_session(paths, job, _first(job).run_dir / LEAVE, part / SESSION)

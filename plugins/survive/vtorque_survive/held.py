@@ -55,6 +55,8 @@ class Holds:
         for key, child in self._begun.items():
             if child is not None and child.check():
                 self._begun[key] = None
+                if child.error:
+                    log.error("%s, which is held: %s", key, child.error)
         wanted = {job.job.key: job for job in jobs if job.job.id in held}
         for key in [key for key, child in self._begun.items() if child is None]:
             if key not in wanted:
@@ -73,8 +75,13 @@ def start_again(config: Path, job: RunningJob) -> None:
                 raise Refused(f"it would start from its beginning ({RESUME.key}={BEGINNING})")
             node = cast("Holding", batch.node(site))  # it has said that the job is held
             saved = drain.save(config, job)
-            Store(Path(site[Settings].checkpoints), job.job.uid).hold(saved)
-            drain.start_again(node.requeue_here, job, saved)
+            store = Store(Path(site[Settings].checkpoints), job.job.uid)
+            store.hold(saved)
+            try:
+                drain.start_again(node.requeue_here, job, saved)
+            except VtorqueError:
+                store.let_go(saved)
+                raise
             log.info("its batch system holds it: saved as checkpoint %s, and requeued", saved)
         except (VtorqueError, OSError) as error:
             log.warning("its batch system holds it, and it runs on: %s", error)

@@ -104,6 +104,8 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
                 _look_at(here, key, job_id, seldom=seldom)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
+        except (LookupError, OSError) as error:  # of what is kept of it
+            wrong = f"{key}: {error!r}"
     if wrong:
         raise HostFault(wrong)
 

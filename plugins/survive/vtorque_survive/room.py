@@ -8,7 +8,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused, show_mib
 from vtorque_core.live.saving import Saveable
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import RESERVED, Store
+from vtorque_survive.stored import RESERVED, Store, taken
 
 _OVERHEAD = 64  # MiB of a guest's file beside its memory
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
     if (reserved := _reserved(part, guests)).exists():
         return
     need = _need(guests)
-    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
+    had, _ = taken(part)
     used = store.used() - had
     if settings.quota and used + need > settings.quota * _MIB:
         raise Refused(
@@ -67,8 +67,7 @@ def require_no_more(part: Path) -> None:
 
     Raises Refused.
     """
-    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
-    reserved = sum(file.stat().st_size for file in part.glob(f"{RESERVED}*"))
+    had, reserved = taken(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)
         raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vtorque_core.api import (
+    Busy,
     HostFault,
     InUse,
     JobAttempt,
@@ -111,6 +112,7 @@ class Held(Resource):
     job: str
     key: str
     node: str
+    checkpoint: str = ""
     over: tuple[str, ...] = unjournalled(())
     leased: tuple[tuple[str, str], ...] = unjournalled(())
 
@@ -131,7 +133,8 @@ class Held(Resource):
                 Path(self.path).unlink(missing_ok=True)
 
     def _said(self) -> dict[str, str]:
-        return {"job": self.job, "key": self.key, "node": self.node}
+        names = ("job", "key", "node", "checkpoint")
+        return {name: str(getattr(self, name)) for name in names}
 
 
 @contextmanager
@@ -142,8 +145,8 @@ def _locked(path: str, verb: str) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
-    except OSError as error:
-        raise HostFault(f"cannot {verb} {path}: {error.strerror}") from None
+    except (OSError, Busy) as error:
+        raise in_use(f"cannot {verb} {path}: {error}") from None
 
 
 class Gate:
@@ -159,7 +162,7 @@ class Gate:
         self._files = {
             node: str(_held(store, found.of_node(index))) for index, node in enumerate(nodes)
         }
-        self._job, self._mine = job, self._files[job.node]
+        self._job, self._mine, self._id = job, self._files[job.node], found.id
         self._config = site.path
         self._missing = len(found.guests) // found.nodes
         self._lock = threading.Lock()
@@ -177,7 +180,7 @@ class Gate:
                     self._write(ready=True)
         seen: set[str] = set()
         asks = time.monotonic() + _LOOK
-        while missing := self._missing_nodes(seen):
+        while self._missing_nodes(seen) or self._missing_at_last():
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
             if time.monotonic() >= until and (missing := self._give_up()):
@@ -199,10 +202,18 @@ class Gate:
         """Return whose guests are not there yet. Raises InUse: a start has failed."""
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
+        for node in ours:
+            if (other := said[node].get("checkpoint")) != self._id:
+                raise InUse(f"it goes on with {self._id} here, and on {node} with {other}")
         if gone := seen - ours:
             raise InUse(f"its start has failed on {', '.join(sorted(gone))}")
         seen |= ours
         return [node for node in said if node not in ours or not said[node].get("ready")]
+
+    def _missing_at_last(self) -> list[str]:
+        """Look whether all stand there at one moment, in which nobody gives up."""
+        with _locked(self._mine, "read"):
+            return self._missing_nodes(set())
 
     def _give_up(self) -> list[str]:
         with _locked(self._mine, "read"):
@@ -230,7 +241,7 @@ def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
             _await_over(found, other, node, site)
     over = tuple(other for other, _ in others)
     leased = tuple(each for guest in found.guests for each in guest.leased)
-    return Held(str(path), job.id, job.key, job.node, over, leased)
+    return Held(str(path), job.id, job.key, job.node, found.id, over, leased)
 
 
 def _held(store: Store, found: Manifest) -> Path:
@@ -307,9 +318,12 @@ def _kept(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what such a file says; empty: there is none, or it is of no use."""
-    with suppress(FileNotFoundError, ValueError):
+    """Return what such a file says; empty: there is none, or it is of no use. Raises HostFault."""
+    try:
         found = json.loads(path.read_bytes())
-        if isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("job", "node")):
-            return found
-    return {}
+    except (FileNotFoundError, ValueError):
+        return {}
+    except OSError as error:  # the place's, and not this node's
+        raise in_use(f"{path}: {error.strerror}") from None
+    fits = isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("job", "node"))
+    return found if fits else {}

@@ -50,7 +50,7 @@ RESERVED = "reserved"  # how holes are called as large as what a node makes may 
 _PART, _LOST = ".part", ".lost"  # how names end of what is made, and what nodes gave up
 _LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
-_MOST = 1 << 20  # bytes of a manifest
+_MOST = 64 << 20  # bytes of a manifest: 450 of each guest
 
 
 @dataclass(frozen=True)
@@ -272,6 +272,10 @@ class Store:
         """Have its job go on with it unasked. Raises OSError."""
         (self.directory / name / HELD).touch(mode=0o600)
 
+    def let_go(self, name: str) -> None:
+        """Take that back. Raises OSError."""
+        (self.directory / name / HELD).unlink(missing_ok=True)
+
     def is_held(self, name: str) -> bool:
         """Return whether its job was held with it."""
         return (self.directory / name / HELD).exists()
@@ -283,12 +287,12 @@ class Store:
     def promised(self) -> int:
         """Return the bytes that unfinished ones, of anybody, may need beside what they have."""
         parts = (each for each in self.top.glob("[0-9]*/.*.part") if not _is_left(each))
-        return sum(max(0, reserved - taken) for taken, reserved in map(_taken, parts))
+        return sum(max(0, reserved - had) for had, reserved in map(taken, parts))
 
     def used(self) -> int:
         """Return the bytes that all of the user's take on disk, or may when they are finished."""
         places = (Path(place) for place, _, _ in os.walk(self.directory))
-        return sum(max(_taken(place)) for place in places if not _is_left(place))
+        return sum(max(taken(place)) for place in places if not _is_left(place))
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
@@ -311,15 +315,16 @@ def _is_left(place: Path) -> bool:
     return False
 
 
-def _taken(place: Path) -> tuple[int, int]:
+def taken(place: Path) -> tuple[int, int]:
     """Return the bytes that the files in a directory take on disk, and that are its own."""
-    taken = reserved = 0
+    had = reserved = 0
     with contextlib.suppress(FileNotFoundError):  # it is finished or dropped
         for file in place.iterdir():
-            found = file.stat(follow_symlinks=False)
-            taken += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
-            reserved += found.st_size if file.name.startswith(RESERVED) else 0
-    return taken, reserved
+            with contextlib.suppress(FileNotFoundError):  # another node has just renamed it
+                found = file.stat(follow_symlinks=False)
+                had += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+                reserved += found.st_size if file.name.startswith(RESERVED) else 0
+    return had, reserved
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from vtorque_survive.lines import Lines
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store, sync
 
-ASKS, WHY = "asks.json", "why"
+ASKS, WHY, ENDS = "asks.json", "why", "ends"
 STILL, DONE, _HAS = "still", "done", "json"  # how a node's files are called after its number
 _LOOK = 0.1  # seconds; that another node has come so far is no event
 _TIME = 60.0  # seconds for one look for what other nodes ask
@@ -99,13 +99,8 @@ class Together:
 
     def tell(self, kind: str) -> None:
         """Say that this node has come so far. Raises HostFault."""
-        if not self.several:
-            return
-        self._require_there()
-        try:
-            self._file(kind).touch(mode=0o600)
-        except OSError as error:
-            raise HostFault(f"{error.filename}: {error.strerror}") from None
+        if self.several:
+            self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
         """Wait, until a time.time(), for all to have come so far. Raises HostFault: who has not."""
@@ -121,12 +116,25 @@ class Together:
                 raise HostFault(f"{', '.join(missing)}: {why}")
             time.sleep(_LOOK)
 
-    def wait_whole(self, until: float) -> None:
-        """Wait for the first node to make it a checkpoint. Raises HostFault."""
+    def end(self) -> None:
+        """Say that the job's first guest ends: the others have no way back. Raises HostFault.
+
+        Who gives up at this moment finds that said, or this node finds it given up.
+        """
+        if self.several:
+            self._touch(self._part / ENDS)
+            self._require_there()
+
+    def wait_whole(self, until: float, longest: float) -> None:
+        """Wait for the first node to make it a checkpoint. Raises HostFault.
+
+        Until a time.time(); ``longest``: the same if that node has said that its guest ends. Its
+        job shell may be stopped then, or its watcher have been killed.
+        """
         while not self.store.has(self.name):
             if not self._part.exists() and not self.store.has(self.name):
                 raise self._given_up()
-            if time.time() >= until:
+            if time.time() >= (longest if (self._part / ENDS).exists() else until):
                 raise HostFault(f"{self.nodes[0]} has not made a checkpoint of it in time")
             time.sleep(_LOOK)
 
@@ -144,6 +152,8 @@ class Together:
 
     def sync(self, files: Sequence[Path]) -> None:
         """Have it be on disk, and say so. Raises HostFault."""
+        if self.has(DONE):
+            return
         try:
             sync(*(file for file in (*files, self._file(_HAS)) if file.exists()))
         except OSError as error:
@@ -171,12 +181,21 @@ class Together:
                 replace_file(str(self._part / WHY), said.encode(), mode=0o600)
         try:
             self._part.rename(self.store.lost(self.name))
+            if self.number and (self.store.lost(self.name) / ENDS).exists():
+                self.store.lost(self.name).rename(self._part)
         except FileNotFoundError:
             why = "" if self.store.has(self.name) else self._why()
             return HostFault(why) if why else error
         except OSError as wrong:
             return HostFault(f"{error}; {wrong.filename}: {wrong.strerror}")
         return error
+
+    def _touch(self, file: Path) -> None:
+        self._require_there()
+        try:
+            file.touch(mode=0o600)
+        except OSError as error:
+            raise HostFault(f"{error.filename}: {error.strerror}") from None
 
     def _names(self) -> set[str]:
         self._require_there()
