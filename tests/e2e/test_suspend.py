@@ -105,7 +105,7 @@ def test_a_job_stands_still_and_goes_on_as_its_owner_says(guest):
 
 
 def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
-    job = Counting(guest, 60)
+    job = Counting(guest, 30)
     os.kill(job.shell(), signal.SIGSTOP)
     job.await_still()
     refused = job.resume(check=False)
@@ -118,7 +118,7 @@ def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
     assert gone.returncode != 0 and b"ask your administrator" in gone.stderr
     guest.root("vmgr", "resume", job.id)  # root's begins it again
     job.await_more(before)
-    assert job.ended() == lines(60)
+    assert job.ended() == lines(30)
     lock = guest.run_dir / "survive.lock"  # that one, too, ends with the last job
     guest.wait_for(lambda: not lock.exists() and not watchers(guest), what="the watcher's end")
 

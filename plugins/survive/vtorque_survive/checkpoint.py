@@ -44,6 +44,7 @@ ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's direct
 _LOOKS = 10.0  # seconds to look at disk files of the user's
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
 _TIME = 3600.0  # seconds for all of it
+_SAYS = 20.0  # seconds that a job's other nodes leave its first one to say who was late
 _GONE, _TELLS = 10.0, 1.0  # seconds for who has asked to end, and for the batch system to say so
 _ENDS = 120.0  # seconds to have the batch system end the job
 _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
@@ -397,7 +398,7 @@ def _finish(
         if not asked.ends:  # they run, and it takes a while until all is on disk
             until += _writes_all(guests)
         if not leads(job):
-            nodes.wait_whole(until + _HELD, until + _TIME)  # the first node then says who was late
+            nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node then says who was late
             return
         nodes.wait(DONE, until, "its guests were not saved in time")
     if asked.ends:
