@@ -109,7 +109,7 @@ class Watched:
     made: str = ""
     asker: int = 0
     again: float = 0.0
-    pause: float = _PAUSE
+    pause: float = field(default_factory=lambda: _PAUSE)
     clocks: Child | None = None
     late: bool = False
     passed: Child | None = None
