@@ -223,7 +223,7 @@ def _hold(
 
 
 def _keep_tools(paths: Paths, job: RunningJob) -> None:
-    """It takes a while, and its guests still run."""
+    """Note with which tools the job is saved. That takes a while: its guests still run."""
     said = dict(tools.tools(str(job.kept.facts().get("cpu", ""))))
     _tools(paths, job).write_text(json.dumps(said), "utf-8")
 

@@ -79,7 +79,7 @@ def start_again(config: Path, job: RunningJob) -> None:
             store.hold(saved)
             try:
                 drain.start_again(node.requeue_here, job, saved)
-            except VtorqueError:
+            except Exception:  # whatever it is, the job runs on
                 store.let_go(saved)
                 raise
             log.info("its batch system holds it: saved as checkpoint %s, and requeued", saved)

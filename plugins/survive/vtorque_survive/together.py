@@ -172,7 +172,10 @@ class Together:
         return replace(parts[0], guests=guests, nodes=len(self.nodes))
 
     def given_up(self, error: Exception) -> Exception:
-        """Have there be none, as this node has failed; return why, if another did so before."""
+        """Have there be none, as this node has failed; return why, if another did so before.
+
+        It stays what it was if the first node's guest ends at this moment (:meth:`end`).
+        """
         if not self.several:
             return error
         if self._part.exists():
