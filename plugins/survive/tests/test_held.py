@@ -94,6 +94,7 @@ def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
     assert "holds it, and it runs on: " in logged(node) and says in logged(node)
     look(node, "42.srv")
     assert len(node.did()) == 1, "not again and again"
+    assert not node.store.is_held(SAVED), "no later start goes on with it unasked"
 
 
 def test_whose_start_from_the_beginning_is_not_lost_work(node):
