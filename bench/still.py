@@ -84,10 +84,10 @@ def checkpoint(bench: Bench) -> list[Figure]:
             (name,) = [n for n in _virsh("list", "--name").split() if n.startswith(f"vt-{job}.")]
             ways: dict[str, Callable[[], object]] = {
                 "vmgr": lambda: bench.node.run(["vmgr", "checkpoint", job]),
-                "virsh": lambda: _save(name, bench.scratch / "by-hand"),
+                "virsh": lambda: _save(name, bench.scratch),
             }
-            for _ in range(bench.rounds):
-                for way, call in ways.items():
+            for turn in range(bench.rounds):
+                for way, call in list(ways.items())[:: 1 if turn % 2 else -1]:
                     at = _seen(call, events, 2)
                     gaps[way].append(at[name, "Resumed"] - at[name, "Suspended"])
         finally:
@@ -97,8 +97,9 @@ def checkpoint(bench: Bench) -> list[Figure]:
     return [compare(what, "s", gaps["vmgr"], gaps["virsh"], 1.3)]
 
 
-def _save(name: str, file: Path) -> None:
-    file.unlink(missing_ok=True)
+def _save(name: str, place: Path) -> None:
+    """Save a guest by hand, to a file of its own: as with vmgr what was saved before stays."""
+    file = place / f"by-hand-{len(list(place.glob('by-hand-*')))}"
     disks = [line.split()[0] for line in _virsh("domblklist", name).splitlines() if line.strip()]
     none = [word for disk in disks for word in ("--diskspec", f"{disk},snapshot=no")]
     memory = f"file={file},snapshot=external"

@@ -387,6 +387,7 @@ def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
 
     job = started(paths)
     shell(job)
+    (job.run_dir(0) / "disk-data.lock").touch()
     monkeypatch.setattr(tools, "disks", denied)
     assert "Permission denied" in ask(loop, job)
     assert {word.split()[0] for word in done.did()} == {"wait"}, "nothing is paused or saved"

@@ -454,19 +454,14 @@ def _write(
     manifest: Manifest,
 ) -> None:
     """Write all of it, while the guests stand still, as far as it is not there."""
-    run_dir, part = guests[0].guest.run_dir, nodes.store.part(asked.id)
-    tell, leave = run_dir / TELL, run_dir / LEAVE
-    if leads(job) and not asked.ends:
-        _take_session(paths, job, tell, part / SESSION)
-    elif leads(job) and not leave.exists():
-        _script_state(paths, job, tell)
-        session.make(leave, job.job.uid)
-        tell.unlink()
+    part = nodes.store.part(asked.id)
     for each in guests:
         if each.disk is not None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
-    with ThreadPoolExecutor(len(guests)) as threads:
+    with ThreadPoolExecutor(1 + len(guests)) as threads:
         work = [threads.submit(_memory, paths, job, each, part) for each in guests]
+        if leads(job):  # meanwhile: nobody needs one of them for the other
+            work.append(threads.submit(_ask_session, paths, job, asked, part))
     for done in work:
         done.result()
     room.require_no_more(part)
@@ -475,11 +470,26 @@ def _write(
     on_step("after manifest")
 
 
+def _ask_session(paths: Paths, job: RunningJob, asked: Asked, part: Path) -> None:
+    """Keep what the job shell says; of a job that ends it says it then, and now that it can."""
+    run_dir = _first(job).run_dir
+    tell, leave = run_dir / TELL, run_dir / LEAVE
+    if not asked.ends:
+        _take_session(paths, job, tell, part / SESSION)
+    elif not leave.exists():
+        _script_state(paths, job, tell)
+        session.make(leave, job.job.uid)
+        tell.unlink()
+
+
 def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]], None]) -> None:
     """Look at disk files of the user's, in a child: on their file system that may hang, or fail.
 
     A child that hangs holds no lock of the job's. Raises HostFault.
     """
+    if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
+        then({})
+        return
 
     def look() -> None:
         then(tools.disks(each.guest.run_dir for each in guests))
