@@ -274,7 +274,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
     with _or_not(paths, job, nodes), saving.held(paths, job, suspend.phase(job)) as guests:
         if not store.has(asked.id):
             try:
-                _make(paths, nodes, job, guests, asked, settings)
+                _make(_Saving(paths, nodes, job, guests, asked, settings))
             except _Later:
                 raise
             except Exception as error:
@@ -324,58 +324,74 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
         log.warning("its older checkpoints: %s", error)
 
 
-def _make(
-    paths: Paths,
-    nodes: Together,
-    job: RunningJob,
-    guests: list[Saveable],
-    asked: Asked,
-    settings: Settings,
-) -> None:
-    run_dir, clocks, until = guests[0].guest.run_dir, None, _until(job, guests, settings)
+@dataclass(frozen=True)
+class _Saving:
+    """A checkpoint that is made of a job's guests here. ``part``: where, until it is one."""
+
+    paths: Paths
+    nodes: Together
+    job: RunningJob
+    guests: list[Saveable]
+    asked: Asked
+    settings: Settings
+
+    @property
+    def part(self) -> Path:
+        return self.nodes.store.part(self.asked.id)
+
+    @property
+    def run_dir(self) -> Path:
+        """That of the script's guest, on its node."""
+        return self.guests[0].guest.run_dir
+
+    @property
+    def longest(self) -> float:
+        """The seconds that its guests' memory may take to be written."""
+        return max(_writes(each.guest) for each in self.guests)
+
+    def until(self) -> float:
+        """Return the time.time() until which guests stand still at most for other nodes'."""
+        still = suspend.phase(self.job) == suspend.PAUSED
+        since = self.job.phases[-1][1] if still else time.time()
+        return since + _ANSWERS + self.settings.ask + self.longest
+
+
+def _make(of: _Saving) -> None:
+    paths, nodes, job, ends = of.paths, of.nodes, of.job, of.asked.ends
+    clocks, until = None, of.until()
     # Whose job shell was stopped meanwhile stays still, as one that stood still when we came: by
     # the watcher, after one before us was killed.
     runs = suspend.phase(job) == suspend.RUNS
     try:
         if not nodes.is_written():
-            manifest = _prepare(paths, nodes, job, guests, asked, settings)
+            manifest = _prepare(of)
             if runs:
                 suspend.bring(paths, job, suspend.PAUSED, SAVED)
             on_step("before still")
             nodes.tell(STILL)
-            answers = time.time() + _ANSWERS + settings.ask
+            answers = time.time() + _ANSWERS + of.settings.ask
             nodes.wait(STILL, min(until, answers), "its guests do not stand still")
             on_step("after still")
-            _write(paths, nodes, job, guests, asked, manifest)
-        if runs and not asked.ends and not suspend.shell_stopped(paths, job):
+            _write(of, manifest)
+        if runs and not ends and not suspend.shell_stopped(paths, job):
             suspend.bring(paths, job, suspend.RUNS, "it is saved")
             clocks = suspend.set_clocks(paths, job)
-        if not asked.ends:
+        if not ends:
             _require_time(paths, job)
-        _finish(paths, nodes, job, guests, asked, until)
+        _finish(of, until)
     except _Later:
         raise
     except Exception as error:
         for fifo in (TELL, LEAVE):
-            (run_dir / fifo).unlink(missing_ok=True)
+            (of.run_dir / fifo).unlink(missing_ok=True)
         why = nodes.given_up(error)
         if leads(job):
             with suppress(HostFault):
-                nodes.store.drop(asked.id)
+                nodes.store.drop(of.asked.id)
         raise why from None
     finally:
         if clocks is not None:
             clocks.wait()
-
-
-def _until(job: RunningJob, guests: list[Saveable], settings: Settings) -> float:
-    """Return the time.time() until which guests stand still at most for those of other nodes."""
-    since = job.phases[-1][1] if suspend.phase(job) == suspend.PAUSED else time.time()
-    return since + _ANSWERS + settings.ask + _writes_all(guests)
-
-
-def _writes_all(guests: list[Saveable]) -> float:
-    return max(_writes(each.guest) for each in guests)
 
 
 def _writes(guest: RunningGuest) -> float:
@@ -383,49 +399,36 @@ def _writes(guest: RunningGuest) -> float:
     return min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
 
 
-def _finish(
-    paths: Paths,
-    nodes: Together,
-    job: RunningJob,
-    guests: list[Saveable],
-    asked: Asked,
-    until: float,
-) -> None:
+def _finish(of: _Saving, until: float) -> None:
     """Have all of it, which is written, be on disk and a checkpoint; of several nodes: of all."""
-    store, part = nodes.store, nodes.store.part(asked.id)
+    nodes, part, ends = of.nodes, of.part, of.asked.ends
     if nodes.several:
-        nodes.sync([file for each in guests for file in part.glob(f"g{each.guest.rank}.*")])
-        if not asked.ends:  # they run, and it takes a while until all is on disk
-            until += _writes_all(guests)
-        if not leads(job):
+        nodes.sync([file for each in of.guests for file in part.glob(f"g{each.guest.rank}.*")])
+        if not ends:  # they run, and it takes a while until all is on disk
+            until += of.longest
+        if not leads(of.job):
             nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node then says who was late
             return
         nodes.wait(DONE, until, "its guests were not saved in time")
-    if asked.ends:
+    if ends:
         on_step("before end")
         nodes.end()
-        saving.end(_first(job), _HELD)
+        saving.end(of.guests[0].guest, _HELD)
         on_step("after end")
-        _take_session(paths, job, _first(job).run_dir / LEAVE, part / SESSION)
+        _take_session(of, of.run_dir / LEAVE)
     if nodes.several:
-        store.write(nodes.whole())
+        nodes.store.write(nodes.whole())
     on_step("before finish")
-    store.finish(asked.id)
+    nodes.store.finish(of.asked.id)
     on_step("after finish")
 
 
-def _prepare(
-    paths: Paths,
-    nodes: Together,
-    job: RunningJob,
-    guests: list[Saveable],
-    asked: Asked,
-    settings: Settings,
-) -> Manifest:
+def _prepare(of: _Saving) -> Manifest:
     """Do what can be done, and what can fail, before its guests stand still; return the manifest.
 
     If they do, because who has done that was killed, what there is of it stays.
     """
+    paths, nodes, job, asked = of.paths, of.nodes, of.job, of.asked
     store = nodes.store
     on_step("before directory")
     part = nodes.make()
@@ -433,52 +436,44 @@ def _prepare(
     if not leads(job):
         tools.require_saveable(job, ends=asked.ends)
         _keep_tools(paths, job)
-    if any(saving.runs(each.guest) for each in guests):
+    if any(saving.runs(each.guest) for each in of.guests):
         _require_time(paths, job)
-        _look_at_disks(guests, lambda _: None)
+        _look_at_disks(of.guests, lambda _: None)
     with store.locked():
-        room.require_few(store, job.job.id, settings)
-        room.require_room(store, part, guests, settings)
+        room.require_few(store, job.job.id, of.settings)
+        room.require_room(store, part, of.guests, of.settings)
     said = json.loads(_tools(paths, job).read_text("utf-8"))
-    manifest = manifest_of(store.directory / asked.id, job, guests, said)
+    manifest = manifest_of(store.directory / asked.id, job, of.guests, said)
     nodes.begin(manifest.tools, ends=asked.ends)
     return manifest
 
 
-def _write(
-    paths: Paths,
-    nodes: Together,
-    job: RunningJob,
-    guests: list[Saveable],
-    asked: Asked,
-    manifest: Manifest,
-) -> None:
+def _write(of: _Saving, manifest: Manifest) -> None:
     """Write all of it, while the guests stand still, as far as it is not there."""
-    part = nodes.store.part(asked.id)
+    guests, part = of.guests, of.part
     for each in guests:
         if each.disk is not None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
     with ThreadPoolExecutor(1 + len(guests)) as threads:
-        work = [threads.submit(_memory, paths, job, each, part) for each in guests]
-        if leads(job):  # meanwhile: nobody needs one of them for the other
-            work.append(threads.submit(_ask_session, paths, job, asked, part))
+        work = [threads.submit(_memory, of, each) for each in guests]
+        if leads(of.job):  # meanwhile: nobody needs one of them for the other
+            work.append(threads.submit(_ask_session, of))
     for done in work:
         done.result()
     room.require_no_more(part)
     on_step("before manifest")
-    _look_at_disks(guests, lambda disks: nodes.write(replace(manifest, disks=disks)))
+    _look_at_disks(guests, lambda disks: of.nodes.write(replace(manifest, disks=disks)))
     on_step("after manifest")
 
 
-def _ask_session(paths: Paths, job: RunningJob, asked: Asked, part: Path) -> None:
+def _ask_session(of: _Saving) -> None:
     """Keep what the job shell says; of a job that ends it says it then, and now that it can."""
-    run_dir = _first(job).run_dir
-    tell, leave = run_dir / TELL, run_dir / LEAVE
-    if not asked.ends:
-        _take_session(paths, job, tell, part / SESSION)
+    tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
+    if not of.asked.ends:
+        _take_session(of, tell)
     elif not leave.exists():
-        _script_state(paths, job, tell)
-        session.make(leave, job.job.uid)
+        _script_state(of.paths, of.job, tell)
+        session.make(leave, of.job.job.uid)
         tell.unlink()
 
 
@@ -498,12 +493,13 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
         raise HostFault(wrong)
 
 
-def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
+def _take_session(of: _Saving, fifo: Path) -> None:
     """Keep what the job shell says, the user's bytes, unless it is there. Raises HostFault."""
+    to = of.part / SESSION
     if to.exists():
         return
     on_step("before session")
-    replace_file(str(to), _script_state(paths, job, fifo), mode=0o600)
+    replace_file(str(to), _script_state(of.paths, of.job, fifo), mode=0o600)
     on_step("after session")
 
 
@@ -549,12 +545,12 @@ def _copy(disk: Path, to: Path) -> None:
     on_step("after disk")
 
 
-def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
+def _memory(of: _Saving, each: Saveable) -> None:
     """Save a guest; what a libvirt has saved meanwhile is taken."""
-    file = part / f"g{each.guest.rank}.memory"
+    file = of.part / f"g{each.guest.rank}.memory"
     if saving.runs(each.guest) and not tools.is_whole(file):
         on_step("before memory")
-        saving.save(paths, job, each.guest, file, _writes(each.guest))
+        saving.save(of.paths, of.job, each.guest, file, _writes(each.guest))
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
