@@ -1,4 +1,4 @@
-"""Public, for a plugin's commands: a guest that runs goes to another node. As root.
+"""Public, for a plugin's commands: guests that run go to another node. As root.
 
 What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.node.start.receive`).
 """
@@ -6,7 +6,7 @@ What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.nod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -27,7 +27,7 @@ from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
 
 MOVES = "moves"
-"""The phase of a job whose guest is about to go to another node, or has just gone."""
+"""The phase of a job whose guests are about to go to another node, or have just gone."""
 
 State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
@@ -49,31 +49,35 @@ class Node:
 
 
 def told(
-    paths: Paths, job: RunningJob, each: Saveable, nodes: Sequence[str], to: str
+    job: RunningJob, guests: Sequence[Saveable], nodes: Sequence[str], to: str
 ) -> dict[str, Any]:
-    """Return what the node ``to`` is told of a guest; ``nodes``: where the job's are then.
+    """Return what the node ``to`` is told of its guests; ``nodes``: where the job's are then.
 
-    Raises HostFault: it has ended, or libvirt does not answer.
+    Raises HostFault: one has ended, or libvirt does not answer.
     """
-    guest, (job_id, attempt) = each.guest, job.kept.facts()["booted_for"]
     return {
         "job": job.job.id,
         "nodes": list(nodes),
         "leaves": job.job.node,
         "to": to,
-        "versions": {"vTorque": __version__, **hypervisor.versions(guest.uri)},
-        "guest": {
-            "name": guest.name,
-            "uuid": guest.uuid,
-            "hostname": guest.hostname,
-            "job_id": job_id,
-            "attempt": attempt,
-            "leased": each.leased,
-            "state_dir": str(each.state_dir),
-            "run_dir": str(guest.run_dir),
-            "memory": ".",  # no file: it runs
-            "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
-        },
+        "versions": {"vTorque": __version__, **hypervisor.versions(guests[0].guest.uri)},
+        "guests": [_told(each, *job.kept.facts()["booted_for"]) for each in guests],
+    }
+
+
+def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
+    guest = each.guest
+    return {
+        "name": guest.name,
+        "uuid": guest.uuid,
+        "hostname": guest.hostname,
+        "job_id": job_id,
+        "attempt": attempt,
+        "leased": each.leased,
+        "state_dir": str(each.state_dir),
+        "run_dir": str(guest.run_dir),
+        "memory": ".",  # no file: it runs
+        "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
     }
 
 
@@ -117,10 +121,28 @@ def mark(paths: Paths, job: RunningJob, phase: str) -> None:
         journal.phase(phase)
 
 
-def go_on(paths: Paths, job: RunningJob, guest: RunningGuest) -> None:
+def go_on(guest: RunningGuest) -> None:
     """Have a guest that has not left run on here; the job's lock is held. Raises HostFault."""
     hypervisor.resume_domain(guest.uri, guest.uuid)
-    mark(paths, job, RUNS)
+
+
+def end(uri: str, uuid: str) -> None:
+    """End what libvirt has left of a guest that runs on the other node. Raises HostFault."""
+    hypervisor.destroy_domain(uri, uuid)
+
+
+def have_gone(paths: Paths, job: RunningJob, uuids: Collection[str]) -> None:
+    """Have these guests be none of this node's, and the job go on here with its others.
+
+    What else they had here is released with the job. The job's lock is held. Raises HostFault.
+    """
+    path = paths.journal / f"{job.job.key}.jsonl"
+    with Journal.open(paths, path) as journal:
+        for record in read(path).open:
+            if record.kind == DOMAIN and record.args["uuid"] in uuids:
+                end(str(record.args["uri"]), str(record.args["uuid"]))
+                journal.released(record.seq)
+        journal.phase(RUNS)
 
 
 @contextmanager
@@ -140,9 +162,10 @@ def at_rest(paths: Paths, key: str) -> Iterator[Mapping[str, bool] | None]:
         yield found
 
 
-def arrived(paths: Paths, key: str) -> None:
-    """Do the rest of a start whose guest has come, if who did it was killed. Twice is fine.
+def arrived(paths: Paths, key: str, uuids: Collection[str]) -> None:
+    """Do the rest of a start whose guests have come, if who did it was killed. Twice is fine.
 
+    ``uuids``: who has come. Of another one only what was made for it is here, until the job's end.
     Raises HostFault: it is at work still, or the job has ended.
     """
     path = paths.journal / f"{key}.jsonl"
@@ -151,9 +174,12 @@ def arrived(paths: Paths, key: str) -> None:
         marks = [each.name for each in state.phases if each.guest is None]
         if marks[marks.index(ARRIVES) :].count(RUNS):
             return
+        domains = [each for each in state.open if each.kind == DOMAIN]
+        came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
         for record in state.open:
-            if record.kind == Netfilter.kind:
+            if record.kind == Netfilter.kind and record.guest in came:
                 netfilter.refuse_bpdus(str(record.args["tap"]))
-            if record.kind == DOMAIN and not record.created:
+        for record in came.values():
+            if not record.created:
                 journal.created(record.seq)
         journal.phase(RUNS)

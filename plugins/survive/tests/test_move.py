@@ -23,7 +23,7 @@ from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import arrival, move, move_record, move_watch, node, reach
+from vtorque_survive import arrival, move, move_record, move_watch, node, reach, tools
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
@@ -48,10 +48,17 @@ class Node:
 
     @property
     def domain(self):
-        return self.world.top / f"{self.name}.domain"
+        return self.domain_of(self.world.uuid)
 
-    def state(self):
-        return self.domain.read_text() if self.domain.exists() else ""
+    def domain_of(self, uuid):
+        return self.world.top / f"{self.name}.{uuid}.domain"
+
+    def state(self, uuid=""):
+        domain = self.domain_of(uuid or self.world.uuid)
+        return domain.read_text() if domain.exists() else ""
+
+    def states(self):
+        return [self.state(uuid) for uuid in self.world.job.uuids]
 
     def journal(self):
         path = self.paths.journal / f"{KEY}.jsonl"
@@ -85,22 +92,23 @@ class Batch:
 
 
 class World:
-    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has a guest on n2.
+    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has guests on n2, most often one.
 
-    ``ends``: how a move ends that libvirt makes; ``dies``: at which step its process is killed;
-    ``starts``: whether the start on the other node lives until its end; ``lost``: nodes that nobody
-    reaches.
+    ``ends``: how a move ends that libvirt makes, or those of each guest; ``dies``: at which step
+    its process is killed; ``starts``: whether the start on the other node lives until its end;
+    ``lost``: nodes that nobody reaches.
     """
 
-    def __init__(self, top):
-        self.top = top
+    def __init__(self, top, guests=1):
+        self.top, self.guests = top, guests
         self.settings = Settings(reach="reach {node}")
         self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
         self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
         self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
-        self.job = begun(self.n2)
+        self.job = begun(self.n2, guests=guests)
         self.uuid = self.job.uuids[0]
-        self.n2.domain.write_text("runs")
+        for uuid in self.job.uuids:
+            self.n2.domain_of(uuid).write_text("runs")
 
     def note(self, line):
         with (self.top / "did").open("a") as file:
@@ -120,22 +128,24 @@ class World:
     def at(self, uri):
         return self.nodes[uri.removeprefix("test:///")]
 
-    def migrate(self, uri, _uuid, _to, _xml, _timeout):
-        source, target = self.at(uri), self.n3 if self.at(uri) is self.n2 else self.n2
+    def migrate(self, uri, uuid, _to, _xml, _timeout):
+        nodes = self.at(uri), self.n3 if self.at(uri) is self.n2 else self.n2
+        source, target = (node.domain_of(uuid) for node in nodes)
+        ends = self.ends if isinstance(self.ends, str) else self.ends[self.job.uuids.index(uuid)]
         self.step("in send")
-        if self.ends == "well":
-            target.domain.write_text("runs")
-            source.domain.unlink()
-        elif self.ends == "not told":  # its libvirtd has died when all was there
-            target.domain.write_text("runs")
-            source.domain.write_text("still")
-        elif self.ends == "stands still":
-            source.domain.write_text("still")
-        elif self.ends == "broken off":
+        if ends == "well":
+            target.write_text("runs")
+            source.unlink()
+        elif ends == "not told":  # its libvirtd has died when all was there
+            target.write_text("runs")
+            source.write_text("still")
+        elif ends == "stands still":
+            source.write_text("still")
+        elif ends == "broken off":
             (self.top / "over").touch()
             eventually((self.top / "broken-off").exists)
         self.step("sent")
-        if self.ends != "well":
+        if ends != "well":
             raise HostFault("migrate domain: the connection is broken")
 
     @contextlib.contextmanager
@@ -144,11 +154,11 @@ class World:
         target = self.nodes[to]
         arrives(target, told)
         self.step("ready")
-        yield "<domain/>"
-        if target.state() != "runs":
+        yield dict.fromkeys(self.job.uuids, "<domain/>")
+        if set(target.states()) != {"runs"}:
             raise HostFault(f"{to} has ended")
         if self.starts:
-            moving.arrived(target.paths, KEY)
+            moving.arrived(target.paths, KEY, self.job.uuids)
 
     def ask(self, _config, _settings, node, what):
         if node in self.lost:
@@ -161,17 +171,24 @@ class World:
         """Stand for an epilogue."""
         node = next(each for each in self.nodes.values() if each.here is here)
         self.note(f"release {node.name}")
-        node.domain.unlink(missing_ok=True)
+        for uuid in self.job.uuids:
+            node.domain_of(uuid).unlink(missing_ok=True)
         for path in node.paths.journal.glob(f"{job_id}.*"):
             path.unlink()
 
 
 def begun(node, nodes=("n1", "n2"), guests=1, **facts):
     job = running_journal.Job(node.paths, JOB, guests=guests, ranks=1)
-    known = {"node": node.name, "nodes": nodes, "immovable": [], "booted_for": [JOB, 0]}
+    known = {
+        "node": node.name,
+        "nodes": nodes,
+        "immovable": [],
+        "unsaveable": [],
+        "booted_for": [JOB, 0],
+    }
     job.kept.add_facts(**known | facts)
-    address = Lease("address", "10.0.0.9")
-    job.journal._record([(address, 0)], "core", "plan", ())
+    leases = [(Lease("address", f"10.0.0.{9 - index}"), index) for index in range(guests)]
+    job.journal._record(leases, "core", "plan", ())
     for path in node.paths.journal.glob("*.jsonl"):
         path.write_text(path.read_text().replace("qemu:///system", node.uri))
     return job
@@ -179,7 +196,7 @@ def begun(node, nodes=("n1", "n2"), guests=1, **facts):
 
 def arrives(node, told):
     """Have a start be as far as its guest is awaited."""
-    begun(node, told["nodes"])
+    begun(node, told["nodes"], guests=node.world.guests)
     path = node.paths.journal / f"{KEY}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [line for line in lines if line["op"] != "created" and line.get("name") != "run"]
@@ -189,13 +206,25 @@ def arrives(node, told):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    made = World(tmp_path)
-    monkeypatch.setattr(hypervisor, "domain_state", lambda uri, _: made.at(uri).state())
+    return a_world(World(tmp_path), monkeypatch)
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """Return a world in which the job has two guests on n2."""
+    return a_world(World(tmp_path, guests=2), monkeypatch)
+
+
+def a_world(made, monkeypatch):
+    monkeypatch.setattr(hypervisor, "domain_state", lambda uri, uuid: made.at(uri).state(uuid))
+    ended = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).unlink(missing_ok=True)  # noqa: E731
+    monkeypatch.setattr(hypervisor, "destroy_domain", ended)
+    monkeypatch.setattr(hypervisor, "give_up", lambda *_: None)
     monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
     monkeypatch.setattr(hypervisor, "migrate_domain", made.migrate)
     monkeypatch.setattr(hypervisor, "migratable_xml", lambda *_: "<domain/>")
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10.0.13"})
-    resume = lambda uri, *_: made.at(uri).domain.write_text("runs")  # noqa: E731
+    resume = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).write_text("runs")  # noqa: E731
     monkeypatch.setattr(hypervisor, "resume_domain", resume)
     monkeypatch.setattr(Here, "lives", lambda _, ids: dict.fromkeys(ids, made.life()))
     monkeypatch.setattr(move, "on_step", made.step)
@@ -277,7 +306,7 @@ def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(Here, "release", fails)
-        assert migrate(world).startswith("its guest runs on n3, and what job 42 has here is not")
+        assert migrate(world).startswith("its guests run on n3, and what job 42 has here is not")
         found = [result.message for result in node.check(world.n2.here.site)]
         assert "a guest of job 42 is on its way to n3" in found
     watch(world)
@@ -334,7 +363,7 @@ def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(wo
     assert migrate(world) == ""
     assert is_the_targets(world)
     said = world.job.kept.read("log.jsonl").decode()  # on n3, were that not the same process
-    assert "its start here was killed: what plugins do after a boot is not done" in said
+    assert "its start here did not end: what plugins do after a boot is not done" in said
 
 
 @pytest.mark.parametrize(
@@ -359,6 +388,75 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     assert came == (ends in ("well", "not told") and not early)
 
 
+def test_all_guests_of_a_node_move_at_once(two):
+    assert migrate(two) == ""
+    assert two.n2.states() == ["", ""] and two.n2.journal() is None
+    assert two.n3.states() == ["runs", "runs"] and two.n3.phase() == "run"
+    assert len(Running(two.n3.paths).jobs()[0].guests) == 2
+    claims = [claim.items for claim in move_record.taken_along([], two.n2.paths)]
+    assert claims == [("10.0.0.9",), ("10.0.0.8",)]
+
+
+def is_in_part(two):
+    """The first guest is the target's, the other the source's, and both nodes are the job's."""
+    record = Move.read(two.n2.paths, KEY)
+    assert (two.n2.states(), two.n2.phase()) == (["", "runs"], "run")
+    assert (two.n3.states(), two.n3.phase()) == (["runs", ""], "run")
+    for has, uuid in zip((two.n3, two.n2), two.job.uuids, strict=True):
+        assert [guest.uuid for guest in Running(has.paths).jobs()[0].guests] == [uuid]
+    assert (record.phase, record.part) == (move_record.AWAY, True)
+    (claim,) = move_record.taken_along([], two.n2.paths)
+    assert claim.items == ("10.0.0.9",)
+    assert not [line for line in two.did() if not line.startswith("died")], "neither is given back"
+    return True
+
+
+@pytest.mark.parametrize("other", ["fails", "stands still"])
+@pytest.mark.parametrize("first", ["well", "not told"])
+def test_if_one_of_two_does_not_go_it_stays_and_runs(two, first, other):
+    two.ends = (first, other)
+    said = "1 of its guests run on n3, others here still: migrate domain: the connection is broken"
+    assert migrate(two) == said
+    assert is_in_part(two)
+    assert migrate(two) == "some of its guests have gone to n3 before: these stay here"
+    with pytest.raises(Refused, match="some of its guests have gone to another node"):
+        tools.require_saveable(Running(two.n2.paths).jobs()[0], ends=True)
+    ends(two)
+    watch(two)
+    watch(two, "n3")
+    assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
+
+
+@pytest.mark.parametrize("step", ["settled", "asked", "after part"])
+def test_who_parts_two_guests_is_killed(two, step):
+    two.dies, two.ends = step, ("well", "stands still")
+    migrate(two)
+    watch(two)
+    assert f"died {step}" in two.did() and is_in_part(two)
+
+
+def test_if_neither_of_two_goes_both_go_on(two):
+    two.ends = ("fails", "stands still")
+    assert migrate(two).startswith("it is on n2 still")
+    assert (two.n2.states(), two.n2.phase()) == (["runs", "runs"], "run")
+    assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
+
+
+def test_what_libvirt_has_left_there_of_one_of_two_is_ended(two):
+    two.ends = ("well", "fails")
+    two.n3.domain_of(two.job.uuids[1]).write_text("still")
+    migrate(two)
+    assert is_in_part(two)
+
+
+def test_when_one_of_two_does_not_go_the_other_is_sent_no_further(two, monkeypatch):
+    given_up = two.top / "broken-off"
+    monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
+    two.ends = ("fails", "broken off")
+    assert migrate(two).startswith("it is on n2 still")
+    assert given_up.exists()
+
+
 @pytest.mark.parametrize(("ends", "step"), [("well", "sent"), ("stands still", "after mark")])
 def test_the_command_again_goes_on_where_it_was_killed(world, ends, step):
     world.dies, world.ends = step, ends
@@ -371,7 +469,9 @@ def test_the_command_again_goes_on_where_it_was_killed(world, ends, step):
 def test_one_that_came_back_and_cannot_leave_again_is_not_taken_for_gone(world):
     address = (("address", "10.0.0.9"),)
     uuid, uri = world.uuid, world.n2.uri
-    Move(JOB, 0, KEY, "n2", "n3", uuid, uri, ("n1", "n3"), address, "away").write(world.n2.paths)
+    guests = {uuid: address}
+    record = Move(JOB, 0, KEY, "n2", "n3", uri, ("n1", "n3"), guests, phase="away")
+    record.write(world.n2.paths)
     path = world.n2.paths.journal / f"{KEY}.jsonl"
     record = '{"op": "acquire", "seq": 9, "plugin": "core", "kind": "spare", "scope": "job", '
     record += '"guest": 0, "needs": [], "phase": "plan", "args": {"key": "x"}, "t": 1}'
@@ -416,7 +516,7 @@ def test_what_libvirt_has_left_there_is_ended_while_it_runs_here(world):
 def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
     world.ends, world.dies = "not told", "sent"
     migrate(world)
-    moving.arrived(world.n3.paths, KEY)
+    moving.arrived(world.n3.paths, KEY, [world.uuid])
     world.n3.domain.unlink()
     watch(world)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
@@ -512,7 +612,7 @@ def test_a_start_forgets_guests_that_have_gone_and_whose_job_has_ended(world, mo
 
 
 def settled(world, uuid, key=KEY):
-    return arrival.settled(world.n3.here, JOB, key, uuid, "n3", "")
+    return arrival.settled(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
 
 
 def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
@@ -521,7 +621,7 @@ def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
     assert settled(world, "of n4's guest") == "none"
     assert world.n3.journal() is not None and world.did() == []
     world.n2.domain.rename(world.n3.domain)
-    moving.arrived(world.n3.paths, KEY)
+    moving.arrived(world.n3.paths, KEY, [world.uuid])
     states = {world.uuid: "runs"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hypervisor, "domain_state", lambda _, uuid: states.get(uuid, ""))

@@ -83,15 +83,15 @@ def receiver(way, monkeypatch):
     def receives(body):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
         here = move.Here(CONFIG, site, None, moving.Node("test:///default", 1.0))
-        return move._receiver(here, "n3", {"job": "42"})
+        return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]})
 
     return receives
 
 
 def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
-    lines = "print(json.dumps({'xml': told['job']}), flush=True)\nprint('{\"here\": true}')"
+    lines = "print(json.dumps({'xml': {'a': told['job']}}), flush=True)\nprint('{\"here\": true}')"
     with receiver(lines) as xml:
-        assert xml == "42"
+        assert xml == {"a": "42"}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,7 @@ def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
         ("pass", HostFault, "n3 has ended: without a word"),
         ("print('motd')", HostFault, "n3 said motd"),
         ("print('{}')", HostFault, "n3 has not said with what"),
+        ("print(json.dumps({'xml': {'b': 'x'}}))", HostFault, "n3 has not said with what"),
     ],
 )
 def test_one_that_does_not_receive_says_why(receiver, body, error, why):
@@ -110,9 +111,9 @@ def test_one_that_does_not_receive_says_why(receiver, body, error, why):
 
 
 @pytest.mark.parametrize("lines", [
-    "print(json.dumps({'xml': 'x'}), flush=True)\nprint('{\"failed\": \"silent\"}')",
-    "print('{\"xml\": \"x\"}\\n{\"failed\": \"silent\"}')",  # both are read at once
+    "print(json.dumps({'xml': {'a': 'x'}}), flush=True)\nprint('{\"failed\": \"silent\"}')",
+    "print('{\"xml\": {\"a\": \"x\"}}\\n{\"failed\": \"silent\"}')",  # both are read at once
 ])  # fmt: skip
 def test_what_fails_there_later_is_said_too(receiver, lines):
     with pytest.raises(Refused, match="n3: silent"), receiver(lines) as xml:
-        assert xml == "x"
+        assert xml == {"a": "x"}

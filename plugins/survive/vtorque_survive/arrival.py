@@ -1,4 +1,4 @@
-"""What root of another node asks here of a guest that goes from node to node. As root.
+"""What root of another node asks here of guests that go from node to node. As root.
 
 One question, JSON on standard input; the answer on standard output. Who can ask is root there, by
 the site's ``reach``.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
@@ -33,9 +34,8 @@ def answer(here: Here, question: bytes) -> bytes:
         if not _KEY.fullmatch(key) or key.rpartition(".")[0] != job_id:
             raise ValueError(key)
         if what == "settle":
-            said = settled(
-                here, job_id, key, *(str(asked[each]) for each in ("uuid", "node", "mine"))
-            )
+            theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
+            said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
         elif what == "nodes":
             said = are_on(here, key, [str(node) for node in asked["nodes"]])
         elif what == "phase":
@@ -49,49 +49,62 @@ def answer(here: Here, question: bytes) -> bytes:
             said = as_asked(here, key, what)
         else:
             raise ValueError(what)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"another node asks what this one does not know: {error}") from None
     return json.dumps({"answer": said}).encode()
 
 
-def settled(here: Here, job_id: str, key: str, uuid: str, node: str, theirs: str) -> str:
-    """Return whether a guest is ``here``, ``none`` is, or it ``comes``. If none, release its place.
+def settled(
+    here: Here, job_id: str, key: str, node: str, theirs: Mapping[str, str]
+) -> dict[str, str]:
+    """Return of each guest whether it is ``here``, ``none`` is, or it ``comes``.
 
-    To be asked when the other node's libvirt has done with it; ``theirs``: what it does there. It
-    is here if it has run here, also if it runs no more: what stands still there is older. While it
-    runs there what stands still here is what libvirt has left, and is ended. What another guest of
-    the job has here is that one's. Raises HostFault.
+    If none of them is or comes, release their place. To be asked when the other node's libvirt has
+    done with all; ``theirs``: UUID to what it does there. It is here if it has run here, also if it
+    runs no more: what stands still here is older. While it runs there what stands still here is
+    what libvirt has left, and is ended. What other guests of the job have here is theirs. Raises
+    HostFault.
     """
     try:
         with moving.at_rest(here.paths, key) as domains:
-            state = moving.state(here.node.uri, uuid)
-            came = (domains or {}).get(uuid)
-            if came or (came is not None and state == "runs"):
-                return _is_here(here, job_id, key)
-            if state == "runs" or (state and theirs != "runs"):
-                return "comes"
-            if domains and came is None:
-                return "none"
+            said = {uuid: _is(here, uuid, does, domains or {}) for uuid, does in theirs.items()}
+            if "comes" in said.values():
+                return said
+            if "here" in said.values():
+                return _are_here(here, job_id, key, said)
+            if domains and not domains.keys() & theirs.keys():
+                return said
             here.adapter.let_go(job_id, node)
-    except Busy:  # a start that may await it, or a release
-        return "comes"
+    except Busy:  # a start that may await them, or a release
+        return dict.fromkeys(theirs, "comes")
     if domains is not None:
         here.release(job_id)
+    return said
+
+
+def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool]) -> str:
+    state, came = moving.state(here.node.uri, uuid), domains.get(uuid)
+    if came or (came is not None and state == "runs"):
+        return "here"
+    if state == "runs" or (state and theirs != "runs"):
+        return "comes"
     return "none"
 
 
-def _is_here(here: Here, job_id: str, key: str) -> str:
-    """Do the rest of its start if that was killed."""
+def _are_here(here: Here, job_id: str, key: str, said: dict[str, str]) -> dict[str, str]:
+    """Do the rest of their start if that was killed, or if others of the job have not come."""
     job = here.job(job_id)
     if job is None or job.job.key != key or suspend.phase(job) == "":
-        moving.arrived(here.paths, key)
-        move_record.forget(here.paths, key)  # it may have been here before
+        for uuid in [uuid for uuid, where in said.items() if where == "none"]:
+            moving.end(here.node.uri, uuid)
+        moving.arrived(here.paths, key, [uuid for uuid, where in said.items() if where == "here"])
+        move_record.forget(here.paths, key)  # they may have been here before
         if (now := here.job(job_id)) is not None:
             with kept.logging_for(here.paths, now.job):
-                log.warning("its start here was killed: what plugins do after a boot is not done")
+                log.warning("its start here did not end: what plugins do after a boot is not done")
             with reader():
                 suspend.set_clocks(here.paths, now).wait()
-    return "here"
+    return said
 
 
 def are_on(here: Here, key: str, nodes: list[str]) -> str:

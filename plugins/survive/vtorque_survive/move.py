@@ -1,9 +1,10 @@
-"""``vmgr migrate``: a guest of a job goes to another node while it runs. Root, where it leaves.
+"""``vmgr migrate``: a job's guests go to another node while they run. Root, where they leave.
 
-It is the other node's once it runs there, else this one's. So, whatever has become of the move, of
-us, or of who was at work before (:func:`settle`): this node's libvirt has done with it; then the
-other node is asked. What stands still here is ended only if it runs there, and goes on only if
-there is none there; while the other node cannot be asked it stands still.
+A guest is the other node's once it runs there, else this one's. So, whatever has become of the
+move, of us, or of who was at work before (:func:`settle`): this node's libvirt has done with them;
+then the other node is asked. What stands still here is ended only if it runs there, and goes on
+only if there is none there; while the other node cannot be asked it stands still. If one does not
+go the others go no further; those that have gone by then stay there, and both nodes the job's.
 
 Each step is on disk before it is done (:mod:`vtorque_survive.move_record`), so that the watcher
 goes on after a killed one.
@@ -19,8 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,7 +99,7 @@ class Here:
 
 
 def migrate(here: Here, job_id: str, to: str) -> None:
-    """Move the guest that a job has here to another node. Raises Refused, HostFault: it has not."""
+    """Move what guests a job has here to another node. Raises Refused, HostFault: not all have."""
     for before in move_record.all_moves(here.paths):
         if before.job == job_id and before.phase != AWAY and _goes(here, before, to):
             return
@@ -105,6 +107,8 @@ def migrate(here: Here, job_id: str, to: str) -> None:
     if job is None or not job.guests:
         raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
     nodes = require(here.settings, here.paths, job, to)
+    if (gone := Move.read(here.paths, job.job.key)) and gone.part:
+        raise Refused(f"some of its guests have gone to {gone.to} before: these stay here")
     with move_record.at_work(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
@@ -114,7 +118,7 @@ def migrate(here: Here, job_id: str, to: str) -> None:
 
 
 def _goes(here: Here, before: Move, to: str) -> bool:
-    """Settle a move that was interrupted; return whether the guest has gone where it is to go."""
+    """Settle a move that was interrupted; return whether all have gone where they are to go."""
     try:
         settle(here, before)
     except HostFault:
@@ -151,48 +155,65 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
         raise Refused("it was started by a vTorque that could not move guests")
     if lacking:
         raise Refused(f"its guests have what cannot be moved: {', '.join(lacking)}")
-    if len(job.guests) != 1:
-        raise Refused(f"it has {len(job.guests)} guests on this node: only one can be moved yet")
     if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
         raise Refused("it stands still, starts or ends: have it go on first")
     return tuple(to if each == node else each for each in nodes)
 
 
 def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
-    """Have the guest go; return what was wrong, if anything. Who has it is not said."""
+    """Have the guests go; return what was wrong, if anything. Who has them is not said."""
     try:
-        with saving.held(here.paths, job, suspend.RUNS) as (each,):
-            if each.disk is not None or saving.has_user_disk(each.guest.run_dir):
-                raise Refused("its guest has a disk of its own: such guests cannot be moved yet")
-            told = moving.told(here.paths, job, each, nodes, to)
+        with saving.held(here.paths, job, suspend.RUNS) as guests:
+            if any(each.disk or saving.has_user_disk(each.guest.run_dir) for each in guests):
+                raise Refused("its guests have disks of their own: such cannot be moved yet")
+            told = moving.told(job, guests, nodes, to)
             on_step("before record")
-            _record(job, each, to, nodes).write(here.paths)
+            _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
             moving.mark(here.paths, job, moving.MOVES)
-            log.info("its guest is to go to %s", to)
+            log.info("its guests are to go to %s", to)
             on_step("after mark")
-            with _receiver(here, to, told) as xml, _bridge(here, job, to, each) as uri:
+            with _receiver(here, to, told) as xml, _bridge(here, job, to, guests) as uri:
                 on_step("before send")
-                seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
-                with _while_it_lives(here, job, each.guest):
-                    moving.send(here.paths, job, each.guest, uri, xml, seconds)
+                with _while_it_lives(here, job):
+                    _send_all(here, job, uri, xml)
                 on_step("after send")
     except (VtorqueError, OSError) as error:
         return str(error)
     return ""
 
 
+def _send_all(here: Here, job: RunningJob, uri: str, xml: Mapping[str, str]) -> None:
+    """Send all at once; if one does not go, the others no further. Raises HostFault."""
+
+    def send(guest: RunningGuest) -> None:
+        seconds = min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
+        moving.send(here.paths, job, guest, uri, xml[guest.uuid], seconds)
+
+    with ThreadPoolExecutor(len(job.guests)) as threads:
+        work = [threads.submit(send, guest) for guest in job.guests]
+        if any(done.exception() for done in wait(work, return_when=FIRST_EXCEPTION).done):
+            _break_off(job)
+    for each in work:
+        each.result()
+
+
+def _break_off(job: RunningJob) -> None:
+    for guest in job.guests:
+        moving.break_off(guest)
+
+
 @contextmanager
-def _while_it_lives(here: Here, job: RunningJob, guest: RunningGuest) -> Iterator[None]:
-    """Have the guest be sent no further when its job ends: an epilogue waits for that."""
+def _while_it_lives(here: Here, job: RunningJob) -> Iterator[None]:
+    """Have guests be sent no further when their job ends: an epilogue waits for that."""
     sent = threading.Event()
 
     def look() -> None:
         while not sent.wait(_ENDS):
             with suppress(VtorqueError):
                 if here.adapter.over(job.job.id, job.job.attempt):
-                    log.info("the job ends: its guest is sent no further")
-                    moving.break_off(guest)
+                    log.info("the job ends: its guests are sent no further")
+                    _break_off(job)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -203,16 +224,16 @@ def _while_it_lives(here: Here, job: RunningJob, guest: RunningGuest) -> Iterato
         thread.join()
 
 
-def _record(job: RunningJob, each: Saveable, to: str, nodes: tuple[str, ...]) -> Move:
-    of, guest = job.job, each.guest
-    uuid, uri = guest.uuid, guest.uri
-    return Move(of.id, of.attempt, of.key, of.node, to, uuid, uri, nodes, each.leased)
+def _record(job: RunningJob, guests: Sequence[Saveable], to: str, nodes: tuple[str, ...]) -> Move:
+    of, uri = job.job, guests[0].guest.uri
+    leased = {each.guest.uuid: each.leased for each in guests}
+    return Move(of.id, of.attempt, of.key, of.node, to, uri, nodes, leased)
 
 
 @contextmanager
-def _bridge(here: Here, job: RunningJob, to: str, each: Saveable) -> Any:
+def _bridge(here: Here, job: RunningJob, to: str, guests: Sequence[Saveable]) -> Any:
     directory = _bridge_of(here, job.job.key)
-    with reach.Bridge(here.settings, to, each.guest.uri, directory) as bridge:
+    with reach.Bridge(here.settings, to, guests[0].guest.uri, directory) as bridge:
         yield bridge.uri
 
 
@@ -222,7 +243,7 @@ def _bridge_of(here: Here, key: str) -> Path:
 
 @contextmanager
 def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
-    """Have the other node await the guest; give the XML that it is to have there.
+    """Have the other node await the guests; give the XML that each is to have there, by UUID.
 
     When what is done here has been done well, wait until that node has done its part, too.
     """
@@ -240,10 +261,10 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
         try:
             receiver.stdin.write(json.dumps(told).encode() + b"\n")
             xml = _answer(*answers, seconds, to, errors).get("xml")
-            if not isinstance(xml, str):
-                raise HostFault(f"{to} has not said with what the guest is to go there")
+            if not isinstance(xml, dict) or xml.keys() != {g["uuid"] for g in told["guests"]}:
+                raise HostFault(f"{to} has not said with what the guests are to go there")
             on_step("ready")
-            yield xml
+            yield {uuid: str(each) for uuid, each in xml.items()}
             _answer(*answers, seconds, to, errors)
         finally:
             receiver.stdin.close()  # now it ends, if it still waits
@@ -287,9 +308,9 @@ def settle_all(here: Here, job_id: str) -> None:
 
 
 def settle(here: Here, move: Move) -> None:
-    """Find out who has the guest of a move that is not over, and do what follows.
+    """Find out who has the guests of a move that is not over, and do what follows.
 
-    Raises Busy: another does; HostFault: it is here (still), or cannot be found out.
+    Raises Busy: another does; HostFault: some are here (still), or it cannot be found out.
     """
     with move_record.at_work(here.paths, move.key):
         found = Move.read(here.paths, move.key)
@@ -301,70 +322,90 @@ def _settle(here: Here, move: Move, why: str) -> None:
     shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
     if move.phase == move_record.EITHER:
         job = here.job(move.job)
+        stays = f"it is on {move.node} still: {why or 'it did not come there'}"
         if job is None or job.job.key != move.key:  # an epilogue was here
-            gone, stays = _said(here, move) == "here", f"job {move.job} has ended"
+            gone, stays = _there(_said(here, move, {})), f"job {move.job} has ended"
         else:
-            gone = _has_gone(here, move, job, why)
-            stays = f"it is on {move.node} still: {why or 'it did not come there'}"
+            gone = _gone(here, move, job, why)
         if not gone:
             move_record.forget(here.paths, move.key)
             raise HostFault(stays)
-        move = move.now(here.paths, GONE)
+        guests = {uuid: leased for uuid, leased in move.guests.items() if uuid in gone}
+        part = job is not None and len(guests) < len(move.guests)
+        move = replace(move, guests=guests, part=part).now(here.paths, GONE)
     if move.phase == GONE:
-        _leave(here, move)
-        move.now(here.paths, AWAY)
+        (_part if move.part else _leave)(here, move)
+        move = move.now(here.paths, AWAY)
+        if move.part:
+            count = len(move.guests)
+            raise HostFault(f"{count} of its guests run on {move.to}, others here still: {why}")
 
 
-def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
-    """Return whether the guest is the other node's; if not it runs here. Raises HostFault."""
+def _there(said: Mapping[str, str]) -> set[str]:
+    return {uuid for uuid, where in said.items() if where == "here"}
+
+
+def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
+    """Return which guests are the other node's; if none is they all run here. Raises HostFault."""
+    both = f"a guest of it runs on {move.node} and on {move.to}: end one by hand"
     if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
-        if _said(here, move, "runs") == "here":
-            raise HostFault(f"its guest runs on {move.node} and on {move.to}: end one by hand")
-        return False
+        if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
+            raise HostFault(both)
+        return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
         raise HostFault("what it has here is being released")
-    moving.settled(move.uri, move.uuid, _TIME)  # not under the job's lock: an epilogue may need it
-    with saving.held(here.paths, job, moving.MOVES) as (each,):
-        mine = moving.settled(move.uri, move.uuid, 0.0)
+    for uuid in move.guests:
+        moving.settled(move.uri, uuid, _TIME)  # not under the job's lock: an epilogue may need it
+    with saving.held(here.paths, job, moving.MOVES) as guests:
+        mine = {uuid: moving.settled(move.uri, uuid, 0.0) for uuid in move.guests}
         on_step("settled")
         try:
-            theirs = _said(here, move, mine)
+            gone = _there(_said(here, move, mine))
         except HostFault as error:
-            does = {"runs": "runs on here", "still": "STANDS STILL here", "": "is not here"}[mine]
-            log.error("%s; the guest %s, and waits for that", error, does)
-            raise HostFault(f"{error}: its guest {does} until then") from None
+            stands = "STANDS STILL here" if "still" in mine.values() else "is not moved further"
+            log.error("%s; what guest %s waits for that", error, stands)
+            raise HostFault(f"{error}: what guest {stands} waits for that") from None
         on_step("asked")
-        if theirs == "none":
-            log.info("its guest stays on %s: %s", move.node, why or "it did not come there")
-            if mine:
-                moving.go_on(here.paths, job, each.guest)
-            else:
-                moving.mark(here.paths, job, suspend.RUNS)  # it has ended by itself
-            return False
-        if mine == "runs":
-            raise HostFault(f"its guest runs on {move.node} and on {move.to}: end one by hand")
-        log.info("its guest has gone to %s", move.to)
-        return True
+        if any(mine[uuid] == "runs" for uuid in gone):
+            raise HostFault(both)
+        for each in guests:
+            if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
+                moving.go_on(each.guest)
+        if gone:
+            log.info("%d of its %d guests have gone to %s", len(gone), len(mine), move.to)
+        else:
+            log.info("its guests stay on %s: %s", move.node, why or "they did not come there")
+            moving.mark(here.paths, job, suspend.RUNS)
+        return gone
 
 
-def _said(here: Here, move: Move, mine: moving.State = "") -> str:
-    """Return what the other node says; ``mine``: what the guest does here."""
+def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
+    """Return what the other node says of each guest; ``mine``: what they do here."""
     until = time.monotonic() + _COMES
-    what = {"ask": "settle", "job": move.job, "key": move.key}
-    what |= {"uuid": move.uuid, "node": move.to, "mine": mine}
+    what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
+    what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)
     while True:
-        said = reach.ask(here.config, here.settings, move.to, what)
-        if said in ("here", "none"):
-            return str(said)
+        said = dict(reach.ask(here.config, here.settings, move.to, what))
+        if said.keys() == move.guests.keys() and {*said.values()} <= {"here", "none"}:
+            return said
         if time.monotonic() >= until:
-            raise HostFault(f"{move.to} cannot say yet whether it comes there")
+            raise HostFault(f"{move.to} cannot say yet whether they come there")
         time.sleep(_LOOK)
 
 
-def _leave(here: Here, move: Move) -> None:
-    """Release what the guest had here, tell the job's other nodes, give the node back.
+def _part(here: Here, move: Move) -> None:
+    """Have the job go on here with the guests that have not gone. Twice is fine."""
+    job = here.job(move.job)
+    if job is not None and job.job.key == move.key and not suspend.phase(job):
+        with saving.held(here.paths, job, moving.MOVES):
+            moving.have_gone(here.paths, job, move.guests)
+    on_step("after part")
 
-    Nothing of that if the guest has come back meanwhile, or is to.
+
+def _leave(here: Here, move: Move) -> None:
+    """Release what the guests had here, tell the job's other nodes, give the node back.
+
+    Nothing of that if they have come back meanwhile, or are to.
     """
     job = here.job(move.job)
     if job is not None and job.job.key == move.key:
@@ -374,7 +415,7 @@ def _leave(here: Here, move: Move) -> None:
         try:
             here.release(move.job)
         except HostFault as error:
-            raise HostFault(f"its guest runs on {move.to}, and {error}") from None
+            raise HostFault(f"its guests run on {move.to}, and {error}") from None
         on_step("after release")
     what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
     for node in move.nodes:

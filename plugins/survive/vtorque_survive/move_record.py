@@ -1,7 +1,7 @@
-"""What a node knows of a guest that goes to another one, or has gone. Root's files.
+"""What a node knows of a job's guests that go to another one, or have gone. Root's files.
 
 ``<state>/moves/<job key>.json``, written before anything is done, and beside it a lock: who holds
-it is at work on that move. It stays until its job has ended: the guest has taken its addresses
+it is at work on that move. It stays until its job has ended: guests have taken their addresses
 along, and they are nobody else's.
 """
 
@@ -24,9 +24,9 @@ from vtorque_core.live import service
 from vtorque_core.live.jobs import RunningJob
 
 EITHER: Final = "either"
-"""It may be on either node."""
+"""Each may be on either node."""
 GONE: Final = "gone"
-"""It is the other one's; what it had here is to be released."""
+"""They are the other one's; what they had here is to be released."""
 AWAY: Final = "away"
 """All of it is."""
 
@@ -36,9 +36,10 @@ ELSEWHERE: Final = "elsewhere"
 
 @dataclass(frozen=True)
 class Move:
-    """A guest (``uuid``, at libvirt's ``uri``) of an attempt of a job, and where it goes.
+    """Guests of an attempt of a job, at libvirt's ``uri``, and where they go.
 
-    ``nodes``: where the job's guests are with that; ``leased``: its addresses, (pool, item).
+    ``nodes``: where the job's guests are with that; ``guests``: UUID to addresses, (pool, item).
+    ``part``: others of the job have not gone, and stay.
     """
 
     job: str
@@ -46,10 +47,10 @@ class Move:
     key: str
     node: str
     to: str
-    uuid: str
     uri: str
     nodes: tuple[str, ...]
-    leased: tuple[tuple[str, str], ...]
+    guests: Mapping[str, tuple[tuple[str, str], ...]]
+    part: bool = False
     phase: Literal["either", "gone", "away"] = "either"
 
     @classmethod
@@ -57,8 +58,11 @@ class Move:
         """Return that of an attempt of a job; None: there is none. Raises HostFault."""
         try:
             found = json.loads(_file(paths, key).read_bytes())
-            leased = tuple((str(pool), str(item)) for pool, item in found.pop("leased"))
-            return cls(nodes=tuple(found.pop("nodes")), leased=leased, **found)
+            guests = {
+                str(uuid): tuple((str(pool), str(item)) for pool, item in leased)
+                for uuid, leased in found.pop("guests").items()
+            }
+            return cls(nodes=tuple(found.pop("nodes")), guests=guests, **found)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -134,7 +138,8 @@ def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim
     mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):
         if move.phase != EITHER and move.job not in mine:
-            yield from (PoolClaim(pool, (item,)) for pool, item in move.leased)
+            for leased in move.guests.values():
+                yield from (PoolClaim(pool, (item,)) for pool, item in leased)
 
 
 def forget_ended(site: Site) -> None:

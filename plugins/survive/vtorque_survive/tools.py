@@ -24,6 +24,8 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
         raise Refused("it was started by a vTorque that could not save jobs")
     if lacking:
         raise Refused(f"its guests have what cannot be saved on this node: {', '.join(lacking)}")
+    if len(job.guests) < len(facts.get("guests", ())):
+        raise Refused("some of its guests have gone to another node: it cannot be saved any more")
     if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
         raise Refused(
             "a job with disk= cannot be saved while it goes on, for it writes to that file "

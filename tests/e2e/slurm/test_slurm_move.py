@@ -22,7 +22,8 @@ SCRIPTS = "/etc/vtorque/in-guests"
 # In the guest that moves: a file stays open, and a process says what it is told. Guest root's files
 # are no job's: removed by the test.
 IN_GUESTS = """#!/bin/sh
-[ "$(hostname)" = vn2 ] || exit 0
+case $(hostname) in vn2|vn2-1) ;; *) exit 0 ;; esac
+[ ! -e /home/vtslurm1/large ] || head -c 60000000 /dev/urandom >/dev/shm/large
 setsid sh -c 'i=0; while :; do i=$((i + 1)); echo $i; sleep 0.1; done' \
   >>/home/vtslurm1/sister 2>/dev/null </dev/null &
 setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
@@ -50,7 +51,7 @@ def site(clean):
             clean.root(machine, "mkdir", SCRIPTS)
             script = f"cat > {SCRIPTS}/a; chmod 755 {SCRIPTS}/a"
             clean.root(machine, "sh", "-c", script, stdin=IN_GUESTS.encode())
-        for name in ("sister", "out", "err", "enough"):
+        for name in ("sister", "out", "err", "enough", "large"):
             (clean.home / name).unlink(missing_ok=True)
         yield clean
         for machine in slurm.MACHINES:
@@ -89,10 +90,10 @@ def command(job_id, to):
     return "vmgr", "migrate", job_id, "--to", to
 
 
-def moved(cluster, job_id, source, to):
-    """Move the job's guest; it runs there and not here."""
+def moved(cluster, job_id, source, to, guests=1):
+    """Move the job's guests; they run there and not here."""
     cluster.root(source, *command(job_id, to), timeout=300)
-    assert (cluster.guests(source), len(cluster.guests(to))) == ([], 1)
+    assert (cluster.guests(source), len(cluster.guests(to))) == ([], guests)
 
 
 def ends_right(cluster, job_id):
@@ -116,6 +117,48 @@ def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
     assert held == [f"vtorque-{job_id}-n3", "root"]
     site.wait(lambda: "n2 idle" in site.root("head", "sinfo", "-hN", "-o", "%N %T"), what="n2 idle")
     ends_right(site, job_id)
+
+
+def pairs(site):
+    """Submit a job with two guests on each of n1 and n2, of which the last one answers."""
+    script = JOB.replace("vn2", "vn2-1")
+    job_id = site.submit(script, "-e", "err", "-N2", "-wn1,n2", "-vm", "vms_per_node=2")
+    site.wait(lambda: said(site), what="the job's last guest answers", seconds=120)
+    return job_id
+
+
+@moves
+def test_all_guests_of_a_node_go_at_once(site):
+    job_id = pairs(site)
+    moved(site, job_id, "n2", "n3", guests=2)
+    ends_right(site, job_id)
+
+
+@moves
+@pytest.mark.full
+def test_one_of_two_that_cannot_go_runs_on_and_so_does_the_other(site):
+    """It has a file open that is there no more; by then the other one, with less memory, has gone.
+
+    Most often: either is right.
+    """
+    site.script("", "large")
+    job_id = pairs(site)
+    (site.home / "sister").unlink()
+    argv = in_root(site, "n2", *command(job_id, "n3"))
+    done = subprocess.run(argv, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 1 and b"still" in done.stderr
+    assert has(site, job_id, 1)[0] == ["n2"]
+    first, _ = has(site, job_id)
+    assert len(first) == 1
+    held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j").split()
+    assert held == [f"vtorque-{job_id}-n3"] * (first == ["n3"])
+    site.script("", "enough")
+    site.wait_state(job_id, "FAILED", seconds=120)
+    assert site.show(job_id)["ExitCode"] == "7:0"
+    lines = said(site)
+    assert lines == [str(number) for number in range(1, len(lines) + 1)]
+    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left", seconds=180)
+    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
 @moves
@@ -234,10 +277,10 @@ def in_root(cluster, node, *argv):
     ]
 
 
-def has(cluster, job_id):
-    """Return on which nodes the guest runs, and on which there is a journal of the job's."""
+def has(cluster, job_id, index=0):
+    """Return on which nodes a guest runs, and on which there is a journal of the job's."""
     journal = f"/var/lib/vtorque/journal/{job_id}.0.jsonl"
-    name = f"vt-{job_id}.0-n2-0"
+    name = f"vt-{job_id}.0-n2-{index}"
     run, known = [], []
     for node in ("n2", "n3"):
         if cluster.root(node, "virsh", "domstate", name, check=False).strip() == "running":

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ GUEST = {
     "memory": ".", "xml": "<domain/>",
 }  # fmt: skip
 TOLD = {
-    "job": "42", "nodes": ["n1", "n3"], "leaves": "n2", "to": "n3", "guest": GUEST,
+    "job": "42", "nodes": ["n1", "n3"], "leaves": "n2", "to": "n3", "guests": [GUEST],
     "versions": {"vTorque": __version__, "QEMU": "10"},
 }  # fmt: skip
 
@@ -58,7 +59,7 @@ class Batch:
 def here(tmp_path, monkeypatch):
     """Return this node, and a function that receives; its start does what ``starts`` does."""
     paths = running_journal.paths_below(tmp_path)
-    node = SimpleNamespace(libvirt_uri="test:///default")
+    node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=30.0)
     log = SimpleNamespace(level="INFO")
     site = SimpleNamespace(
         paths=paths, node=node, log=log, batch=SimpleNamespace(system="acme"), path=tmp_path
@@ -96,12 +97,13 @@ def here(tmp_path, monkeypatch):
 def test_what_is_told(here):
     told = Told.read(json.dumps(TOLD).encode())
     assert (told.job, told.nodes, told.to) == ("42", ("n1", "n3"), "n3")
-    assert told.guest.leased == (("address", "10.0.0.9"),) and told.guest.xml == "<domain/>"
+    assert told.guests[0].leased == (("address", "10.0.0.9"),) and told.guests[0].xml == "<domain/>"
 
 
 @pytest.mark.parametrize(
     "told", [b"\n", b"[]\n", b"{}\n", json.dumps(TOLD | {"to": "n9"}).encode() + b"\n",
-             json.dumps(TOLD | {"guest": {**GUEST, "leased": "ab"}}).encode() + b"\n"]
+             json.dumps(TOLD | {"guests": [{**GUEST, "leased": "ab"}]}).encode() + b"\n",
+             json.dumps(TOLD | {"guests": []}).encode() + b"\n"]
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(here, told):
     code, (said,) = here.run(told)
@@ -112,8 +114,28 @@ def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
     states = iter(["", "still", "runs"])
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: next(states))
     here.starts = lambda guest: guest.arrive("<domain of='here'/>")
-    assert here.run() == (0, [{"xml": "<domain of='here'/>"}, {"here": True}])
+    assert here.run() == (0, [{"xml": {"0b1ad9ba": "<domain of='here'/>"}}, {"here": True}])
     assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
+    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
+    both = TOLD | {"guests": [GUEST, GUEST | {"uuid": "1b1ad9ba"}]}
+
+    def starts(*guests):
+        with ThreadPoolExecutor(2) as threads:
+            work = [threads.submit(guest.arrive, guest.uuid) for guest in guests]
+        for done in work:
+            done.result()
+
+    here.starts = starts
+    xml = {"0b1ad9ba": "0b1ad9ba", "1b1ad9ba": "1b1ad9ba"}
+    assert here.run(both) == (0, [{"xml": xml}, {"here": True}])
+    here.site.node.start_timeout = 0.0
+    here.starts = lambda guest, _: guest.arrive("<domain/>")
+    here.adapter.held.clear()
+    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to come here"}])
+    assert here.adapter.held == [] and here.released == ["42"]
 
 
 def test_a_start_that_fails_before_it_awaits_the_guest_leaves_nothing(here):
@@ -134,7 +156,7 @@ def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
         raise HostFault("silent")
 
     here.starts = fails
-    assert here.run() == (1, [{"xml": "<domain/>"}, {"failed": "silent"}])
+    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}, {"failed": "silent"}])
     assert here.adapter.held == ["n3"] and here.released == []
 
 
@@ -145,7 +167,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
 
     monkeypatch.setattr(hypervisor, "domain_state", leaves)
     here.starts = lambda guest: guest.arrive("<domain/>")
-    assert here.run() == (1, [{"xml": "<domain/>"}])
+    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []
 
 
@@ -154,7 +176,7 @@ def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
     monkeypatch.setattr(receive, "_COMES", 0.0)
     here.starts = lambda guest: guest.arrive("<domain/>")
-    assert here.run() == (1, [{"xml": "<domain/>"}])
+    assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []
 
 

@@ -178,7 +178,9 @@ def boot_one(
     comes = guest.saved is not None and guest.saved.arrive is not None
     if guest.saved is not None:
         domain = _going_on(start, domain, guest, guest.saved)
-    with worker(site.paths, guest.user.uid, start.deadline, failed):
+    # What comes is awaited with all others of its job; who sends it has libvirt's workers for it.
+    waits = worker(site.paths, guest.user.uid, start.deadline, failed)
+    with contextlib.nullcontext() if comes else waits:
         try:
             start.acquire(domain, guest=guest)
         except BaseException:

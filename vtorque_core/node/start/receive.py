@@ -1,8 +1,8 @@
-"""A guest that comes here from another node while it runs: a start that awaits it. As root.
+"""Guests that come here from another node while they run: a start that awaits them. As root.
 
-The other node's root tells in one line what comes, and is answered in lines: with the XML that the
-guest is to have here, once all that it needs is here; then that it runs here. From the first answer
-on nothing is given up here: who has the guest knows the one who sends it
+The other node's root tells in one line what comes, and is answered in lines: with the XML that each
+guest is to have here, once all that they need is here; then that they run here. From the first
+answer on nothing is given up here: who has a guest knows the one who sends it
 (``vtorque_survive.move``). When that one's line ends, this process ends, and all stays. If it has
 ended before, nothing was sent, and all is released.
 """
@@ -15,8 +15,9 @@ import functools
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class LeftAlone(BaseException):
 
 @dataclass(frozen=True)
 class Told:
-    """What the other node tells: the job, which node its guest leaves and to which, the guest.
+    """What the other node tells: the job, which node its guests leave and to which, the guests.
 
     ``nodes``: where the job's guests are then, in rank order.
     """
@@ -62,7 +63,7 @@ class Told:
     leaves: str
     to: str
     versions: Mapping[str, str]
-    guest: SavedGuest
+    guests: tuple[SavedGuest, ...]
 
     @classmethod
     def read(cls, line: bytes) -> Told:
@@ -71,16 +72,20 @@ class Told:
             told: Told = convert(cls, json.loads(line))
             if told.to not in told.nodes:
                 raise ValueError(f"node {told.to!r} is none of the job's")
+            if not told.guests:
+                raise ValueError("no guest")
         except (ValueError, TypeError, RecursionError) as error:
             raise HostFault(f"what comes here cannot be read: {error}") from None
         return told
 
 
 class _Sender:
-    """Who sends the guest: what it is told, and whether it is still there."""
+    """Who sends the guests: what it is told, and whether it is still there."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
+        self._ready: dict[str, str] = {}
+        self._lock = threading.Lock()
         self.awaits = False
 
     def told(self) -> bytes:
@@ -101,17 +106,23 @@ class _Sender:
         except OSError:
             raise LeftAlone from None
 
-    def arrive(self, uri: str, uuid: str, xml: str) -> None:
-        """Have the guest be sent; return when it runs here. Raises HostFault, LeftAlone.
+    def arrive(self, of: Mapping[str, SavedGuest], site: Site, uuid: str, xml: str) -> None:
+        """Have a guest be sent, once all of them can be; return when it runs here.
 
-        LeftAlone also after an hour: a node that has lost its power says no end.
+        By a thread for each guest. Raises HostFault, LeftAlone; LeftAlone also after an hour: a
+        node that has lost its power says no end.
         """
         self._require_there(0.0)
-        self.awaits = True
-        self.say(xml=xml)
-        until = time.monotonic() + _COMES
-        while hypervisor.domain_state(uri, uuid) != "runs":
+        with self._lock:
+            self._ready[uuid] = xml
+            if self._ready.keys() == of.keys():
+                self.awaits = True
+                self.say(xml=self._ready)
+        ready, until = time.monotonic() + site.node.start_timeout, time.monotonic() + _COMES
+        while not self.awaits or hypervisor.domain_state(site.node.libvirt_uri, uuid) != "runs":
             self._require_there(_LOOK)
+            if not self.awaits and time.monotonic() >= ready:
+                raise HostFault("another guest of the job is not ready to come here")
             if time.monotonic() >= until:
                 raise LeftAlone
 
@@ -121,7 +132,7 @@ class _Sender:
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
-    """Receive the guest that is told of; return the exit code. ``requests``, ``answers``: files."""
+    """Receive what guests are told of; return the exit code. ``requests``, ``answers``: files."""
     sender = _Sender(requests, answers)
     try:
         with reader():
@@ -149,7 +160,7 @@ def _receive(adapter: NodeAdapter, site: Site, plugins: Plugins, sender: _Sender
             raise Refused(f"job {told.job} has something on {told.to} already")
         try:
             job = adapter.receive(told.job, told.nodes, told.leaves, told.to)
-            _start(job, adapter, site, plugins, told.guest, sender)
+            _start(job, adapter, site, plugins, told.guests, sender)
         except (Exception, LeftAlone):
             if not sender.awaits:
                 for fault in ended.tell(site, plugins, release_job(site.paths, told.job)):
@@ -163,16 +174,19 @@ def _start(
     adapter: NodeAdapter,
     site: Site,
     plugins: Plugins,
-    guest: SavedGuest,
+    guests: Sequence[SavedGuest],
     sender: _Sender,
 ) -> None:
-    arrive = functools.partial(sender.arrive, site.node.libvirt_uri, guest.uuid)
+    of = {guest.uuid: guest for guest in guests}
+    arriving = [
+        dataclasses.replace(each, arrive=functools.partial(sender.arrive, of, site, each.uuid))
+        for each in guests
+    ]
     mine = plan.attempt_of(job, plan.job_user(job.owner, site))
     with log.opened(log.Log(site.paths, mine, parse(site.log.level))):
-        _log.info("a guest of job %s is to come here from another node", job.id)
-        arriving = [dataclasses.replace(guest, arrive=arrive)]
+        _log.info("guests of job %s are to come here from another node", job.id)
         start_job(job, site, plugins, adapter, arriving=arriving)
-        _log.info("%s runs here", guest.hostname)
+        _log.info("%s: here", ", ".join(guest.hostname for guest in guests))
 
 
 def _require_able(told: Told, site: Site) -> None:
