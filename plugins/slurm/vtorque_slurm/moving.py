@@ -21,7 +21,8 @@ from vtorque_slurm.job_records import JobRecord
 if TYPE_CHECKING:
     from vtorque_slurm.node import SlurmNode
 
-_WAIT, _LOOK = 60.0, 0.5  # seconds for the placeholder to run, and between two looks
+_WAIT = 60.0  # seconds for the placeholder to run
+_FIRST_LOOK, _LOOK = 0.05, 0.5  # seconds between two looks: most often it runs at once
 _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL",
           "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
           "SPECIAL_EXIT")  # fmt: skip
@@ -127,11 +128,12 @@ def _hold(
 
 
 def _await(client: Client, job_id: str, node: str) -> JobRecord:
-    until = time.monotonic() + _WAIT
+    until, pause = time.monotonic() + _WAIT, _FIRST_LOOK
     while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
         if time.monotonic() >= until:
             raise Refused(f"{node} has no room for what the job has: its placeholder waits")
-        time.sleep(_LOOK)
+        time.sleep(pause)
+        pause = min(2 * pause, _LOOK)
     return found
 
 

@@ -157,8 +157,9 @@ class World:
         yield dict.fromkeys(self.job.uuids, "<domain/>")
         if set(target.states()) != {"runs"}:
             raise HostFault(f"{to} has ended")
-        if self.starts:
-            moving.arrived(target.paths, KEY, self.job.uuids)
+        if not self.starts:
+            raise HostFault(f"{to} has ended")
+        moving.arrived(target.paths, KEY, self.job.uuids)
 
     def ask(self, _config, _settings, node, what):
         if node in self.lost:

@@ -360,7 +360,8 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         mine = {uuid: moving.settled(move.uri, uuid, 0.0) for uuid in move.guests}
         on_step("settled")
         try:
-            gone = _there(_said(here, move, mine))
+            # Without a reason why not the other node has just said that they run there.
+            gone = _there(_said(here, move, mine)) if why else set(move.guests)
         except HostFault as error:
             stands = "STANDS STILL here" if "still" in mine.values() else "is not moved further"
             log.error("%s; what guest %s waits for that", error, stands)
@@ -402,26 +403,33 @@ def _part(here: Here, move: Move) -> None:
     on_step("after part")
 
 
+def _tell(here: Here, move: Move, node: str) -> None:
+    """Tell another node of the job where its guests are now. Best effort: it says where to ask."""
+    what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
+    with suppress(HostFault):
+        reach.ask(here.config, here.settings, node, what)
+
+
 def _leave(here: Here, move: Move) -> None:
     """Release what the guests had here, tell the job's other nodes, give the node back.
 
     Nothing of that if they have come back meanwhile, or are to.
     """
     job = here.job(move.job)
-    if job is not None and job.job.key == move.key:
-        if moving.MOVES not in dict(job.phases):
-            return
-        on_step("before release")
-        try:
-            here.release(move.job)
-        except HostFault as error:
-            raise HostFault(f"its guests run on {move.to}, and {error}") from None
-        on_step("after release")
-    what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
-    for node in move.nodes:
-        if node != move.to:
-            with suppress(HostFault):  # it only says where to ask; others see it for themselves
-                reach.ask(here.config, here.settings, node, what)
+    ours = job is not None and job.job.key == move.key
+    if job is not None and ours and moving.MOVES not in dict(job.phases):
+        return
+    with ThreadPoolExecutor(len(move.nodes)) as threads:
+        told = [threads.submit(_tell, here, move, node) for node in move.nodes if node != move.to]
+        if ours:
+            on_step("before release")
+            try:
+                here.release(move.job)
+            except HostFault as error:
+                raise HostFault(f"its guests run on {move.to}, and {error}") from None
+            on_step("after release")
+    for done in told:
+        done.result()
     try:
         here.adapter.let_go(move.job, move.node)
         if not here.adapter.over(move.job, move.attempt):
