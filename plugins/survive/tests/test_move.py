@@ -419,7 +419,10 @@ def test_if_one_of_two_does_not_go_it_stays_and_runs(two, first, other):
     said = "1 of its guests run on n3, others here still: migrate domain: the connection is broken"
     assert migrate(two) == said
     assert is_in_part(two)
-    assert migrate(two) == "some of its guests have gone to n3 before: these stay here"
+    part = "some of its guests have gone to another node before: the others stay"
+    assert migrate(two) == part
+    with pytest.raises(Refused, match=part):
+        move.migrate(two.n3.here, JOB, "n4")
     with pytest.raises(Refused, match="some of its guests have gone to another node"):
         tools.require_saveable(Running(two.n2.paths).jobs()[0], ends=True)
     ends(two)

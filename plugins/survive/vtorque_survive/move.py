@@ -107,8 +107,6 @@ def migrate(here: Here, job_id: str, to: str) -> None:
     if job is None or not job.guests:
         raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
     nodes = require(here.settings, here.paths, job, to)
-    if (gone := Move.read(here.paths, job.job.key)) and gone.part:
-        raise Refused(f"some of its guests have gone to {gone.to} before: these stay here")
     with move_record.at_work(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
@@ -155,6 +153,8 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
         raise Refused("it was started by a vTorque that could not move guests")
     if lacking:
         raise Refused(f"its guests have what cannot be moved: {', '.join(lacking)}")
+    if len(job.guests) < len(facts.get("guests", ())):
+        raise Refused("some of its guests have gone to another node before: the others stay")
     if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
         raise Refused("it stands still, starts or ends: have it go on first")
     return tuple(to if each == node else each for each in nodes)
