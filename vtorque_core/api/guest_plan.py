@@ -95,7 +95,8 @@ class SavedGuest:
         state_dir, run_dir: where its files were.
         memory: libvirt's file of it, root's alone.
         xml: libvirt's XML of one that comes here while it runs; empty: it was saved.
-        arrive: called with the XML that it is to have here; returns when it runs here.
+        arrive: called with the XML that it is to have here, and what is set if another guest of
+            the job here fails; returns when it runs here.
         gate: called once it stands here, with the time.monotonic() until which it may wait, and
             what is set if another guest of the job here fails; it runs when that returns.
     """
@@ -110,7 +111,7 @@ class SavedGuest:
     run_dir: Path
     memory: Path
     xml: str = ""
-    arrive: Callable[[str], None] | None = None
+    arrive: Callable[..., None] | None = None
     gate: Callable[[float, threading.Event], None] | None = None
 
 

@@ -18,7 +18,7 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.saving import Saveable, of_libvirt
+from vtorque_core.live.saving import Saveable
 from vtorque_core.live.suspend import RUNS
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
@@ -81,20 +81,13 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def send(
-    paths: Paths, job: RunningJob, guest: RunningGuest, to: str, xml: str, seconds: float
-) -> None:
+def send(guest: RunningGuest, to: str, xml: str, seconds: float) -> None:
     """Have libvirt move a guest to the libvirtd at the URI ``to``, with the XML of there.
 
-    Raises HostFault: :func:`settled` and the other node say who has it.
+    Within :func:`vtorque_core.live.saving.of_libvirt`. Raises HostFault: :func:`settled` and the
+    other node say who has it.
     """
-    with of_libvirt(paths, job, guest, seconds):
-        hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
-
-
-def break_off(guest: RunningGuest) -> None:
-    """Have libvirt send a guest no further; it may have gone already."""
-    hypervisor.give_up(guest.uri, guest.uuid)
+    hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
 
 
 def settled(uri: str, uuid: str, seconds: float) -> State:

@@ -30,6 +30,7 @@ from vtorque_core.resources.user_disk import served
 from vtorque_core.site.plugins import Plugins
 
 _PATIENCE = 2.0  # seconds for the job's lock
+_BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what hypervisor.give_up waits for it
 _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
 
@@ -111,6 +112,11 @@ def runs(guest: RunningGuest) -> bool:
     return hypervisor.domain_runs(guest.uri, guest.uuid)
 
 
+def break_off(guest: RunningGuest) -> None:
+    """Have libvirt save a guest, or send it to another node, no further; it may be done already."""
+    hypervisor.give_up(guest.uri, guest.uuid)
+
+
 def end(guest: RunningGuest, seconds: float) -> None:
     """End a guest that is saved. Gone is fine. Raises HostFault."""
     hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
@@ -132,13 +138,22 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
 
 @contextmanager
 def of_libvirt(
-    paths: Paths, job: RunningJob, guest: RunningGuest, seconds: float
+    paths: Paths,
+    job: RunningJob,
+    guest: RunningGuest,
+    seconds: float,
+    failed: threading.Event,
+    patience: float,
 ) -> Iterator[None]:
-    """Have a worker of libvirt's for so long (s); end daemons that the user stops meanwhile."""
-    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + seconds
+    """Have a worker of libvirt's for so long (s); end daemons that the user stops meanwhile.
+
+    And all of the guest's if libvirt cannot even break off then what it does. ``patience``: seconds
+    for the worker, or until another guest of the job has ``failed``.
+    """
+    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + patience
     with (
-        worker(paths, job.job.uid, until, threading.Event()),
-        stopped_daemons.ended(locks, seconds),
+        worker(paths, job.job.uid, until, failed),
+        stopped_daemons.ended(locks, seconds + _BREAKS_OFF),
     ):
         yield
 
@@ -154,5 +169,5 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
         time.sleep(_LOOK)
     if not runs(guest):
         return
-    with of_libvirt(paths, job, guest, seconds):
+    with of_libvirt(paths, job, guest, seconds, threading.Event(), seconds):
         hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)

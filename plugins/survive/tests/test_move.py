@@ -5,9 +5,14 @@ tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
+import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +23,7 @@ from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
-from vtorque_core.base import hypervisor
+from vtorque_core.base import hypervisor, libvirt_workers
 from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
@@ -133,12 +138,18 @@ class World:
         source, target = (node.domain_of(uuid) for node in nodes)
         ends = self.ends if isinstance(self.ends, str) else self.ends[self.job.uuids.index(uuid)]
         self.step("in send")
+        if ends in ("fails", "stands still", "ended"):
+            eventually(lambda: all(map(self.n3.state, self.goes())))
+            if "broken off" in self.ends:
+                eventually((self.top / "over").exists)
         if ends == "well":
             target.write_text("runs")
             source.unlink()
         elif ends == "not told":  # its libvirtd has died when all was there
             target.write_text("runs")
             source.write_text("still")
+        elif ends == "ended":
+            source.unlink()
         elif ends == "stands still":
             source.write_text("still")
         elif ends == "broken off":
@@ -148,8 +159,14 @@ class World:
         if ends != "well":
             raise HostFault("migrate domain: the connection is broken")
 
+    def goes(self):
+        """Return which guests go where each has an end of its own; others fail after that."""
+        ends = () if isinstance(self.ends, str) else self.ends
+        each = zip(self.job.uuids, ends, strict=False)
+        return [uuid for uuid, end in each if end in ("well", "not told")]
+
     @contextlib.contextmanager
-    def receiver(self, here, to, told):
+    def receiver(self, here, to, told, _over):
         """Stand for the start on the other node: it awaits the domain, and is killed if asked."""
         target = self.nodes[to]
         arrives(target, told)
@@ -338,6 +355,56 @@ def test_a_job_that_ends_while_its_guest_is_sent_does_not_wait_for_that(world, m
     assert is_the_sources(world)
 
 
+def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(world, monkeypatch):
+    """What it would wait for is the start of guests there, for minutes."""
+    monkeypatch.setattr(move, "_ENDS", 0.01)
+    answers, says = os.pipe()
+
+    @contextlib.contextmanager
+    def receiver(_here, to, _told, over):
+        with os.fdopen(answers, "rb", 0) as file:
+            yield move._answer(file, bytearray(), over, 60.0, to, file)
+
+    monkeypatch.setattr(move, "_receiver", receiver)
+    (world.top / "over").touch()
+    assert migrate(world) == "it is on n2 still: the job ends"
+    os.close(says)
+
+
+HOLDS = """
+import fcntl, signal, sys
+lock = open(sys.argv[1], "r+")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print(flush=True)
+signal.pause()
+"""
+
+
+def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkeypatch):
+    """That takes libvirt a moment, in which the time for it is over."""
+    (job,) = Running(world.n2.paths).jobs()
+    job.guests[0].run_dir.mkdir(parents=True, exist_ok=True)
+    lock = job.guests[0].run_dir / "fs-home.lock"
+    lock.touch()
+
+    def late(*_):
+        time.sleep(0.5)  # what is given up takes that
+        raise HostFault("no answer within 0.1 s")
+
+    monkeypatch.setattr(hypervisor, "migrate_domain", late)
+    monkeypatch.setattr(move, "_TIME", 0.1)
+    argv = [sys.executable, "-c", HOLDS, lock]
+    daemon = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    try:
+        daemon.stdout.readline()
+        with pytest.raises(HostFault, match="no answer"):
+            move._send_all(world.n2.here, job, "", {world.uuid: "<domain/>"})
+        assert daemon.poll() is None
+    finally:
+        daemon.kill()
+        daemon.communicate()
+
+
 def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
     assert migrate(world) == ""
     checks = lambda: [each.message for each in node.check(world.n3.here.site)]  # noqa: E731
@@ -363,7 +430,7 @@ def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(wo
     world.starts = False
     assert migrate(world) == ""
     assert is_the_targets(world)
-    said = world.job.kept.read("log.jsonl").decode()  # on n3, were that not the same process
+    said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
     assert "its start here did not end: what plugins do after a boot is not done" in said
 
 
@@ -451,6 +518,44 @@ def test_what_libvirt_has_left_there_of_one_of_two_is_ended(two):
     two.n3.domain_of(two.job.uuids[1]).write_text("still")
     migrate(two)
     assert is_in_part(two)
+
+
+def test_if_the_other_of_two_has_ended_by_itself_nothing_stays(two):
+    two.ends = ("well", "ended")
+    assert migrate(two) == ""
+    assert f"leave {JOB} n2" in two.did() and two.n2.journal() is None
+    assert not Move.read(two.n2.paths, KEY).part
+
+
+def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
+    given_up = two.top / "broken-off"
+    monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
+
+    def migrates(_uri, uuid, *_):
+        if uuid == two.uuid:
+            eventually(given_up.exists)
+            raise HostFault("canceled by client")
+        raise HostFault("a file that is open was deleted")
+
+    monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
+    assert migrate(two) == "it is on n2 still: a file that is open was deleted"
+
+
+def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, monkeypatch):
+    """Other users' starts have all of libvirt's workers but one."""
+    path = two.n2.paths.node_lock
+    with path.open("w") as taken:
+        for worker in (*libvirt_workers.ANYBODYS, *libvirt_workers.ONE_EACH[1:]):
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, worker, 1, 0)
+            fcntl.fcntl(taken, fcntl.F_OFD_SETLK, lock)
+
+        def migrates(_uri, uuid, *_):
+            two.note(f"sent {uuid}")
+            raise HostFault("a file that is open was deleted")
+
+        monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
+        assert migrate(two) == "it is on n2 still: a file that is open was deleted"
+    assert len([line for line in two.did() if line.startswith("sent")]) == 1
 
 
 def test_when_one_of_two_does_not_go_the_other_is_sent_no_further(two, monkeypatch):
@@ -727,7 +832,7 @@ def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, mo
     assert not told, "it knows that"
     arrival.is_in(world.nodes["n1"].here, KEY, "n4", there["n3"])
     assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
-    arrival.are_on(world.nodes["n1"].here, KEY, ["n1", "n2"])
+    arrival.have_gone(world.nodes["n1"].here, KEY, "n4", "n2")
     assert first.kept.facts()["elsewhere"] == {}
 
 
@@ -806,8 +911,8 @@ def test_elsewhere_it_says_where(world, monkeypatch):
 
 @pytest.mark.parametrize(
     "question", [b"", b"[]", b'{"ask": "x", "job": "4", "key": "4.0"}', b'{"ask": "settle"}',
-                 b'{"ask": "nodes", "job": "4", "key": "../4", "nodes": []}',
-                 b'{"ask": "nodes", "job": "4", "key": "42.0", "nodes": []}']
+                 b'{"ask": "gone", "job": "4", "key": "../4", "node": "n2", "to": "n3"}',
+                 b'{"ask": "gone", "job": "4", "key": "42.0", "node": "n2", "to": "n3"}']
 )  # fmt: skip
 def test_what_no_node_asks_is_refused(world, question):
     with pytest.raises(UsageError):

@@ -1,5 +1,6 @@
 """The way from node to node: real processes in place of ssh, and what they say."""
 
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,8 +83,9 @@ def receiver(way, monkeypatch):
 
     def receives(body):
         site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
+        over, _ = os.pipe()
         here = move.Here(CONFIG, site, None, moving.Node("test:///default", 1.0))
-        return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]})
+        return move._receiver(here, "n3", {"job": "42", "guests": [{"uuid": "a"}]}, over)
 
     return receives
 

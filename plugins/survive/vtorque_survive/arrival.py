@@ -36,8 +36,8 @@ def answer(here: Here, question: bytes) -> bytes:
         if what == "settle":
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
             said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
-        elif what == "nodes":
-            said = are_on(here, key, [str(node) for node in asked["nodes"]])
+        elif what == "gone":
+            said = have_gone(here, key, str(asked["node"]), str(asked["to"]))
         elif what == "phase":
             guests = [
                 {"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]
@@ -107,10 +107,11 @@ def _are_here(here: Here, job_id: str, key: str, said: dict[str, str]) -> dict[s
     return said
 
 
-def are_on(here: Here, key: str, nodes: list[str]) -> str:
-    """Note on which nodes a job's guests are now."""
+def have_gone(here: Here, key: str, node: str, to: str) -> str:
+    """Note that what guests a job had on a node are on another one now."""
     if job := _job(here, key):
-        there = {node: each for node, each in elsewhere(job).items() if node in nodes}
+        nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
+        there = {other: each for other, each in elsewhere(job).items() if other != node}
         job.kept.add_facts(nodes=nodes, **{ELSEWHERE: there})
     return "noted"
 

@@ -454,10 +454,16 @@ def _write(of: _Saving, manifest: Manifest) -> None:
     for each in guests:
         if each.disk is not None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
-    with ThreadPoolExecutor(1 + len(guests)) as threads:
+    with ThreadPoolExecutor(len(guests)) as threads:
         work = [threads.submit(_memory, of, each) for each in guests]
         if leads(of.job):  # meanwhile: nobody needs one of them for the other
-            work.append(threads.submit(_ask_session, of))
+            try:
+                _ask_session(of)
+            except (Refused, HostFault) as error:
+                if not isinstance(error, _Later):
+                    for each in guests:
+                        saving.break_off(each.guest)
+                raise
     for done in work:
         done.result()
     room.require_no_more(part)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
@@ -30,7 +31,7 @@ from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, prin
 from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
-from vtorque_core.live import moving, saving, service, suspend
+from vtorque_core.live import kept, moving, saving, service, suspend
 from vtorque_core.live.jobs import Running, RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import move_record, reach
@@ -40,6 +41,7 @@ from vtorque_survive.settings import Settings
 _READY = 90.0  # seconds that the other node has beside what any start has: its placeholder
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
 _COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
+_AT_ONCE = 4  # libvirtd reads five calls of a connection (max_client_requests), one breaks off
 _ENDS = 5.0  # seconds between two looks whether the job ends while its guest is sent
 CHECKPOINT = "vmgr checkpoint --stop, and vsub -vm resume=ID, have a job go on elsewhere"
 log = logging.getLogger(__name__)
@@ -173,10 +175,13 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
             moving.mark(here.paths, job, moving.MOVES)
             log.info("its guests are to go to %s", to)
             on_step("after mark")
-            with _receiver(here, to, told) as xml, _bridge(here, job, to, guests) as uri:
+            with (
+                _while_it_lives(here, job) as over,
+                _receiver(here, to, told, over) as xml,
+                _bridge(here, job, to, guests) as uri,
+            ):
                 on_step("before send")
-                with _while_it_lives(here, job):
-                    _send_all(here, job, uri, xml)
+                _send_all(here, job, uri, xml)
                 on_step("after send")
     except (VtorqueError, OSError) as error:
         return str(error)
@@ -185,43 +190,63 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
 
 def _send_all(here: Here, job: RunningJob, uri: str, xml: Mapping[str, str]) -> None:
     """Send all at once; if one does not go, the others no further. Raises HostFault."""
+    seconds = min(_TIME, _FIRST + sum(guest.ram_mib for guest in job.guests) / _SLOWEST)
+    failed, errors = threading.Event(), list[HostFault]()
 
     def send(guest: RunningGuest) -> None:
-        seconds = min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
-        moving.send(here.paths, job, guest, uri, xml[guest.uuid], seconds)
+        with saving.of_libvirt(here.paths, job, guest, seconds, failed, _TIME):
+            if failed.is_set():
+                raise HostFault("another guest of the job does not go")
+            try:
+                moving.send(guest, uri, xml[guest.uuid], seconds)
+            except HostFault as error:
+                errors.append(error)
+                failed.set()  # before another one has the worker
+                raise
 
-    with ThreadPoolExecutor(len(job.guests)) as threads:
-        work = [threads.submit(send, guest) for guest in job.guests]
-        if any(done.exception() for done in wait(work, return_when=FIRST_EXCEPTION).done):
+    with ThreadPoolExecutor(min(_AT_ONCE, len(job.guests))) as threads:
+        done, left = wait(
+            [threads.submit(send, guest) for guest in job.guests], return_when=FIRST_EXCEPTION
+        )
+        while left:  # again and again: of one that libvirt has not begun to send none is given up
             _break_off(job)
-    for each in work:
+            left = wait(left, _LOOK).not_done
+    for error in errors:
+        raise error
+    for each in done:
         each.result()
 
 
 def _break_off(job: RunningJob) -> None:
     for guest in job.guests:
-        moving.break_off(guest)
+        saving.break_off(guest)
 
 
 @contextmanager
-def _while_it_lives(here: Here, job: RunningJob) -> Iterator[None]:
-    """Have guests be sent no further when their job ends: an epilogue waits for that."""
-    sent = threading.Event()
+def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
+    """Have guests be sent no further when their job ends: an epilogue waits for that.
+
+    Gives what can be read from then on.
+    """
+    sent, (over, ends) = threading.Event(), os.pipe()
 
     def look() -> None:
         while not sent.wait(_ENDS):
             with suppress(VtorqueError):
                 if here.adapter.over(job.job.id, job.job.attempt):
                     log.info("the job ends: its guests are sent no further")
+                    os.write(ends, b"!")
                     _break_off(job)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield
+        yield over
     finally:
         sent.set()
         thread.join()
+        os.close(over)
+        os.close(ends)
 
 
 def _record(job: RunningJob, guests: Sequence[Saveable], to: str, nodes: tuple[str, ...]) -> Move:
@@ -242,8 +267,10 @@ def _bridge_of(here: Here, key: str) -> Path:
 
 
 @contextmanager
-def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
+def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
     """Have the other node await the guests; give the XML that each is to have there, by UUID.
+
+    ``over``: can be read if nobody is to wait any more.
 
     When what is done here has been done well, wait until that node has done its part, too.
     """
@@ -260,19 +287,19 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
         answers = (receiver.stdout, bytearray())
         try:
             receiver.stdin.write(json.dumps(told).encode() + b"\n")
-            xml = _answer(*answers, seconds, to, errors).get("xml")
+            xml = _answer(*answers, over, seconds, to, errors).get("xml")
             if not isinstance(xml, dict) or xml.keys() != {g["uuid"] for g in told["guests"]}:
                 raise HostFault(f"{to} has not said with what the guests are to go there")
             on_step("ready")
             yield {uuid: str(each) for uuid, each in xml.items()}
-            _answer(*answers, seconds, to, errors)
+            _answer(*answers, over, seconds, to, errors)
         finally:
             receiver.stdin.close()  # now it ends, if it still waits
             receiver.kill()
 
 
 def _answer(
-    answers: IO[bytes], said: bytearray, seconds: float, to: str, errors: IO[bytes]
+    answers: IO[bytes], said: bytearray, over: int, seconds: float, to: str, errors: IO[bytes]
 ) -> dict[str, Any]:
     """Return the next line of the other node; ``said``: what it has said after that already.
 
@@ -280,8 +307,10 @@ def _answer(
     """
     until = time.monotonic() + seconds
     while b"\n" not in said:
-        if not readable([answers.fileno()], max(0.0, until - time.monotonic())):
+        if not readable([answers.fileno(), over], max(0.0, until - time.monotonic())):
             raise HostFault(f"{to} has not answered within {seconds:g} s")
+        if readable([over], 0):
+            raise HostFault("the job ends")
         data = answers.read(1 << 16)
         if not data:
             errors.seek(0)
@@ -354,26 +383,28 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
         raise HostFault("what it has here is being released")
-    for uuid in move.guests:
-        moving.settled(move.uri, uuid, _TIME)  # not under the job's lock: an epilogue may need it
-    with saving.held(here.paths, job, moving.MOVES) as guests:
-        mine = {uuid: moving.settled(move.uri, uuid, 0.0) for uuid in move.guests}
-        on_step("settled")
-        try:
-            # Without a reason why not the other node has just said that they run there.
-            gone = _there(_said(here, move, mine)) if why else set(move.guests)
-        except HostFault as error:
-            stands = "STANDS STILL here" if "still" in mine.values() else "is not moved further"
+    # Not under the job's lock, since an epilogue may need it: nobody moves them meanwhile.
+    mine = {uuid: moving.settled(move.uri, uuid, _TIME) for uuid in move.guests}
+    on_step("settled")
+    try:
+        # Without a reason why not the other node has just said that they run there.
+        gone = _there(_said(here, move, mine)) if why else set(move.guests)
+    except HostFault as error:
+        stands = "STANDS STILL here" if "still" in mine.values() else "is not moved further"
+        with kept.logging_for(here.paths, job.job):
             log.error("%s; what guest %s waits for that", error, stands)
-            raise HostFault(f"{error}: what guest {stands} waits for that") from None
-        on_step("asked")
-        if any(mine[uuid] == "runs" for uuid in gone):
-            raise HostFault(both)
+        raise HostFault(f"{error}: what guest {stands} waits for that") from None
+    on_step("asked")
+    if any(mine[uuid] == "runs" for uuid in gone):
+        raise HostFault(both)
+    if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
+        gone = set(mine)  # the others have ended by themselves: nothing stays
+    with saving.held(here.paths, job, moving.MOVES) as guests:
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
                 moving.go_on(each.guest)
         if gone:
-            log.info("%d of its %d guests have gone to %s", len(gone), len(mine), move.to)
+            log.info("%d of %d guests have gone to %s", len(gone), len(mine), move.to)
         else:
             log.info("its guests stay on %s: %s", move.node, why or "they did not come there")
             moving.mark(here.paths, job, suspend.RUNS)
@@ -405,8 +436,8 @@ def _part(here: Here, move: Move) -> None:
 
 def _tell(here: Here, move: Move, node: str) -> None:
     """Tell another node of the job where its guests are now. Best effort: it says where to ask."""
-    what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
-    with suppress(HostFault):
+    what = {"ask": "gone", "job": move.job, "key": move.key, "node": move.node, "to": move.to}
+    with suppress(HostFault, Refused):
         reach.ask(here.config, here.settings, node, what)
 
 

@@ -79,5 +79,31 @@ def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_the
     guest = dataclasses.replace(planned.guest_plan(), saved=saved)
     each = SimpleNamespace(plan=guest, merged=nothing)
     assert boot.boot_one(start, each, "tcg", threading.Event()) is None
-    assert did == ["arrives", print]
+    assert did[0] == "arrives" and did[1].func is print
     assert start.deadline > over
+
+
+def test_one_that_has_come_is_not_ended_when_another_that_came_has_died(monkeypatch):
+    """It is nowhere else any more."""
+    ended = []
+    monkeypatch.setattr(boot.hypervisor, "destroy_domain", lambda _, uuid, *__: ended.append(uuid))
+    monkeypatch.setattr(boot, "boot_one", lambda *_: None)
+    monkeypatch.setattr(boot.kvm, "choose", lambda *_: SimpleNamespace(type="tcg", warning=""))
+
+    def ready(_start, each, _until):
+        if each.plan.index == 0:
+            raise HostFault("the guest died")
+        time.sleep(0.3)  # so long it can be ended
+
+    monkeypatch.setattr(boot, "await_ready", ready)
+    node = SimpleNamespace(libvirt_uri="test:///default", accel="tcg", qemu_user="")
+    site = SimpleNamespace(node=node, paths=SimpleNamespace(run=""))
+    start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, act=lambda _: None)
+    saved = SimpleNamespace(arrive=print)
+    guests = [
+        SimpleNamespace(plan=dataclasses.replace(planned.guest_plan(), index=index, saved=saved))
+        for index in range(2)
+    ]
+    with pytest.raises(HostFault, match="the guest died"):
+        boot.boot_all(start, guests)
+    assert ended == []

@@ -7,6 +7,7 @@ the process that the prologue leaves (:mod:`vtorque_core.resources.starter`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -107,7 +108,11 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
                 return each, boot_one(start, each, chosen.type, failed)
             except HostFault as error:
                 each = _anew(start, each, error)
-        return each, boot_one(start, each, chosen.type, failed)
+        try:
+            return each, boot_one(start, each, chosen.type, failed)
+        except BaseException:
+            failed.set()  # who comes from another node waits for all others
+            raise
 
     def ready(each: Prepared) -> None:
         if each.plan.spare:
@@ -122,7 +127,8 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
     def stop(each: Prepared) -> None:
         stopped.set()
-        _end(start, each)
+        if not _comes(each.plan):  # else it is nowhere else any more
+            _end(start, each)
 
     booted = _in_parallel(prepared, boot)
     prepared, consoles = [each for each, _ in booted], [console for _, console in booted]
@@ -175,9 +181,9 @@ def boot_one(
         spec = domain_spec(guest, site, accel_type, ports)
         xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
         domain = replace(domain, xml=xml)
-    comes = guest.saved is not None and guest.saved.arrive is not None
+    comes = _comes(guest)
     if guest.saved is not None:
-        domain = _going_on(start, domain, guest, guest.saved)
+        domain = _going_on(start, domain, guest, guest.saved, failed)
     # What comes is awaited with all others of its job; who sends it has libvirt's workers for it.
     waits = worker(site.paths, guest.user.uid, start.deadline, failed)
     with contextlib.nullcontext() if comes else waits:
@@ -213,12 +219,20 @@ def boot_one(
     return descriptor
 
 
-def _going_on(start: Start, domain: Domain, guest: GuestPlan, saved: SavedGuest) -> Domain:
+def _comes(guest: GuestPlan) -> bool:
+    """Return whether it comes from another node, where it runs."""
+    return guest.saved is not None and guest.saved.arrive is not None
+
+
+def _going_on(
+    start: Start, domain: Domain, guest: GuestPlan, saved: SavedGuest, failed: threading.Event
+) -> Domain:
     """Return the domain of a saved guest, which is as libvirt had made it, where its files are."""
     if saved.arrive is not None:
         xml = moved(saved.xml, domain.xml, saved, guest.state_dir, guest.run_dir)
         start.enter(ARRIVES)
-        return replace(domain, xml=xml, arrive=saved.arrive, seconds=_COMES)
+        arrive = functools.partial(saved.arrive, failed=failed)
+        return replace(domain, xml=xml, arrive=arrive, seconds=_COMES)
     file = str(saved.memory)
     was = hypervisor.saved_xml(domain.uri, file)
     xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)

@@ -106,7 +106,15 @@ class _Sender:
         except OSError:
             raise LeftAlone from None
 
-    def arrive(self, of: Mapping[str, SavedGuest], site: Site, uuid: str, xml: str) -> None:
+    def arrive(
+        self,
+        of: Mapping[str, SavedGuest],
+        site: Site,
+        uuid: str,
+        xml: str,
+        *,
+        failed: threading.Event,
+    ) -> None:
         """Have a guest be sent, once all of them can be; return when it runs here.
 
         By a thread for each guest. Raises HostFault, LeftAlone; LeftAlone also after an hour: a
@@ -121,7 +129,7 @@ class _Sender:
         ready, until = time.monotonic() + site.node.start_timeout, time.monotonic() + _COMES
         while not self.awaits or hypervisor.domain_state(site.node.libvirt_uri, uuid) != "runs":
             self._require_there(_LOOK)
-            if not self.awaits and time.monotonic() >= ready:
+            if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
                 raise HostFault("another guest of the job is not ready to come here")
             if time.monotonic() >= until:
                 raise LeftAlone
