@@ -13,18 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies
 
 from forked import call
 from patience import eventually
 from vtorque_archive import node, pack, plugin, read, send, write
 from vtorque_archive.plugin import Settings, directory_of
-from vtorque_core.api import kept_records
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import main, vmgr
+from vtorque_core.api import JobAttempt, Paths, kept_records
+from vtorque_core.cli.vmgr import main
 from vtorque_core.live import kept
 from vtorque_report import load
+from vtorque_testing import vmgr
 
 ME = pwd.getpwuid(os.getuid())
 JOB = JobAttempt("42.srv", 0, ME.pw_name, ME.pw_uid, "n1.site")
@@ -404,7 +403,7 @@ def test_a_forged_file_costs_nobody_a_traceback(site, tmp_path):
 def test_root_reads_no_users_file(site):
     sent(here(site.paths), directory=site.template)
     if os.geteuid() == 0:
-        done = CliRunner().invoke(vmgr, ["--config", str(site.config), "report", "42.srv"])
+        done = vmgr.run(site.config, "report", "42.srv")
         assert "sudo -u OWNER" in str(done.exception)
     assert asked(site, "report", "42.srv").returncode == 0
 

@@ -14,8 +14,7 @@ import pytest
 from patience import eventually
 from vtorque_archive import node, send, write
 from vtorque_archive.plugin import Settings
-from vtorque_core.api import kept_records
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.api import JobAttempt, Paths, kept_records
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from programs import fake_program
 from vtorque_cluster.cache import Places
@@ -13,10 +13,10 @@ from vtorque_cluster.command import _site_secret
 from vtorque_core.api import ConfigError, UsageError
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import run_tool
-from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.images import store
 from vtorque_core.live import images
+from vtorque_core.live.images import store
 from vtorque_images import change
+from vtorque_testing import vmgr
 
 
 def test_the_secret_of_all_nodes_is_made_once(places: Places) -> None:
@@ -69,7 +69,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sync(config: Path, *args: str) -> Result:
-    return CliRunner().invoke(vmgr, ["--config", str(config), "images", "sync", *args])
+    return vmgr.run(config, "images", "sync", *args)
 
 
 def test_images_reach_the_nodes_that_can_be_reached(

@@ -15,11 +15,10 @@ from programs import fake_program
 from vtorque_cluster import sync
 from vtorque_cluster.cache import Places
 from vtorque_cluster.sync import Synced, push, receive
+from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.locks import take_lock
-from vtorque_core.images import sidecar, store
-from vtorque_core.images.pool import describe, list_images, lookup
+from vtorque_core.live.images import describe, listing, lookup, store
+from vtorque_core.live.images import names as names_in
 from vtorque_images import change
 from vtorque_images import health as doctor_images
 from vtorque_testing.planned import site
@@ -68,7 +67,7 @@ def sent(places: Places, ssh: str) -> Send:
 
     def do(*names: str) -> Synced:
         push(places, names, "n1", ssh)
-        wanted = names or tuple(sidecar.names(places.pool))
+        wanted = names or tuple(names_in(places.pool))
         return receive(places, wanted, only=not names)
 
     return do
@@ -104,7 +103,7 @@ def test_what_the_pool_has_no_more_goes_when_all_are_synchronised(
     assert sent("c") == Synced((), ("c",), ())
     assert lookup(cache, "a").name == "a"
     assert sent() == Synced(("b",), ("c",), ("a",))
-    assert [i.name for i in list_images(cache)] == ["b", "c"]
+    assert [i.name for i in listing(cache)] == ["b", "c"]
 
 
 def test_an_interrupted_copy_goes_on_where_it_was(pool: Path, cache: Path, sent: Send) -> None:
@@ -114,7 +113,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(pool: Path, cache: Path, sent:
     part.mkdir(parents=True)
     (part / "k").write_bytes(content[:MIB])
     inode = (part / "k").stat().st_ino
-    assert list_images(cache) == []
+    assert listing(cache) == []
     assert sent().copied == ("a",)
     kernel = lookup(cache, "a").kernel
     assert kernel is not None
@@ -149,7 +148,7 @@ def test_a_pool_that_is_not_what_it_says_is_not_copied(pool: Path, cache: Path, 
         kernel.write_bytes(content)
         with pytest.raises(Refused, match="its copy is"):
             sent()
-    assert list_images(cache) == []
+    assert listing(cache) == []
 
 
 def test_two_at_a_time_do_not_meet(places: Places, sent: Send) -> None:
@@ -157,7 +156,7 @@ def test_two_at_a_time_do_not_meet(places: Places, sent: Send) -> None:
     lock = take_lock(places.paths.run / "image-sync.lock", 0)
     with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
         sent()
-    assert list_images(places.cache) == []
+    assert listing(places.cache) == []
     os.close(lock)
     assert sent().copied == ("a",)
 
@@ -213,7 +212,7 @@ def test_what_was_damaged_on_its_way_is_not_taken(
     part.write_bytes(b"4321")
     with pytest.raises(Refused, match="its copy is"):
         receive(places, ("a",))
-    assert list_images(cache) == []
+    assert listing(cache) == []
     push(places, ("a",), "n1", ssh)
     assert receive(places, ("a",)).copied == ("a",)
 

@@ -18,9 +18,9 @@ import pytest
 
 import sparing
 from added_disks import KNOWN, Quiet, add, said
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.images import store
+from vtorque_core.live.images import store
 from vtorque_disk_image import builder, copying
 from vtorque_images import change
 

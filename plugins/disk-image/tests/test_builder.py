@@ -15,8 +15,8 @@ import pytest
 import sparing
 from added_disks import KNOWN, add, said
 from counting import transferred
+from vtorque_core.api import Refused
 from vtorque_core.api.values import Image
-from vtorque_core.base.errors import Refused
 from vtorque_disk_image import copying, probe
 from vtorque_disk_image.formats import check_kernel
 from vtorque_images import change

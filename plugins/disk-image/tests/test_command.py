@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from vtorque_core.base.errors import Refused, UsageError
-from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.api import Refused, UsageError
 from vtorque_core.live import images
+from vtorque_testing import vmgr
 
 FACTS = ("--guest-type", "linux", "--distro", "tiny", "--arch", "x86_64")
 KERNEL = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\2\0\x3e\0" + bytes(200)
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(config: Path, *args: object) -> Result:
-    return CliRunner().invoke(vmgr, ["--config", str(config), "images", *map(str, args)])
+    return vmgr.run(config, "images", *args)
 
 
 def shown(config: Path, name: str) -> dict[str, object]:

@@ -11,24 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from counting import calls
+from vtorque_core.api import (
+    ConfigError,
+    HostFault,
+    JobAttempt,
+    Paths,
+    Refused,
+    UsageError,
+    VtorqueError,
+)
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.strategies import ImageBuilder
 from vtorque_core.api.values import hookimpl
-from vtorque_core.base.errors import ConfigError, HostFault, Refused, UsageError, VtorqueError
 from vtorque_core.base.locks import job_lock
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.images.pool import describe, lookup
-from vtorque_core.images.sidecar import FileRecord, Sidecar
 from vtorque_core.live import images
+from vtorque_core.live.images import FileRecord, Sidecar, describe, lookup
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_images import pool_commands as command
 from vtorque_images import table
+from vtorque_testing import vmgr
 
 
 class Fake:
@@ -78,7 +84,7 @@ deny = ["secret-*"]
 
 
 def run(*args: str, config: Path | None = None) -> Result:
-    return CliRunner().invoke(vmgr, ["--config", str(config or CONFIG["path"]), "images", *args])
+    return vmgr.run(config or Path(CONFIG["path"]), "images", *args)
 
 
 CONFIG: dict[str, str] = {}
@@ -324,8 +330,7 @@ def test_what_one_more_image_costs_a_list(tmp_path: Path, form: tuple[str, ...])
         many_images(pool, count)
         config = tmp_path / "site.toml"
         config.write_text(f'[images]\npool = "{pool}"\n[paths]\nstate = "{tmp_path}/state"\n')
-        argv = ["--config", str(config), "images", "list", *form]
-        run = functools.partial(CliRunner().invoke, vmgr, argv, catch_exceptions=False)
+        run = functools.partial(vmgr.run, config, "images", "list", *form)
         assert run().output.count("tiny") >= count
         called.append(calls(run))
     assert called[1] - called[0] < 100 * 1000, called

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.api import HostFault, JobAttempt, Paths, Refused
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.values import Image
-from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import job_lock
-from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli import reap
-from vtorque_core.images import store
-from vtorque_core.images.pool import listing, lookup, select
+from vtorque_core.images.pool import select
+from vtorque_core.live.images import Plugins, listing, lookup, store
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources import netfilter
 from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.site.plugins import Plugins
 from vtorque_images import change as images
 from vtorque_testing.planned import site as a_site
 

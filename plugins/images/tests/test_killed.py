@@ -24,18 +24,14 @@ from programs import fake_program
 from reachable import reachable
 from vtorque_cluster import sync
 from vtorque_cluster.cache import Places
-from vtorque_core.api import confined_tool
+from vtorque_core.api import Image, JobAttempt, Paths, Refused, confined_tool
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.images import store
-from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup
+from vtorque_core.live.images import Broken, Plugins, describe, listing, lookup, store
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.site.plugins import Plugins
 from vtorque_images import change
 
 pytestmark = pytest.mark.e2e
@@ -47,6 +43,10 @@ CHANGES = {
 BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k", initrd="i")
 _WRITING = os.O_WRONLY | os.O_RDWR
 MOST = 400  # points of one command
+
+
+def usable(pool: Path) -> list[Image]:
+    return [lookup(pool, item.name) for item in listing(pool) if not isinstance(item, Broken)]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Site:
     def leftovers(self, pool: Path) -> list[str]:
         """Return what is in a pool beside whole images of one version."""
         wanted = set()
-        for image in list_images(pool):
+        for image in usable(pool):
             assert image.disk is not None or image.kernel is not None
             files = [f for f in (image.disk, image.kernel, image.initrd) if f is not None]
             home = pool / image.name
@@ -169,7 +169,7 @@ def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
     def check(site: Site) -> None:
         kernels = {}
         site.there()
-        for image in list_images(site.pool):
+        for image in usable(site.pool):
             assert image.kernel is not None
             kernels[image.name] = image.kernel.read_bytes()
         assert kernels in states
@@ -213,7 +213,7 @@ def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path, points: rang
         kernel.write_bytes(b"damaged")
 
     def good(site: Site) -> None:
-        for item in list_images(site.pool):
+        for item in usable(site.pool):
             assert item.kernel is not None
             assert item.kernel.read_bytes() == b"1"
             change.verify(site.pool, item.name)
@@ -326,14 +326,14 @@ def test_a_synchronisation(tmp_path: Path, points: range) -> None:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: take(at))  # type: ignore[misc]
-        for image in list_images(site.cache):
+        for image in usable(site.cache):
             change.verify(site.cache, image.name)
         assert lookup(site.pool, "m", site.cache).sha256 == site.there()["m"]
         again(site)
         for note in site.cache.glob("*/*.old"):
             note.write_text("0")
         again(site)
-        assert [i.name for i in list_images(site.cache)] == ["m", "n"]
+        assert [i.name for i in usable(site.cache)] == ["m", "n"]
         assert lookup(site.pool, "m", site.cache).kernel == (
             site.cache / "m" / describe(site.pool, "m").version / "k"
         )

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from image_keys import BUILT
 from reachable import reachable
+from vtorque_core.api import HostFault, Refused, VtorqueError
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.base.errors import HostFault, Refused, VtorqueError
-from vtorque_core.images import store
-from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup, select
-from vtorque_core.images.sidecar import MAX_CMDLINE, check_facts, parse_sidecar
+from vtorque_core.images.pool import select
+from vtorque_core.images.sidecar import MAX_CMDLINE, parse_sidecar
+from vtorque_core.live.images import Broken, check_facts, describe, listing, lookup, store
 from vtorque_images import change as images
 from vtorque_images.check import check_disk
 
@@ -160,7 +160,7 @@ def test_a_new_image_is_absent_until_its_sidecar_is_there(
             put(pool, "m")
     with pytest.raises(Refused, match="no such image"):
         lookup(pool, "m")
-    assert list_images(pool) == []
+    assert listing(pool) == []
     image = put(pool, "m")
     assert [p.name for p in (pool / "m").glob("v*")] == [image.kernel.parent.name]
 
@@ -208,7 +208,7 @@ def test_missing_pool_is_the_nodes_fault(tmp_path: Path) -> None:
 def test_pool_that_others_can_write_is_refused(pool: Path, mode: int) -> None:
     put(pool, "m")
     pool.chmod(mode)
-    for call in (lambda: lookup(pool, "m"), lambda: list_images(pool)):
+    for call in (lambda: lookup(pool, "m"), lambda: listing(pool)):
         with pytest.raises(Refused, match=re.escape(str(pool))) as caught:
             call()
         assert f"{mode:04o}" in str(caught.value)
@@ -269,7 +269,7 @@ def test_changed_file_is_refused_at_once_and_by_hash(pool: Path) -> None:
     with pytest.raises(Refused, match="vmlinux has sha256"):
         images.verify(pool, "m")
     assert [type(item) for item in listing(pool)] == [Broken]
-    assert list_images(pool) == []
+    assert [type(image) for image in listing(pool)] == [Broken]
 
 
 def test_change_that_hides_its_time_is_found_by_verify(pool: Path) -> None:
@@ -492,7 +492,7 @@ def test_remove(pool: Path) -> None:
     put(pool, "m")
     put(pool, "n")
     images.remove(pool, "m")
-    assert [image.name for image in list_images(pool)] == ["n"]
+    assert [image.name for image in listing(pool)] == ["n"]
     assert not (pool / "m").exists()
     with pytest.raises(Refused, match="no such image"):
         images.remove(pool, "m")

@@ -12,31 +12,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from image_keys import BUILT, allow, keygen, keys, signers
 from vtorque_cluster.cache import Places, take
+from vtorque_core.api import Paths, Refused, UsageError
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import JobRequest
 from vtorque_core.base import trust
-from vtorque_core.base.errors import Refused, UsageError
-from vtorque_core.base.names import Paths
-from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.images import store
-from vtorque_core.images.pool import describe, lookup, select
-from vtorque_core.images.sidecar import FileRecord, Sidecar, names, version_of
-from vtorque_core.images.signature import acceptor, signer_of
+from vtorque_core.images.pool import select
 from vtorque_core.live import images as live_images
+from vtorque_core.live.images import (
+    FileRecord,
+    Plugins,
+    Sidecar,
+    acceptor,
+    describe,
+    lookup,
+    names,
+    signer_of,
+    store,
+    version_of,
+)
 from vtorque_core.plan import guests
-from vtorque_core.site.plugins import Plugins
 from vtorque_images import change as images
 from vtorque_images import health as doctor_images
 from vtorque_images import pool_commands as command
 from vtorque_images.check import file_sha256
 from vtorque_images.signing import sign
+from vtorque_testing import vmgr
 from vtorque_testing.planned import site as a_site
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
@@ -303,7 +310,7 @@ def run(
     monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, os.geteuid()))
 
     def call(*argv: object) -> Result:
-        return CliRunner().invoke(vmgr, ["--config", str(config), "images", *map(str, argv)])
+        return vmgr.run(config, "images", *argv)
 
     return call
 

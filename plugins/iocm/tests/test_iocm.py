@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from vtorque_core.api import Refused
 from vtorque_core.api.claims import CoreClaim, Notice, Placement, PoolClaim
 from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, forbidden
-from vtorque_core.base.errors import Refused
 from vtorque_iocm import legacy, node, plugin
 from vtorque_testing import planned
 from vtorque_testing.planned import NoFit

@@ -11,16 +11,15 @@ import pytest
 import dynamic_io_manager_double as double
 from iocm_processes import ended
 from patience import eventually
+from vtorque_core.api import ConfigError, HostFault, JobAttempt, Paths
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.job_files import File
-from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.base.locks import lock_holder
-from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import legacy, node
+from vtorque_testing.planned import with_core
 
 
 @pytest.fixture
@@ -75,8 +74,7 @@ def workers(kernel):
 
 
 def release(job):
-    plugins = Plugins()
-    plugins.register("iocm", node, "vtorque-iocm 1")
+    plugins = with_core("iocm", node)
     assert teardown(job.path, job.paths, plugins).clean
 
 

@@ -10,19 +10,17 @@ import pytest
 
 from iocm_processes import ended
 from patience import eventually
-from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.locks import Busy
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.api import Busy, HostFault, JobAttempt, Paths, Refused
 from vtorque_core.live import node_process
 from vtorque_core.live.cores import GuestCores, Resized
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, arguments
-from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import manager, node, threads
 from vtorque_iocm.manager import Loop
 from vtorque_iocm.node import Manager
 from vtorque_iocm.wanted_cores import Rule
+from vtorque_testing.planned import with_core
 
 GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
 
@@ -208,8 +206,7 @@ def job(paths):
 
 
 def end(path, paths):
-    plugins = Plugins()
-    plugins.register("iocm", node, "vtorque-iocm 1")
+    plugins = with_core("iocm", node)
     assert teardown(path, paths, plugins).clean
 
 

@@ -7,15 +7,13 @@ import time
 import types
 
 import pytest
-from click.testing import CliRunner
 
 from acme_card import in_other_process
-from vtorque_core.api import kept_records
+from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.api.log_levels import parse
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import jobs, service
 from vtorque_core.records import log
+from vtorque_testing import vmgr
 
 boot = logging.getLogger("vtorque_core.node.start.boot")
 
@@ -38,7 +36,7 @@ def place(paths):
 def cli(paths, tmp_path, *argv):
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
-    return CliRunner().invoke(vmgr, ["--config", str(config), "logs", *argv])
+    return vmgr.run(config, "logs", *argv)
 
 
 def test_it_shows_and_chooses(paths, tmp_path):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from patience import eventually
-from vtorque_core.api import kept_records
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.site import plugins as site_plugins
 from vtorque_joblog import follower, outlets
 from vtorque_joblog.api import GROUP

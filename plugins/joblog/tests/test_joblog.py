@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.api import ConfigError, HostFault
 from vtorque_core.live.extensions import Extensions
 from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP

@@ -12,10 +12,9 @@ import pytest
 from counting import calls
 from device_cases import MACHINE
 from patience import eventually
-from vtorque_core.api import job_log, kept_records
+from vtorque_core.api import JobAttempt, job_log, kept_records
 from vtorque_core.api.log_levels import parse
 from vtorque_core.base import names
-from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.start import prologue
 from vtorque_core.records import log
 from vtorque_testing.faults import in_child

@@ -3,14 +3,12 @@
 import json
 import types
 
-from click.testing import CliRunner
-
 from vtorque_core.api import hookimpl
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
-from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import service
-from vtorque_core.site.plugins import Plugins
 from vtorque_jobs import command
+from vtorque_testing import vmgr
+from vtorque_testing.planned import with_core
 
 
 def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
@@ -31,15 +29,15 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
         yield JobOnNode("7.srv", "n2", error="no \033way")
         raise RuntimeError("too\033bad")
 
-    plugins, module = Plugins(), types.ModuleType("acme")
+    module = types.ModuleType("acme")
     module.vtorque_on_nodes = vtorque_on_nodes
-    plugins.register("acme", module, "acme 1")
+    plugins = with_core("acme", module)
     monkeypatch.setattr(service, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     config.write_text("")
 
     def ps(*argv):
-        done = CliRunner().invoke(vmgr, ["--config", str(config), "ps", *argv])
+        done = vmgr.run(config, "ps", *argv)
         assert done.exit_code == 0, done
         return done
 

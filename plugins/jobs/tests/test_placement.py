@@ -5,15 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from vtorque_core.api import JobAttempt, Paths, UsageError
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.host_topology import NumaNode, Topology
-from vtorque_core.base.errors import UsageError
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live.placement import walk
 from vtorque_jobs import placement
+from vtorque_testing import vmgr
 from vtorque_testing.planned import NodeShare, lease
 
 MACHINE = Topology(
@@ -74,5 +72,5 @@ def test_users_are_told_to_ask(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="ask your administrator"):
         placement.show(Path("/nonexistent"), False)
-    result = CliRunner().invoke(vmgr, ["--config", "/nonexistent", "ps", "--placement"])
+    result = vmgr.run(Path("/nonexistent"), "ps", "--placement")
     assert isinstance(result.exception, UsageError)

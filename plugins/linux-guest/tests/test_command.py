@@ -7,13 +7,11 @@ import types
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from vtorque_core.api import kept_records
-from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_core.live import jobs, service
 from vtorque_linux_guest import command
+from vtorque_testing import vmgr
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def called(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "execvp", lambda _program, argv: ran.append(argv))
 
     def call(*argv, command="ssh"):
-        done = CliRunner().invoke(vmgr, ["--config", str(config), command, *argv])
+        done = vmgr.run(config, command, *argv)
         return ran.pop() if ran else str(done.exception)
 
     call.run_dir, call.place = run_dir, place

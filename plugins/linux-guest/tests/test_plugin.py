@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml  # noqa: F401 - for the reader, whom this Python may be closed to
 
-from vtorque_core.api import FileData, Refused, guest_context
-from vtorque_core.base.names import Paths
+from vtorque_core.api import FileData, Paths, Refused, guest_context
 from vtorque_linux_guest import node, plugin
 from vtorque_linux_guest.guest.contract import SITE
 from vtorque_linux_guest.job.driver import LinuxDriver

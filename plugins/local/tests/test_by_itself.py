@@ -7,8 +7,7 @@ import pytest
 
 from local_site import fresh_site
 from patience import eventually
-from vtorque_core.base.errors import VtorqueError
-from vtorque_core.base.names import Paths
+from vtorque_core.api import Paths, VtorqueError
 from vtorque_local.submitter import LocalSubmitter
 
 AGAIN = "mv aside local.sock"

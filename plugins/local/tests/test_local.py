@@ -12,7 +12,7 @@ import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
 from patience import eventually, with_more_time
-from vtorque_core.base.errors import UsageError
+from vtorque_core.api import UsageError
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs

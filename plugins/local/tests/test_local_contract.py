@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from pbs_harness import TorqueHarness
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
 from vtorque_core.api.strategies import BatchSystem
-from vtorque_core.base.names import Paths
 from vtorque_local import plugin
 from vtorque_local.entry import number_of
 from vtorque_local.job import Job, array_of

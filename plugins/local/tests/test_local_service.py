@@ -17,10 +17,8 @@ import pytest
 
 from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
 from patience import LONG, eventually
+from vtorque_core.api import Busy, Paths, UsageError, VtorqueError, take_lock
 from vtorque_core.api.batch_system import Life
-from vtorque_core.base.errors import UsageError, VtorqueError
-from vtorque_core.base.locks import Busy, take_lock
-from vtorque_core.base.names import Paths
 from vtorque_core.site.request import Request
 from vtorque_local.mom import Programs
 from vtorque_local.node import LocalNode

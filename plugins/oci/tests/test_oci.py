@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import oci_images as made
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree
 from vtorque_linux_guest.image.root_disk import write_disk

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import oci_images as made
 import processes
 import sparing
+from vtorque_core.api import HostFault, Refused, UsageError
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import trust
-from vtorque_core.base.errors import HostFault, Refused, UsageError
-from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.images import store
 from vtorque_core.live import images
+from vtorque_core.live.images import store
 from vtorque_images import change as pool_of
 from vtorque_oci import build
 from vtorque_oci.blobs import as_nobody
+from vtorque_testing import vmgr
 
 Source = Callable[[Path], Path]
 
@@ -162,7 +161,7 @@ def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path:
     before = state(pool)
     for name in ("new", "there"):
         argv = ["build", name, builder, "-o", f"{key}={source}", *size]
-        done = CliRunner().invoke(vmgr, ["--config", str(tmp_path / "site.toml"), "images", *argv])
+        done = vmgr.run(tmp_path / "site.toml", "images", *argv)
         assert isinstance(done.exception, Refused | HostFault), done.exception
         assert message in str(done.exception)
         assert state(pool) == before
@@ -171,7 +170,7 @@ def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path:
 def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> None:
     before = state(pool)
     argv = ["build", "a\nb", "oci", "-o", "source=/x"]
-    done = CliRunner().invoke(vmgr, ["--config", str(tmp_path / "site.toml"), "images", *argv])
+    done = vmgr.run(tmp_path / "site.toml", "images", *argv)
     assert isinstance(done.exception, Refused)
     assert state(pool) == before
 
@@ -191,7 +190,7 @@ def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> N
 def test_the_short_form_for_containers(words: list[str], message: str, pool: Path) -> None:
     site = pool.parent / "site.toml"
     before = state(pool)
-    done = CliRunner().invoke(vmgr, ["--config", str(site), "images", "build", *words])
+    done = vmgr.run(site, "images", "build", *words)
     assert isinstance(done.exception, Refused | UsageError), done.exception
     assert message in str(done.exception)
     assert state(pool) == before
@@ -205,7 +204,7 @@ def test_layers_leave_room_on_the_disk(
     source = one_layer(("zeros", bytes(3 << 20), "f"))(tmp_path / "source")
     before = state(pool)
     argv = ["build", "new", "--oci", str(source)]
-    done = CliRunner().invoke(vmgr, ["--config", str(pool.parent / "site.toml"), "images", *argv])
+    done = vmgr.run(pool.parent / "site.toml", "images", *argv)
     assert "more than 1 MiB" in str(done.exception)
     assert state(pool) == before
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from vtorque_osv import recipe
 from vtorque_osv.build import OsvBuilder
 
 from rofs_reader import read_back
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vtorque_osv import cmdline, script
 
+from vtorque_core.api import Refused
 from vtorque_core.api.guest_plan import Address
-from vtorque_core.base.errors import Refused
 
 STATIC = Address("52:54:00:00:00:01", "10.1.0.5", 20, "10.1.0.1", ("10.1.0.2", "9.9.9.9"))
 SECOND = Address("52:54:00:00:00:02", "10.2.0.5", 24, network="two")

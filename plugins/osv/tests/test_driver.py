@@ -19,12 +19,12 @@ from vtorque_osv.driver import OsvDriver
 from vtorque_osv.order import Order, Word
 from vtorque_osv.settings import Settings, mode
 
+from vtorque_core.api import Refused
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.guest_driver import LateDriver
 from vtorque_core.api.guest_plan import Address, JobUser, Share
 from vtorque_core.api.libvirt_domain import Clock, Console, Disk, Filesystem, KernelBoot
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.base.errors import Refused
 from vtorque_core.resources.disk import Overlay
 from vtorque_testing.planned import domain, guest_plan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from vtorque_osv import elf
 
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 
 SOURCE = "int answer(void);\nint main(void) { return answer(); }\n"
 

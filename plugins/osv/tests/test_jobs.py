@@ -13,6 +13,7 @@ from vtorque_osv.console import BEGIN
 from vtorque_osv.order import WORD, Order, Word
 
 from as_root import without_chown
+from vtorque_core.api import Refused
 from vtorque_core.api.guest_driver import (
     ORDER_SOCKET,
     BootedGuest,
@@ -21,7 +22,6 @@ from vtorque_core.api.guest_driver import (
     Script,
     Streams,
 )
-from vtorque_core.base.errors import Refused
 from vtorque_core.resources.starter import Starter
 
 DATA = Path(__file__).parent / "data"

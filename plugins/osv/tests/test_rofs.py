@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vtorque_osv import disk, rofs
 
 from rofs_reader import read_back
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 
 
 def image(tree, tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vtorque_osv import script
 
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 
 NAMED = {"greet": "/prog hello", "both": "/a; /b"}
 

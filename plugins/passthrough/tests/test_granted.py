@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.api import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import PoolClaim
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.device_files import behind, of_number
 from vtorque_testing import planned

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtorque_core.api import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.plugin import card_list, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio

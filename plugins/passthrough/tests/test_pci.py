@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from as_root import without_chown
+from vtorque_core.api import HostFault
 from vtorque_core.api.libvirt_domain import Disk, forbidden
-from vtorque_core.base.errors import HostFault
 from vtorque_passthrough.pci_functions import (
     function,
     functions,

@@ -4,8 +4,8 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from torque_node import Site
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Needs
-from vtorque_core.base.names import Paths
 from vtorque_pbs import resources
 from vtorque_pbs.convention import PrologueArgs
 from vtorque_pbs.openpbs.node import OpenPbsNode

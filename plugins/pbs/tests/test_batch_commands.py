@@ -3,7 +3,7 @@
 import pytest
 
 from patience import LONG, eventually
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_pbs import batch_commands
 from vtorque_pbs.settings import Settings
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Outcome
-from vtorque_core.base.errors import UsageError
 from vtorque_pbs import convention as pbs
 
 WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)

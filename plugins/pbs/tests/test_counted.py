@@ -7,9 +7,9 @@ import pytest
 from fake_torque_mom import FakeTorqueMom
 from pbs_harness import ME, OpenPbsHarness, TorqueHarness
 from torque_node import adapter_at
+from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_core.api.submission import to_token
-from vtorque_core.base.errors import UsageError
 from vtorque_pbs import counted
 from vtorque_pbs.resources import openpbs_additions, torque_additions
 from vtorque_testing.submit import run_vsub

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torque_node import Site, adapter_at
-from vtorque_core.base.names import Paths
+from vtorque_core.api import Paths
 from vtorque_pbs.convention import PrologueArgs
 from vtorque_pbs.openpbs.node import OpenPbsNode
 from vtorque_pbs.plugin import vtorque_batch_systems

@@ -3,10 +3,10 @@
 import pytest
 
 from pbs_harness import ME, SYSTEMS, contract
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.submission import to_token
-from vtorque_core.base.names import Paths
 from vtorque_pbs import plugin
 from vtorque_pbs.resources import openpbs_given, torque_given, torque_memory
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbs_harness import ME, OpenPbsHarness, TorqueHarness
+from vtorque_core.api import Refused
 from vtorque_core.api.batch_system import BareNode, Needs, PeerGuest
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.submission import to_token
-from vtorque_core.base.errors import Refused
 from vtorque_pbs.mixed import for_guests, openpbs_places, require_guests_first, torque_places
 from vtorque_pbs.resources import openpbs_given, torque_given
 from vtorque_testing.submit import run_vsub

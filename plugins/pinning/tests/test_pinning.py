@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from vtorque_core.api import HostFault, Refusal, Refused
 from vtorque_core.api.claims import CoreClaim, Notice, RamClaim
 from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.values import FileData
-from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_pinning import node, plugin
 from vtorque_testing import planned
 from vtorque_testing.planned import NoFit, Taken

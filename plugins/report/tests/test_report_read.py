@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kept_data
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_report import load, read
 
 JSON = st.recursive(

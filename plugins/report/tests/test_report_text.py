@@ -14,7 +14,7 @@ import pytest
 
 import forked
 import kept_data
-from vtorque_core.base.names import Paths
+from vtorque_core.api import Paths
 from vtorque_core.cli.vmgr import main
 from vtorque_report import load, plots, plugin, text
 from vtorque_testing.planned import PlannedNode, with_core

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from vtorque_core.api import Refusal
 from vtorque_core.api.claims import CacheClaim, CoreClaim, Notice
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import MemoryBacking
 from vtorque_core.api.values import Extra, JobRequest
-from vtorque_core.base.errors import Refusal
 from vtorque_scam import health, node, plugin
 from vtorque_testing import planned
 from vtorque_testing.planned import NoFit, with_default_group

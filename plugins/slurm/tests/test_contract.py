@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_doubles import Slurm
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
-from vtorque_core.base.names import Paths
 from vtorque_slurm import batch_commands, plugin
 from vtorque_slurm.settings import Settings
 from vtorque_testing import harness as contract

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
+from vtorque_core.api import HostFault, Refused, UsageError
 from vtorque_core.api.batch_system import Grant, Needs
-from vtorque_core.base.errors import HostFault, Refused, UsageError
 from vtorque_slurm import options
 from vtorque_slurm.gres import additions, asked, granted
 from vtorque_slurm.job_records import parse_job

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
-from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.api import HostFault, Refused
 from vtorque_slurm.job_records import features, offered_mib, one_of, parse_job
 
 FACTS = {

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from slurm_doubles import Slurm
+from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
-from vtorque_core.base.errors import HostFault
 from vtorque_slurm import batch_commands, hostlist
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.base.errors import UsageError
+from vtorque_core.api import UsageError
 from vtorque_slurm import options
 from vtorque_slurm.options import SBATCH, CommandLine
 

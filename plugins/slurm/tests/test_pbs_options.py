@@ -3,7 +3,7 @@
 import pytest
 
 from slurm_doubles import Slurm
-from vtorque_core.base.errors import UsageError
+from vtorque_core.api import UsageError
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
 

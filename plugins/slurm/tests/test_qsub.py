@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
+from vtorque_core.api import Paths, UsageError
 from vtorque_core.api.batch_system import Needs
-from vtorque_core.base.errors import UsageError
-from vtorque_core.base.names import Paths
 from vtorque_slurm import plugin
 from vtorque_slurm.qsub import INNER, QsubSubmitter
 from vtorque_slurm.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_slurm.slurm_conf import value, with_line, without_line
 
 LINES = st.lists(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slurm_doubles import Slurm
+from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs, SubmitArgs
 from vtorque_core.api.submission import to_token
-from vtorque_core.base.errors import UsageError
 from vtorque_slurm import options, request_channel
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter

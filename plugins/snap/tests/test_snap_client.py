@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import snapteld_double
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_snap.access import Access
 from vtorque_snap.client import MAX_BYTES, Client, NotRunning, within
 from vtorque_snap.task import manifest

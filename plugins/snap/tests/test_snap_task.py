@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import snapteld_double
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_snap import node
 from vtorque_snap.access import Access
 from vtorque_snap.node import Settings

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.api import ConfigError, Refused
 from vtorque_core.live import service
 from vtorque_iocm import plugin as iocm
 from vtorque_passthrough import plugin as passthrough

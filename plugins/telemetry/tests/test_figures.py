@@ -10,7 +10,7 @@ import pytest
 
 import measured
 import running_journal
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.api import JobAttempt
 from vtorque_core.live.jobs import Running
 from vtorque_telemetry import figures, samples
 from vtorque_telemetry.figures import GuestMeter

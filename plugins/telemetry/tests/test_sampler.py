@@ -19,8 +19,7 @@ import halves
 import measured
 import running_journal
 from counting import calls
-from vtorque_core.api import kept_records
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault, kept_records
 from vtorque_core.live import extensions
 from vtorque_core.site import plugins
 from vtorque_telemetry import app, influx, node, outside, sampler, series

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from reachable import reachable
-from vtorque_core.api import kept_records
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.api import JobAttempt, Paths, kept_records
 from vtorque_telemetry import series
 from vtorque_telemetry.series import MAX_LINES, NAME, SeriesFile
 

@@ -17,7 +17,7 @@ import time
 import pytest
 
 import sparing
-from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.api import ConfigError, HostFault
 from vtorque_telemetry import prometheus, textfile
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text

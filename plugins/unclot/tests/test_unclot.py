@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import EnvVar, PciMemory
 from vtorque_core.api.libvirt_domain import forbidden
 from vtorque_core.api.values import Extra, JobRequest
-from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.records.reading import arguments
 from vtorque_testing import planned
 from vtorque_testing.planned import guest_plan

@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from vtorque_core.api import ConfigError, HostFault, JobAttempt, Refusal, Refused
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice, Package, RootCommand
 from vtorque_core.api.guest_plan import Address
 from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import Disk, QemuArgs, forbidden
 from vtorque_core.api.values import Image
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.base.names import JobAttempt
 from vtorque_passthrough.pci_functions import virtual_functions
 from vtorque_passthrough.vfio import PciDevice, Vfio
 from vtorque_testing import planned

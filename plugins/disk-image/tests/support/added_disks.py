@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vtorque_core.api import Paths
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_core.api.values import Image
-from vtorque_core.base.names import Paths
 from vtorque_disk_image.builder import NAME, DiskBuilder
 from vtorque_images import change
 

@@ -8,8 +8,8 @@ import pytest
 
 from local_agent import LocalAgent, run, sh
 from patience import LONG
+from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import LinePort
-from vtorque_core.base.errors import HostFault
 from vtorque_linux_guest.boot.seed_contents import agent_conf
 
 PATIENT = 2 * LONG  # seconds without a byte: the agent under its sanitizers, on a busy machine

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent, run, sh
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_linux_guest.agent.build import build_agent
 from vtorque_linux_guest.job.frames import AgentError, GuestFailed
 from vtorque_linux_guest.job.status_port import StatusReader

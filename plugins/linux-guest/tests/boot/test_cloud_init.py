@@ -20,8 +20,8 @@ import yaml
 import sample_guests
 import sparing
 from sample_guests import DEBIAN, PLAN, ROCKY
+from vtorque_core.api import JobAttempt
 from vtorque_core.api.guest_plan import Address
-from vtorque_core.base.names import JobAttempt
 from vtorque_linux_guest.boot import cloud_init, keys
 from vtorque_linux_guest.guest import agent_start
 

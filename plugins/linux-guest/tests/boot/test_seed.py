@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sample_guests import ROCKY
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_linux_guest.boot import seed_contents
 from vtorque_linux_guest.boot.seed import Seed, iso
 from vtorque_linux_guest.settings import Settings

@@ -24,6 +24,7 @@ from sample_guests import (
     FakeRoot,
     fake_guest,
 )
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_context import (
     EnvVar,
     GuestDevice,
@@ -36,7 +37,6 @@ from vtorque_core.api.guest_context import (
     RootCommand,
 )
 from vtorque_core.api.guest_plan import Address
-from vtorque_core.base.errors import HostFault, Refused
 from vtorque_linux_guest.boot import setup_script
 from vtorque_linux_guest.settings import Settings, SiteScript
 

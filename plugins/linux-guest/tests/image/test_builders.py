@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.api import HostFault, Refused
 from vtorque_linux_guest.image import micro_builder
 from vtorque_linux_guest.image.debian_builder import parse_options
 from vtorque_linux_guest.image.initramfs import Tree, add_modules

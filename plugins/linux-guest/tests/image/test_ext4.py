@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_linux_guest.image.ext4 import write_ext4
 from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tar_files import tar
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_linux_guest.image import filetree
 from vtorque_linux_guest.image.filetree import FileTree, read_tar
 from vtorque_linux_guest.image.tar_reader import MAX_HEADER, members

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_linux_guest.image import recipe_files
 from vtorque_linux_guest.image.recipe import AddedFile, read
 from vtorque_linux_guest.image.recipe_builder import LinuxBuilder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault
 from vtorque_linux_guest.image import sandbox
 
 pytestmark = pytest.mark.e2e  # only root makes maps of 65536 ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vtorque_core.base.errors import Refused
+from vtorque_core.api import Refused
 from vtorque_linux_guest.image import systemd_root
 from vtorque_linux_guest.image.filetree import FileTree
 

@@ -15,12 +15,11 @@ import pytest
 
 from patience import with_more_time
 from sample_guests import DEBIAN, MICRO, ROCKY
+from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
 from vtorque_core.api.values import JobRequest
-from vtorque_core.base.errors import HostFault
-from vtorque_core.base.names import Paths
 from vtorque_linux_guest.boot import seed_contents
 from vtorque_linux_guest.boot.hardware import cmdline
 from vtorque_linux_guest.boot.seed import Seed

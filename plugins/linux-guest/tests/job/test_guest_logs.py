@@ -16,8 +16,8 @@ import pytest
 
 from patience import LONG, with_more_time
 from sample_guests import DEBIAN, MICRO
+from vtorque_core.api import HostFault
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.base.errors import HostFault
 from vtorque_linux_guest.guest.contract import STATUS_SOCKET
 from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.driver import LinuxDriver

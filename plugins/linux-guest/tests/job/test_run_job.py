@@ -21,8 +21,8 @@ import pytest
 
 from local_agent import LocalAgent
 from patience import LONG
+from vtorque_core.api import JobAttempt, Paths
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
-from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.shell import proof
 from vtorque_linux_guest.guest.contract import CANCEL_MARKER, EPILOGUE_MARKER, SSH_CONFIG
 from vtorque_linux_guest.job import display, run_job, site_epilogue

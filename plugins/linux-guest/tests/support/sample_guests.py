@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api import JobAttempt
 from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser, Share
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.base.names import JobAttempt
 from vtorque_linux_guest.boot import setup_script
 from vtorque_linux_guest.settings import Settings
 from vtorque_testing.planned import guest_plan

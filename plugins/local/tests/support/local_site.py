@@ -20,7 +20,7 @@ import pytest
 
 from as_root import with_a_shell
 from patience import LONG
-from vtorque_core.base.names import Paths
+from vtorque_core.api import Paths
 from vtorque_local.mom import Programs
 from vtorque_local.service import Service, Setup
 from vtorque_local.submitter import LocalSubmitter

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from quick_python import shebang
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
-from vtorque_core.base.names import Paths
 from vtorque_pbs import plugin
 from vtorque_pbs.qsub_dialect import VARIABLE
 from vtorque_testing import harness as contract

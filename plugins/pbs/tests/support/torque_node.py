@@ -1,6 +1,6 @@
 """Torque's real node part on a node of the doubles, in little time: also for their hooks."""
 
-from vtorque_core.base.names import Paths
+from vtorque_core.api import Paths
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque.node import TorqueNode
 
