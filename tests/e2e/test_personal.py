@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import signal
 import subprocess
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from doc_blocks import block
 from patience import eventually
 from terminal import PROMPT, STARTED, on_a_node
 from users import remove_user, run
@@ -152,6 +154,39 @@ def test_an_array_has_a_guest_for_each_task(clean):
     assert done.returncode == 5, done.stderr
     for task in ("3", "5"):
         (clean.home / f"out-{task}").unlink()
+
+
+def test_the_manuals_first_jobs(clean):
+    """Of doc/ten-minutes-user.md, ten-minutes-admin.md and user.md, word for word."""
+    paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
+
+    def bash(text):
+        """Run lines as the user: ``vsub`` and ``vmgr`` are this site's."""
+        own = "".join(
+            f'{program}() {{ command {program} --config {clean.own} "$@"; }}\n'
+            for program in ("vsub", "vmgr")
+            if "--config" in clean.command(program)
+        )
+        return clean.call("/bin/bash", "-c", f"{paths}{own}{text}").stdout.decode()
+
+    (clean.home / "job.sh").unlink(missing_ok=True)  # root's, of another test
+    said = bash(block("doc/ten-minutes-admin.md", "echo"))
+    assert re.fullmatch(rf"(?s).*exit code 3\non vvm as {clean.user}\n", said), said
+
+    clean.script(block("doc/ten-minutes-user.md", "echo"))
+    job = bash(block("doc/ten-minutes-user.md", "vsub -j oe")).split()[-1]
+    ps, log, *_ = block("doc/ten-minutes-user.md", "vmgr ps").replace("JOB", job).splitlines()
+    assert job.partition(".")[0] in bash(ps)
+    eventually(lambda: job not in bash(ps))
+    assert (clean.home / "hello.out").read_text() == f"on vvm as {clean.user} in {clean.home}\n"
+    assert "release" in bash(log)
+
+    clean.script(block("doc/user.md", "#!/bin/bash"))
+    shown = block("doc/user.md", "$ vsub").splitlines()
+    submit, show, cat = (line[2:] for line in shown if line.startswith("$ "))
+    said = bash(f"set +e\n{submit}\n{show}\n{cat}\n").splitlines()
+    assert said[-2:-1] == ["3"]
+    assert re.fullmatch(rf"on vvm, kernel \S+, as {clean.user} in {clean.home}", said[-1])
 
 
 def test_a_shell_in_a_guest(clean):

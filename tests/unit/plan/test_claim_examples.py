@@ -1,14 +1,18 @@
 """The claims that doc/plugins.md shows do what it says, alone and together."""
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
+from doc_blocks import block
+from vtorque_core.api.acquired import Resource
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, Taken
 from vtorque_core.plan.placement.ledger import place, resize
@@ -24,10 +28,9 @@ NODE = NodeShare(HOST, exclusive=False)
 
 @pytest.fixture(scope="module")
 def shown():
-    text = (ROOT / "doc" / "plugins.md").read_text()
-    (block,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def iocm" in b]
+    text = block("doc/plugins.md", "from vtorque_core.api.claims")
     scope = {}
-    exec(compile(block, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
+    exec(compile(text, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
     return SimpleNamespace(**scope)
 
 
@@ -63,6 +66,42 @@ def test_iocm_and_resize(shown, tmp_path):
     assert len(grown.cores) == 3
     assert not set(grown.floating) & set(grown.cores)
     assert HOST.nodes_of(grown.cores) == (0,)
+
+
+@dataclass(frozen=True)
+class Domain(Resource):
+    """As the journal names one that runs."""
+
+    kind: ClassVar[str] = "domain"
+    name: str
+    uuid: str
+    uri: str
+
+    def create(self):
+        pass
+
+    def release(self):
+        pass
+
+
+def test_more_cores_while_it_runs(shown, tmp_path, monkeypatch):
+    """What doc/plugins.md shows of ``resize``, for a guest as its journal has it."""
+    pins = []
+    monkeypatch.setattr(node_hardware, "topology", lambda _: HOST)
+    monkeypatch.setattr(node_hardware, "vcpu_count", lambda *_: 4)
+    monkeypatch.setattr(
+        node_hardware, "pin", lambda _uri, uuid, *threads: pins.append((uuid, threads))
+    )
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
+        place(journal, [[*core_claims(), *shown.iocm(guest(), 1, 3)]], NODE, paths)
+        journal.acquire(Domain("n", "U", "qemu:///x"), plugin="core", phase="boot", guest=0)
+    scope = {"paths": paths}
+    text = block("doc/plugins.md", "from vtorque_core.live.cores")
+    exec(compile(text, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
+    assert len(scope["now"].cores) == 2
+    ((uuid, (_, emulator, iothreads)),) = pins
+    assert (uuid, emulator, iothreads) == ("U", scope["now"].cores, scope["now"].cores)
 
 
 def test_devices(shown):

@@ -1,7 +1,6 @@
 """Each block of code in the documentation is what its language says, and names what is there.
 
-A page that makes a plugin is run as a whole: tests/e2e/test_first_plugin.py. So is the example in
-doc/plugins.md: test_docs.py.
+Which of them are run besides: test_docs_run.py.
 """
 
 import configparser
@@ -10,49 +9,28 @@ import json
 import re
 import shlex
 import tomllib
-from pathlib import Path
 from xml.etree import ElementTree
 
 import click
 import pytest
 import yaml
-from markdown_it import MarkdownIt
 
+from doc_blocks import REPO, blocks, every, is_site_config
 from vtorque_core.cli import admin, vmgr
 from vtorque_core.site.config import parse_toml, problems
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import OTHER_TABLES, TABLES
 
-REPO = Path(__file__).resolve().parents[3]
-PAGES = [
-    *REPO.glob("*.md"), *REPO.glob("doc/*.md"), *REPO.glob("plugins/*/README.md"),
-    REPO / "testing/README.md",
-]  # fmt: skip
 LANGUAGES = {
     "console", "diff", "ini", "json", "mermaid", "python", "sh", "text", "toml", "xml", "yaml"
 }  # fmt: skip
 PROGRAMS = {"vmgr": vmgr.vmgr, "vtorque": admin.vtorque}
 FILE = re.compile(r"(?:\./)?((?:scripts|bench|doc|plugins|tests|testing)\b[^\[]*)(?:\[\w+)?")
+PROJECTS = [*REPO.glob("plugins/*/pyproject.toml"), REPO / "testing/pyproject.toml"]
 BETWEEN = re.compile(r"\|\||&&|[;|]")
 
 
-def parsed(page):
-    """Yield where a block is, its language ("" if it has none), its text."""
-    for token in MarkdownIt().parse(page.read_text()):
-        if token.type in ("fence", "code_block"):
-            where = f"{page.relative_to(REPO)}:{token.map[0] + 1}"
-            yield where, token.info, token.content
-
-
-BLOCKS = [block for page in PAGES if page.name != "first-plugin.md" for block in parsed(page)]
-
-
-def blocks(*languages):
-    return [(where, text) for where, language, text in BLOCKS if language in languages]
-
-
 def test_each_block_says_its_language():
-    wrong = [f"{where}: {language}" for where, language, _ in BLOCKS if language not in LANGUAGES]
+    wrong = [f"{b.where}: {b.language}" for b in every() if b.language not in LANGUAGES]
     assert "\n".join(wrong) == ""
 
 
@@ -71,11 +49,11 @@ READERS = {
 @pytest.mark.parametrize("language", READERS)
 def test_each_block_can_be_read(language):
     wrong = []
-    for where, text in blocks(language):
+    for block in blocks(language):
         try:
-            READERS[language](text)
+            READERS[language](block.text)
         except Exception as error:
-            wrong.append(f"{where}: {error}")
+            wrong.append(f"{block.where}: {error}")
     assert "\n".join(wrong) == ""
 
 
@@ -86,23 +64,24 @@ def plugins():
 
 def test_each_piece_of_a_site_config_is_accepted(plugins):
     wrong = []
-    for where, text in blocks("toml"):
-        if not {*tomllib.loads(text)} <= {*TABLES, *OTHER_TABLES}:
-            continue  # another file's
+    for block in filter(is_site_config, blocks("toml")):
         # One with all that limits can name.
-        whole = text if "[batch]" in text else f'{text}\n[batch]\nsystem = "slurm"\n'
+        other = "" if "[batch]" in block.text else '\n[batch]\nsystem = "slurm"\n'
+        whole = block.text + other
         told = problems(parse_toml(whole.encode()), plugins)
         # Secrets are files of a node.
         wrong += [
-            f"{where}: {each}" for each in told if not each.endswith("No such file or directory")
+            f"{block.where}: {each}"
+            for each in told
+            if not each.endswith("No such file or directory")
         ]
     assert "\n".join(wrong) == ""
 
 
 def commands():
     """Yield where a command is, and its words. Brackets around what may be left out are none."""
-    for where, text in blocks("sh", "console"):
-        lines = text.replace("\\\n", " ").splitlines()
+    for block in blocks("sh", "console"):
+        lines = block.text.replace("\\\n", " ").splitlines()
         if any(line.startswith("$ ") for line in lines):
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         for line in lines:
@@ -112,7 +91,7 @@ def commands():
                 continue
             while words:
                 end = words.index(";") if ";" in words else len(words)
-                yield where, [word.strip("[].") for word in words[:end]]
+                yield block.where, [word.strip("[].") for word in words[:end]]
                 words = words[end + 1 :]
 
 
@@ -146,7 +125,7 @@ def misses(command, words, context=None):
 
 
 def test_each_command_has_what_is_asked_of_it(plugins):
-    keys = {*plugins.options()}
+    keys = {*plugins.options(), "acme_fpga", "acme_mode"}  # of doc/first-plugin.md
     wrong, seen = [], 0
     for where, words in commands():
         program = words[0].rpartition("/")[2] if words else ""
@@ -173,3 +152,30 @@ def test_each_file_and_distribution_is_there():
             if name and name[1] != "core" and not (REPO / "plugins" / name[1]).is_dir():
                 wrong.append(f"{where}: {word}")
     assert "\n".join(wrong) == ""
+
+
+def distributions():
+    """Return directory and extra of each distribution to its name, and what it needs of ours."""
+    found = {}
+    for path in (REPO / "pyproject.toml", *PROJECTS):
+        project = tomllib.loads(path.read_text())["project"]
+        for extra, more in {"": [], **project.get("optional-dependencies", {})}.items():
+            wanted = {re.split("[<>=~!;[ ]", each)[0] for each in [*project["dependencies"], *more]}
+            ours = {name for name in wanted if name.startswith("vtorque-")}
+            found[path.parent, extra] = (project["name"], ours)
+    return found
+
+
+def test_what_is_installed_of_the_checkout_needs_nothing_of_ours_besides():
+    """No index has our distributions: one line has all that the others of it depend on."""
+    known, seen, wrong = distributions(), 0, []
+    for block in blocks("sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            paths = re.findall(r"(?<=[ '\"])(\.(?:/[\w/-]+)?)(?:\[(\w+)\])?(?=[ '\"]|$)", line)
+            if re.match(r"\S*pip (install|wheel)", line) and paths:
+                asked = [known[(REPO / path).resolve(), extra] for path, extra in paths]
+                missing = set().union(*(needs for _, needs in asked)) - {name for name, _ in asked}
+                wrong += [f"{block.where}: {name}" for name in missing]
+                seen += 1
+    assert "\n".join(wrong) == ""
+    assert seen > 25

@@ -19,6 +19,7 @@ import yaml
 
 import sample_guests
 import sparing
+from doc_blocks import blocks
 from sample_guests import DEBIAN, PLAN, ROCKY
 from vtorque_core.api import JobAttempt
 from vtorque_core.api.guest_plan import Address
@@ -96,6 +97,15 @@ def test_user_data_is_valid_cloud_config(plan, schema, jsonschema, image, ntp) -
     data = cloud_init.user_data(plan(image=image, ntp=ntp))
     assert data.startswith(b"#cloud-config\n")
     jsonschema.Draft4Validator(schema).validate(parsed(data))
+
+
+@pytest.mark.integration
+def test_the_manuals_are_valid_cloud_config(schema, jsonschema) -> None:
+    """Those of doc/guests.md and doc/pool.md."""
+    shown = [b.text for b in blocks("yaml") if b.text.startswith("#cloud-config\n")]
+    assert len(shown) == 3
+    for text in shown:
+        jsonschema.Draft4Validator(schema).validate(yaml.safe_load(text))
 
 
 @pytest.mark.integration
