@@ -71,10 +71,11 @@ def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_pa
         {"key": "7.srv.0", "files": [1]},
         {"key": "7.srv.0", "files": {"../job.json": packed(b"{}")}},
         {"key": "7.srv.0", "files": {"job.json": base64.b64encode(b"none").decode()}},
-        {"key": "7.srv.0", "files": {"job.json": packed(bytes(65 << 20))}},
+        lambda: {"key": "7.srv.0", "files": {"job.json": packed(bytes(65 << 20))}},
     ],
 )
 def test_what_no_node_says_is_not_taken(nodes, said):
+    said = said() if callable(said) else said
     nodes["n1", "--files", "--", "7.srv"] = says(said)
     gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
     assert list(gathered.places()) == []

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+import sparing
 from finished import finish
 from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
@@ -111,6 +112,8 @@ def done(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # who asks is this process
     monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
+    for each in (request, session, together):
+        monkeypatch.setattr(each, "_LOOK", 0.01)
 
     def expect_break(_paths, _job, seconds, _deadline):
         on_step(f"wait {seconds}")
@@ -1133,8 +1136,11 @@ FIRSTS = ("session", "finish", "end")  # steps of the first node alone
 
 @pytest.mark.parametrize(
     ("step", "node"),
-    [(step, "n1") for step in TOGETHER]
-    + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
+    sparing.each(
+        3,
+        [(step, "n1") for step in TOGETHER]
+        + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
+    ),
 )
 def test_who_saves_is_killed_at_each_step_on_either_node(both, done, top, shell, step, node):
     shell(both.job)

@@ -17,10 +17,20 @@ DEVICES = ("iocm", "passthrough", "pinning", "scam", "unclot", "vrdma")
 
 
 @functools.cache
+def statements(path):
+    """Return a module and all statements in it: a tenth of what :func:`ast.walk` goes through."""
+    found = [ast.parse(path.read_text())]
+    for node in found:
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, part, ())
+    return found
+
+
+@functools.cache
 def imported(path):
     """Return every module that a file imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -143,7 +153,7 @@ def code_lines(path):
     text = path.read_text()
     said = set()
     if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
                 node
             ):
