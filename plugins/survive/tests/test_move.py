@@ -374,6 +374,7 @@ def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(wo
 HOLDS = """
 import fcntl, signal, sys
 lock = open(sys.argv[1], "r+")
+fcntl.flock(lock, fcntl.LOCK_EX)
 fcntl.lockf(lock, fcntl.LOCK_EX)
 print(flush=True)
 signal.pause()
