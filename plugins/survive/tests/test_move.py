@@ -5,11 +5,9 @@ tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -23,7 +21,7 @@ from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
-from vtorque_core.base import hypervisor, libvirt_workers
+from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
@@ -544,18 +542,15 @@ def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
 
 def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, monkeypatch):
     """Other users' starts have all of libvirt's workers but one."""
-    path = two.n2.paths.node_lock
-    with path.open("w") as taken:
-        for worker in (*libvirt_workers.ANYBODYS, *libvirt_workers.ONE_EACH[1:]):
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, worker, 1, 0)
-            fcntl.fcntl(taken, fcntl.F_OFD_SETLK, lock)
+    worker = threading.Lock()
 
-        def migrates(_uri, uuid, *_):
-            two.note(f"sent {uuid}")
-            raise HostFault("a file that is open was deleted")
+    def migrates(_uri, uuid, *_):
+        two.note(f"sent {uuid}")
+        raise HostFault("a file that is open was deleted")
 
-        monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
-        assert migrate(two) == "it is on n2 still: a file that is open was deleted"
+    monkeypatch.setattr(move.saving, "worker", lambda *_: worker)
+    monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
+    assert migrate(two) == "it is on n2 still: a file that is open was deleted"
     assert len([line for line in two.did() if line.startswith("sent")]) == 1
 
 
