@@ -52,6 +52,8 @@ class Settings:
 class AcmeSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
+    naming = "-n"
+
     def __init__(self, site: Site) -> None:
         self._settings, self._jobshell = site[Settings], site.paths.jobshell
 

@@ -163,6 +163,9 @@ class Usage:
 class Submitter(Protocol):
     """The submitting half. Runs as the user, in ``vsub`` and ``vmgr``."""
 
+    naming: str
+    """The option that names a job; the name is the next word."""
+
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Split the user's command line as the site's own submit command would read it.
 

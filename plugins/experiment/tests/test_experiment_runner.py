@@ -235,9 +235,17 @@ def test_the_double_gives_each_job_an_id_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("system", "option"), [("slurm", "-J"), ("openpbs", "-N"), ("local", "-N")]
+    ("system", "command", "option"),
+    [
+        ("slurm", "sbatch", "-J"),
+        ("slurm", "qsub", "-N"),
+        ("torque", "", "-N"),
+        ("openpbs", "", "-N"),
+        ("local", "", "-N"),
+    ],
 )
-def test_a_job_is_named_as_the_batch_system_wants_it(tmp_path, system, option):
+def test_a_job_is_named_as_the_submit_command_wants_it(tmp_path, system, command, option):
     config = tmp_path / "vtorque.toml"
-    config.write_text(f'[batch]\nsystem = "{system}"\n')
+    settings = f'[plugin.slurm]\ncommand = "{command}"\n' if command else ""
+    config.write_text(f'[batch]\nsystem = "{system}"\n{settings}')
     assert of_site(config, 10).naming == option

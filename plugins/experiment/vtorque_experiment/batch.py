@@ -28,7 +28,7 @@ class Batch:
         vsub: a command line without its arguments.
         jobs: returns name to id of the jobs that the batch system knows of this user's.
         interval: seconds between two calls of that.
-        naming: the option that names a job: of qsub(1B), or of sbatch(1), where -N is the nodes.
+        naming: the option that names a job.
     """
 
     vsub: Sequence[str]
@@ -46,8 +46,8 @@ def of_site(config: Path, interval: float) -> Batch:
         return {job.name: job.id for job in submitter.jobs()}
 
     program = str(Path(sys.prefix, "bin", "vsub"))
-    naming = "-J" if batch.name == "slurm" else "-N"
-    return Batch((program, "--config", str(config)), jobs, max(interval, LEAST), naming)
+    vsub = (program, "--config", str(config))
+    return Batch(vsub, jobs, max(interval, LEAST), submitter.naming)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ _AWAY = 0  # in place of a socket's number: there is none
 class LocalSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
+    naming = "-N"
+
     def __init__(self, paths: Paths = Paths(), start: Sequence[str] = ()) -> None:  # noqa: B008
         """``start``: what starts the service where none answers; empty: an admin does."""
         self._socket, self._start = paths.run / "local.sock", start

@@ -63,6 +63,8 @@ class PbsArgs(SubmitArgs):
 class PbsSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
+    naming = "-N"
+
     def __init__(self, dialect: Dialect, settings: Settings, jobshell: Path) -> None:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 

@@ -32,6 +32,8 @@ _FLAGS = ("cwd", "h", "I", "V", "help", "?", "man", "sbatchline")
 class QsubSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
+    naming = "-N"
+
     def __init__(self, sbatch: SlurmSubmitter) -> None:
         self._sbatch = sbatch
 

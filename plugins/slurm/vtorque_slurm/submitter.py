@@ -43,6 +43,8 @@ _RUNNING = ("R", "CG", "CF", "S")
 class SlurmSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
+    naming = "-J"
+
     def __init__(self, settings: Settings, jobshell: Path) -> None:
         self._settings = settings
         self._jobshell = jobshell
