@@ -63,6 +63,15 @@ def test_bare_metal_has_no_axis_of_vm_and_is_there_once():
     assert matrix.label(bare[0]) == "bare queue=-q short SIZE=1000"
 
 
+def test_a_key_without_a_value_is_not_asked_for():
+    text = 'script = "a"\nmatrix.bare = [true, false]\nmatrix.vm.iocm = ["", true]'
+    assert matrix.cells(of(text)) == [
+        {"bare": True},
+        {"bare": False},
+        {"bare": False, "vm.iocm": True},
+    ]
+
+
 def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
     points = list(matrix.ordered(10, 4, 3))
     assert [point.number for point in points] == list(range(1, 41))

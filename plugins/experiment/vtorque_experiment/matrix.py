@@ -12,7 +12,7 @@ from vtorque_experiment.definition import Definition, Scalar
 
 MAX_POINTS = 1_000_000
 Cell = Mapping[str, Scalar]
-"""A combination: axis to value. On bare metal it has no axis of ``-vm``."""
+"""A combination: axis to value. No axis of ``-vm`` is empty, and on bare metal there is none."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
     found: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
     for values in itertools.product(*definition.matrix.values()):
         cell = dict(zip(definition.matrix, values, strict=True))
-        if cell.get("bare") is True:
-            cell = {axis: value for axis, value in cell.items() if not axis.startswith("vm.")}
+        bare = cell.get("bare") is True
+        unasked = {a for a, value in cell.items() if a.startswith("vm.") and (bare or value == "")}
+        cell = {axis: value for axis, value in cell.items() if axis not in unasked}
         if not any(_matches(cell, each) for each in definition.exclude):
             found.setdefault(tuple(cell.items()), cell)
     if not found:

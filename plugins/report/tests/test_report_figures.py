@@ -191,6 +191,12 @@ def test_the_data_of_a_report_is_json(tmp_path):
     assert data["total"]["busy"] == pytest.approx(report.total.busy)
     assert [g["rank"] for g in data["guests"]] == [0, 1]
     assert {p["name"] for p in data["phases"]} >= {"boot", "ready", "run"}
+    assert data["times"] == pytest.approx({"start": kept_data.BOOT, "script": 100.0, "end": 0.4})
+
+
+def test_a_running_job_has_no_end_to_be_timed(tmp_path):
+    kept_data.make(tmp_path, telemetry=False, ended=None)
+    assert load.report([tmp_path], kept_data.START + 60).times == {}
 
 
 def test_numbers_as_people_read_them():

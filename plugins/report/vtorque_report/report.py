@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,16 @@ class Report:
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])
+
+    @property
+    def times(self) -> Mapping[str, float]:
+        """Seconds until the script began, of it, and from its end until all nodes were done."""
+        ran = [p for a in self.attempts for p in a.phases if p.guest is None and p.name == "run"]
+        if not ran or any(a.ended is None for a in self.attempts):
+            return {}
+        begun, over = min(p.start for p in ran), max(p.end for p in ran)
+        spans = {"start": begun - self.start, "script": over - begun, "end": self.end - over}
+        return {name: max(0.0, seconds) for name, seconds in spans.items()}
 
     @property
     def state(self) -> str:
@@ -164,6 +174,7 @@ class Report:
             "status": first.status,
             "start": self.start,
             "end": self.end,
+            "times": self.times,
             "total": _figures(self.total),
             "guests": [
                 {"rank": g.rank, "node": g.node, "index": g.index, "hostname": g.hostname}

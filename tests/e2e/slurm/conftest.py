@@ -4,6 +4,9 @@ import pytest
 
 import slurm_cluster
 
+CONFIG = "/etc/vtorque/vtorque.toml"
+TABLE = b'\n[plugin.archive]\ndirectory = "{home}/.vtorque/jobs"\n'
+
 
 @pytest.fixture(scope="session")
 def cluster():
@@ -16,3 +19,17 @@ def clean(cluster):
     """Fail the test if a job leaves anything on the cluster; instead of the single node's."""
     with slurm_cluster.nothing_left(cluster):
         yield cluster
+
+
+@pytest.fixture
+def archive(clean):
+    """Switch the plugin on, everywhere, for one test; return the user's directory."""
+    machines = ("head", *slurm_cluster.NODES)
+    for machine in machines:
+        clean.root(machine, "cp", CONFIG, f"{CONFIG}.before")
+        clean.root(machine, "tee", "-a", CONFIG, stdin=TABLE)
+    directory = clean.home / ".vtorque" / "jobs"
+    yield directory
+    for machine in machines:
+        clean.root(machine, "mv", f"{CONFIG}.before", CONFIG)
+    clean.user("rm", "-rf", ".vtorque")

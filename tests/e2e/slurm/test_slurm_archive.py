@@ -4,26 +4,7 @@ import json
 
 import pytest
 
-import slurm_cluster
-
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
-
-CONFIG = "/etc/vtorque/vtorque.toml"
-TABLE = b'\n[plugin.archive]\ndirectory = "{home}/.vtorque/jobs"\n'
-
-
-@pytest.fixture
-def archive(clean):
-    """Switch the plugin on, everywhere, for one test; return the user's directory."""
-    machines = ("head", *slurm_cluster.NODES)
-    for machine in machines:
-        clean.root(machine, "cp", CONFIG, f"{CONFIG}.before")
-        clean.root(machine, "tee", "-a", CONFIG, stdin=TABLE)
-    directory = clean.home / ".vtorque" / "jobs"
-    yield directory
-    for machine in machines:
-        clean.root(machine, "mv", f"{CONFIG}.before", CONFIG)
-    clean.user("rm", "-rf", ".vtorque")
 
 
 def test_two_nodes_and_an_array_from_the_head(clean, archive):
