@@ -131,16 +131,24 @@ def _argv(guest: Guest, at: Path) -> list[str]:
 
 
 @contextmanager
-def booted(guests: Sequence[Guest], scratch: Path) -> Iterator[list[Booted]]:
-    """Yield the guests, all started at once; they are killed on leaving."""
+def booted(
+    guests: Sequence[Guest], scratch: Path, *, confined: bool = True
+) -> Iterator[list[Booted]]:
+    """Yield the guests, all started at once; they are killed on leaving.
+
+    Not ``confined``: virtiofsd as it is started by hand, as root.
+    """
     with ExitStack() as stack:
         places = [scratch / f"bare{index}" for index in range(len(guests))]
         for place in places:
             place.mkdir()
             stack.callback(shutil.rmtree, place)
-            home = _home(place)
-            stack.callback(home.release)
-            home.create()
+            if confined:
+                home = Virtiofsd(_share(place))
+                stack.callback(home.release)
+                home.create()
+            else:
+                stack.enter_context(_plain_home(_share(place)))
         commands = [_argv(guest, place) for guest, place in zip(guests, places, strict=True)]
         started = time.monotonic()
         for argv in commands:
@@ -150,12 +158,25 @@ def booted(guests: Sequence[Guest], scratch: Path) -> Iterator[list[Booted]]:
         yield [Booted(started, place) for place in places]
 
 
-def _home(place: Path) -> Virtiofsd:
+def _share(place: Path) -> Share:
     of = pwd.getpwnam(USER)
     user = JobUser(USER, of.pw_uid, of.pw_gid, (), of.pw_dir, of.pw_shell)
-    return Virtiofsd(
-        Share.beside(place / "home", user.home, user, 0, subordinate_id=SUBORDINATE_ID)
-    )
+    return Share.beside(place / "home", user.home, user, 0, subordinate_id=SUBORDINATE_ID)
+
+
+@contextmanager
+def _plain_home(share: Share) -> Iterator[None]:
+    """Serve the home without a user namespace, a system call filter or limits."""
+    source = str(share.source)
+    words = ["--shared-dir", source] if share.user_is_root else ["-o", f"source={source}"]
+    argv = [share.program, f"--socket-path={share.socket}", *words]
+    daemon = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait(Path(share.socket).exists, "virtiofsd's socket")
+        yield
+    finally:
+        daemon.kill()
+        daemon.wait()
 
 
 def _connect(path: Path) -> socket.socket:

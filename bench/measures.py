@@ -59,6 +59,28 @@ def start(bench: Bench) -> list[Figure]:
     return _start(bench, "micro", 1.5, bench.rounds, teardown=True)
 
 
+def ends(bench: Bench) -> list[Figure]:
+    """What a user waits for before a job's first line and after its last."""
+    args = ("-vm", "img=micro,ram=512M,vcpus=1")
+    guests = bare.capture(bench.node, bench.scratch, *args)
+    ours, plain, booted = [], [], []
+    for _ in range(bench.rounds):
+        ours.append(bench.node.waited_for(FIRST, *args))
+        plain.append(bench.node.waited_for(FIRST, "-vm", "none"))
+        booted.append(bare.first_lines(guests, bench.scratch))
+    base = [begin + boot for (begin, _), boot in zip(plain, booted, strict=True)]
+    name = "vsub to the first line (a plain job's and bare QEMU)"
+    return [
+        compare(name, "s", [begin for begin, _ in ours], base, 1.3),
+        compare("  a plain job's alone", "s", [begin for begin, _ in plain]),
+        compare(
+            "last line to vsub's end (a plain job's)",
+            "s",
+            *([end for _, end in each] for each in (ours, plain)),
+        ),
+    ]
+
+
 def debian(bench: Bench) -> list[Figure]:
     """The same with the Debian image with systemd and cloud-init."""
     return _start(bench, "debian", 1.1, max(3, bench.rounds // 3), teardown=False)
@@ -86,6 +108,7 @@ def _start(bench: Bench, image: str, limit: float, rounds: int, *, teardown: boo
 def _phases(image: str, jobs: list[JobTimes]) -> list[Figure]:
     """Return where the time goes, by the job's own timeline."""
     spans: dict[str, Callable[[JobTimes], float]] = {
+        "vsub, batch system": lambda j: j.prologue - j.submitted,
         "hook's start": lambda j: j.phases["plan"] - j.prologue,
         "plan, render": lambda j: j.phases["pre-boot"] - j.phases["plan"],
         "pre-boot (overlay, seed, daemons)": lambda j: j.phases["boot"] - j.phases["pre-boot"],
@@ -194,6 +217,7 @@ ALL: Mapping[str, Callable[[Bench], list[Figure]]] = {
     "submit": submit,
     "disk": disk,
     "start": start,
+    "ends": ends,
     "output": output,
     "much": much,
     "parallel": parallel,

@@ -34,6 +34,7 @@ class Process:
 class JobTimes:
     """One job: Unix times. ``phases``: the job's own timeline, name to its start."""
 
+    submitted: float
     prologue: float
     first_line: float
     last_byte: float
@@ -138,6 +139,7 @@ class Node:
         The first line is what the script writes to stderr first, the last byte is of stdout: files
         say when they were last written (to one tick, 4 ms), so that nothing need watch them.
         """
+        submitted = time.time()
         job = self.submit(text, *args)
         prologue, _ = self._watch_hook(b"prologue")
         epilogue, released = self._watch_hook(b"epilogue")
@@ -148,7 +150,20 @@ class Node:
         marks = kept_records.find(self.paths, job)[-1].facts()["phases"]
         phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
         first, last = err.stat().st_mtime, out.stat().st_mtime
-        return JobTimes(prologue, first, last, epilogue, released, phases)
+        return JobTimes(submitted, prologue, first, last, epilogue, released, phases)
+
+    def waited_for(self, text: str, *args: str) -> tuple[float, float]:
+        """Run a job script, and wait as its user would, by ``vsub -W block=true``.
+
+        Return the seconds from vsub's start to the first line, and from the last to vsub's end.
+        """
+        begun = time.time()
+        job = self.submit(text, "-W", "block=true", *args)
+        ended = time.time()
+        out, err = self.home / "out", self.home / "err"
+        if (out.read_bytes(), err.read_bytes()) != (b"last\n", b"first\n"):
+            raise RuntimeError(f"{job}: {out.read_bytes()!r} {err.read_bytes()!r}")
+        return err.stat().st_mtime - begun, ended - out.stat().st_mtime
 
     def writing(self, text: str, *args: str) -> float:
         """Run a job script; return the seconds from its first line to its last byte, as in ``job``.

@@ -47,12 +47,14 @@ def main() -> int:
     from laptop import laptop  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
+    from share import share  # noqa: PLC0415
     from still import checkpoint, still  # noqa: PLC0415
     from warm import full, warm  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
     known = {
         **ALL,
+        "share": share,
         "laptop": laptop,
         "images": images,
         "watching": watching,
