@@ -1,10 +1,11 @@
 """Turn one process into the user's daemon inside a user namespace, then exec the daemon.
 
-Run by :mod:`vtorque_core.resources.user_daemon` as host root:
-``python -I -S _user_daemon_exec.py PLAN`` (JSON of :class:`Plan`). It is a program of its own
-because the caller has threads, and fork with threads is unsafe; it imports the standard library
-only. Errors go to ``report_fd`` as one line, after :data:`DENIED` if it is the user's fault; that
-descriptor closing without a line means that the daemon was executed.
+Run by :mod:`vtorque_core.resources.user_daemon` as host root, with the JSON of :class:`Plan` as its
+last argument. It is a program of its own because the caller has threads, and fork with threads is
+unsafe. Every guest's start waits for its imports: they are of the standard library, few, and
+neither ``dataclasses`` nor ``pathlib``. Errors go to ``report_fd`` as one line, after
+:data:`DENIED` if it is the user's fault; that descriptor closing without a line means that the
+daemon was executed.
 
 Recipe (user_namespaces(7), capabilities(7)): root creates the namespace, so that root owns it and
 the user has no power over the daemon. The process then becomes the user, in every id including
@@ -25,9 +26,7 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -76,8 +75,7 @@ _USERS_FAULT = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map.
 
     ``disk``: the source is a disk file of the user, ``raw`` or ``qcow2``, whose daemon has no
@@ -289,10 +287,13 @@ def _enter_own_namespace(plan: Plan) -> None:
     that this process has, it keeps.
     """
     unshare(CLONE_NEWUSER)
-    own = Path("/proc/self")
-    (own / "setgroups").write_text("deny")
-    (own / "uid_map").write_text(plan.uid_map)
-    (own / "gid_map").write_text(plan.gid_map)
+    for name, text in (("setgroups", "deny"), ("uid_map", plan.uid_map), ("gid_map", plan.gid_map)):
+        _write(f"/proc/self/{name}", text)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:  # noqa: PTH123 - pathlib is an import
+        file.write(text)
 
 
 def _open_source_as_user(plan: Plan) -> int:
@@ -333,7 +334,7 @@ def _copied(plan: Plan, host_source: int) -> int:
     A read-only one is private, too: a file system mounted below the source later would be writable.
     Out of a copy no ``..`` leads, even when a directory is moved elsewhere on the host.
     """
-    source = _open_source(replace(plan, owner_check=False))  # ids are others here, and it is known
+    source = _open_source(plan._replace(owner_check=False))  # ids are others here, and it is known
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
         raise _Step("was replaced while it was being opened")
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
@@ -441,20 +442,16 @@ def _launch(plan: Plan) -> None:
     os.close(child_maps_wanted)
     if os.read(maps_wanted, 1) != b"?":
         return  # the child has reported, or needs no maps
-    Path(f"/proc/{child}/uid_map").write_text(plan.uid_map)
-    Path(f"/proc/{child}/gid_map").write_text(plan.gid_map)
+    _write(f"/proc/{child}/uid_map", plan.uid_map)
+    _write(f"/proc/{child}/gid_map", plan.gid_map)
     os.write(maps_done, b"!")
 
 
 def main() -> None:
-    """Launch the plan given as the only argument."""
-    plan = Plan(**json.loads(sys.argv[1]))
+    """Launch the plan given as the last argument."""
+    plan = Plan(**json.loads(sys.argv[-1]))
     try:
         _launch(plan)
     except BaseException as error:  # the caller must see any
         _report(plan, error)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

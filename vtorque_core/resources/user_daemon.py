@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -37,6 +36,10 @@ LOG_BYTES = 64 * 1024
 MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15
 MAX_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes with its end
 _MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
+# Imported and not run as a script, which Python would compile for every guest.
+_HELPER = (
+    "import sys; sys.path.append(sys.argv[1]); import _user_daemon_exec; _user_daemon_exec.main()"
+)
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -303,7 +306,8 @@ def _save_log(log_fd: int, path: str) -> None:
 
 def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
     """Run the helper until the daemon is executed or an error reported; closes report_fd."""
-    argv = [sys.executable, "-I", "-S", _user_daemon_exec.__file__, json.dumps(asdict(plan))]
+    argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parent)]
+    argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
     null = subprocess.DEVNULL
     try:

@@ -6,7 +6,6 @@ with each guard, and without.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import socket
@@ -29,7 +28,7 @@ SECTORS = b"\1" * 1024
 
 
 def a_plan(top: Path, name: str, **changes: object) -> _user_daemon_exec.Plan:
-    fields = dict.fromkeys((f.name for f in dataclasses.fields(_user_daemon_exec.Plan)), 0)
+    fields = dict.fromkeys(_user_daemon_exec.Plan._fields, 0)
     fields |= {"uid": ME, "source": str(top / name), "disk": True, "readonly": False}
     return _user_daemon_exec.Plan(**(fields | changes))
 

@@ -1,6 +1,5 @@
 """A user's disk: what needs no root. The daemon itself is tested in tests/e2e/test_userdisk.py."""
 
-import dataclasses
 import fcntl
 import os
 import re
@@ -37,9 +36,7 @@ def a_disk(tmp_path: Path, **changes: object) -> user_disk.DiskFile:
 
 
 def a_plan(path: Path, **changes: object) -> _user_daemon_exec.Plan:
-    fields: dict[str, object] = dict.fromkeys(
-        (f.name for f in dataclasses.fields(_user_daemon_exec.Plan)), 0
-    )
+    fields: dict[str, object] = dict.fromkeys(_user_daemon_exec.Plan._fields, 0)
     fields |= {"uid": os.geteuid(), "source": str(path), "disk": "raw", "readonly": False}
     return _user_daemon_exec.Plan(**(fields | changes))  # type: ignore[arg-type]
 
