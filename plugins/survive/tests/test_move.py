@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import arrival, move, move_record, move_watch, node, reach, tools
+from vtorque_survive import arrival, health, move, move_record, move_watch, node, reach, tools
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
@@ -323,11 +324,11 @@ def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Here, "release", fails)
         assert migrate(world).startswith("its guests run on n3, and what job 42 has here is not")
-        found = [result.message for result in node.check(world.n2.here.site)]
+        found = [result.message for result in health.suspended(world.n2.here.site)]
         assert "a guest of job 42 is on its way to n3" in found
     watch(world)
     assert is_the_targets(world)
-    found = [result.message for result in node.check(world.n2.here.site)]
+    found = [result.message for result in health.suspended(world.n2.here.site)]
     assert found == ["0 jobs stand still: none"]
 
 
@@ -406,7 +407,7 @@ def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkey
 
 def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
     assert migrate(world) == ""
-    checks = lambda: [each.message for each in node.check(world.n3.here.site)]  # noqa: E731
+    checks = lambda: [each.message for each in health.suspended(world.n3.here.site)]  # noqa: E731
     assert watch(world, "n3") == "" and not any("placeholder" in each for each in checks())
     (world.top / "unheld").touch()
     for _ in range(2):

@@ -31,10 +31,12 @@ from vtorque_core.api import (
 from vtorque_core.api.children import Child
 from vtorque_core.api.health import HealthResult, failed, ok, warning
 from vtorque_core.api.node_job import Site
-from vtorque_core.live import service
-from vtorque_survive import turn
+from vtorque_core.live import service, suspend
+from vtorque_core.live.jobs import Running
+from vtorque_survive import move_record, turn
 from vtorque_survive.drain import LOCK, Last, read_record
-from vtorque_survive.process import NAME
+from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
+from vtorque_survive.process import NAME, Watcher
 from vtorque_survive.settings import DOCTOR, Settings
 
 TIME = 120.0  # seconds for the command; one that hangs is a sign, too
@@ -204,3 +206,23 @@ def _words(said: str) -> str:
 
 def _file(paths: Paths) -> Path:
     return paths.state / "survive-health.json"
+
+
+def suspended(site: Site) -> Iterator[HealthResult]:
+    """Say whether suspended jobs could go on."""
+    jobs = [job for job in Running(site.paths).jobs() if suspend.phase(job)]
+    still = [job.job.id for job in jobs if suspend.stands_still(job)]
+    if jobs and Watcher.of(site.paths).lost():
+        fix = f"vmgr resume {jobs[0].job.id} as root, or the next job's start, begins it again"
+        yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} stand still)", fix)
+    else:
+        yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
+    for job in jobs:
+        if job.kept.facts().get(UNHELD):
+            yield warning(
+                f"a guest of job {job.job.id} is here, and {WHY_UNHELD}", "cancel the job"
+            )
+    for move in move_record.all_moves(site.paths):
+        if move.phase != move_record.AWAY:
+            fix = f"vmgr migrate {move.job} --to {move.to} as root goes on with it"
+            yield warning(f"a guest of job {move.job} is on its way to {move.to}", fix)

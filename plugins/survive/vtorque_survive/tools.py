@@ -6,7 +6,6 @@ import hashlib
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool
@@ -60,6 +59,8 @@ def tools(cpu: str = "") -> Mapping[str, str]:
     The processor, too: a guest sees its node's, or the model ``cpu`` of libvirt's, which libvirt
     then looks for itself.
     """
+    from importlib import metadata  # noqa: PLC0415 - a reader of mail, and each job's start waits
+
     return {
         "vtorque-core": metadata.version("vtorque-core"),
         "vtorque-survive": metadata.version("vtorque-survive"),

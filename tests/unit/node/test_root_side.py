@@ -164,6 +164,25 @@ def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
     assert "vtorque_evil" not in sys.modules
 
 
+def test_no_hook_waits_for_imports_that_few_need():
+    """Each start and each end of a job imports what acts on a node, of all plugins."""
+    code = """
+import sys
+import vtorque_core.node.start.prologue, vtorque_core.node.end.epilogue
+from vtorque_core.base.entry_points import entry_points
+points = [point for point in entry_points({"vtorque1.node"}) if "vtorque_" in point.about]
+for point in points:
+    point.load()
+print(len(points), *sys.modules)
+"""
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)
+    number, *modules = done.stdout.split()
+    assert int(number) > 10
+    few = {"asyncio", "click", "email", "http", "importlib.metadata", "vtorque_survive.drain"}
+    assert not few & set(modules)
+
+
 # -- the service ----------------------------------------------------------------------------------
 
 
