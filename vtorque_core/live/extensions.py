@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.base.entry_points import EntryPoint
+from vtorque_core.base.entry_points import EntryPoint, entry_points
 from vtorque_core.base.errors import ConfigError
 from vtorque_core.site import load as site_load
 from vtorque_core.site import plugins
@@ -46,9 +46,17 @@ class Extensions:
 
 
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
-    """Return the site config with its plugins' settings, and what is brought to a group. As root.
+    """Return the site config, and what is brought to a group. As root.
 
-    Raises ConfigError, Conflict.
+    Of acting modules, which are most of the imports, only those of the plugin that the group is of
+    and of who brings something to it: the config has no settings that others declare there. Raises
+    ConfigError, Conflict.
     """
-    site, known = site_load.load(config, node=True)
+    bring = {point.distribution for point in entry_points((group,))}
+    acting = {
+        name
+        for name, points in plugins.installed().items()
+        if name == group.partition(".")[2] or not bring.isdisjoint(p.distribution for p in points)
+    }
+    site, known = site_load.load(config, node=acting)
     return site, Extensions(group, plugins.points_of(group, known.names))

@@ -6,6 +6,7 @@ config nor a plugin may lie where others than root can write; each is checked wh
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from vtorque_core.base.names import Paths
@@ -13,17 +14,17 @@ from vtorque_core.site.config import Raw, Site, build, paths_of, plugins_config,
 from vtorque_core.site.plugins import Plugins
 
 
-def load(path: Path, *, node: bool) -> tuple[Site, Plugins]:
+def load(path: Path, *, node: bool | Collection[str]) -> tuple[Site, Plugins]:
     """Return the site config at ``path`` (defaults if there is none) and the plugins it enables.
 
-    ``node``: also their acting modules, as all but ``vsub`` and the job shell need. Raises
-    ConfigError, Conflict.
+    ``node``: also their acting modules, as all but ``vsub`` and the job shell need; or those of
+    the plugins of these names. Raises ConfigError, Conflict.
     """
     raw, plugins = opened(path, node=node)
-    return build(raw, plugins, node=node), plugins
+    return build(raw, plugins, node=node is True), plugins
 
 
-def opened(path: Path, *, node: bool) -> tuple[Raw, Plugins]:
+def opened(path: Path, *, node: bool | Collection[str]) -> tuple[Raw, Plugins]:
     """Return the config as it is written, unchecked, and the plugins it enables."""
     raw = read_toml(path)
     wanted = plugins_config(raw)

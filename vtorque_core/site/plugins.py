@@ -149,7 +149,7 @@ class Plugins:
     def load(
         cls,
         *,
-        node: bool,
+        node: bool | Collection[str],
         enable: Collection[str] | None = None,
         disable: Collection[str] = (),
         only: Collection[str] | None = None,
@@ -157,7 +157,7 @@ class Plugins:
         """Import and register the wanted plugins; as root only those that nobody else can write.
 
         Args:
-            node: also the acting modules.
+            node: also the acting modules, or those of these plugins.
             enable: the site's ``[plugins] enable``; None is all that are installed.
             disable: the site's ``[plugins] disable``; not imported at all.
             only: exactly these, whatever the site says (teardown: those the journal names).
@@ -168,7 +168,8 @@ class Plugins:
         )
         for name, points in installed().items():
             if _wanted(name, enable, disable, only):
-                self._load_one(name, points, node)
+                acts = node if isinstance(node, bool) else name in node
+                self._load_one(name, points, acts)
             else:
                 self.off.append(name)
         return self

@@ -448,6 +448,20 @@ def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
     assert extensions.load(config, GROUP)[1].found == ()
 
 
+def test_the_samplers_processes_import_no_other_plugins_acting_module():
+    """They start while guests boot, and would import nearly all of vTorque."""
+    code = f"""
+import sys
+from pathlib import Path
+from vtorque_core.live import extensions
+extensions.load(Path("/nonexistent"), {GROUP!r})
+print(*sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    acting = {each for each in run.stdout.split() if each.endswith(".node")} - {"vtorque_core.node"}
+    assert acting == {"vtorque_telemetry.node"}
+
+
 def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
     names = "import sys, vtorque_telemetry.sampler; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
