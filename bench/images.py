@@ -37,7 +37,7 @@ def images(bench: Bench) -> list[Figure]:
     middle = sorted(listed)[len(listed) // 2]
     return [
         Figure(f"vmgr images list, {COUNT} images, CPU", "s", middle, None, 0.3, {"ours": listed}),
-        compare("vmgr images add, 20 GB with 64 MiB of data, CPU (64 MiB)", "s", ours, base, 1.5),
+        compare("vmgr images add, 20 GB with 64 MiB of data, CPU (64 MiB)", "s", ours, base, 1.3),
     ]
 
 

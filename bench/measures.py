@@ -56,7 +56,7 @@ def submit(bench: Bench) -> list[Figure]:
 
 def start(bench: Bench) -> list[Figure]:
     """Prologue start to the script's first line, teardown: micro."""
-    return _start(bench, "micro", 1.5, bench.rounds, teardown=True)
+    return _start(bench, "micro", 1.4, bench.rounds, teardown=True)
 
 
 def ends(bench: Bench) -> list[Figure]:
@@ -145,8 +145,8 @@ def output(bench: Bench) -> list[Figure]:
     return [
         compare("first byte of a guest's first program", "ms", first, limit=20),
         compare("  of its second program", "ms", again),
-        compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=3),
-        compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=3),
+        compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=2),
+        compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=2),
     ]
 
 
@@ -178,8 +178,8 @@ def much(bench: Bench) -> list[Figure]:
         compare(
             "120 MB of output: a job's file (a plain job's)", "s", spans["job"], spans["plain"], 2
         ),
-        compare("  out of a guest (through a pipe in it)", "s", spans["out"], spans["inside"], 2),
-        compare("  10,000 lines (into its /dev/null)", "s", spans["lines"], spans["unread"], 2),
+        compare("  out of a guest (through a pipe in it)", "s", spans["out"], spans["inside"], 1.7),
+        compare("  10,000 lines (into its /dev/null)", "s", spans["lines"], spans["unread"], 1.4),
     ]
 
 

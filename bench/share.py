@@ -39,7 +39,7 @@ def share(bench: Bench) -> list[Figure]:
             "ms",
             rates[name, True],
             rates[name, False],
-            1.3,
+            1.2,
         )
         for name in _STEPS
     ]

@@ -58,10 +58,10 @@ def still(bench: Bench) -> list[Figure]:
                         found.append(max(times) - min(times))
     name = f"suspended for {_HOLD:g} s (virsh)"
     return [
-        compare(f"{name}: how long it stands still", "s", gaps["vmgr"], gaps["virsh"], 1.3),
-        compare("  one guest runs and the other no more", "s", apart["Suspended"], limit=2),
-        compare("  one guest runs and the other not yet", "s", apart["Resumed"], limit=2),
-        compare("  its clock after that", "s", after, limit=1),
+        compare(f"{name}: how long it stands still", "s", gaps["vmgr"], gaps["virsh"], 1.2),
+        compare("  one guest runs and the other no more", "s", apart["Suspended"], limit=0.2),
+        compare("  one guest runs and the other not yet", "s", apart["Resumed"], limit=0.2),
+        compare("  its clock after that", "s", after, limit=0.1),
         compare("  its clock before", "s", before),
     ]
 

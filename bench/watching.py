@@ -59,8 +59,8 @@ def _sampler(top: Path) -> list[Figure]:
         waits.append((time.monotonic() - begun) * 1000)
         sampler.release()
     return [
-        compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=20),
-        compare("telemetry: what a start waits for its process", "ms", waits, limit=10),
+        compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=8),
+        compare("telemetry: what a start waits for its process", "ms", waits, limit=3),
     ]
 
 
@@ -72,7 +72,7 @@ def _records(top: Path) -> Figure:
     with log.opened(log.Log(paths, JobAttempt("9.srv", 0, "u", os.getuid(), "n1"), parse("info"))):
         for _ in range(ROUNDS):
             spent.append(_cpu(_write))
-    return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=0.5)
+    return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=0.03)
 
 
 def _write() -> None:
