@@ -87,7 +87,7 @@ def test_the_air_flows_alike_in_guests_and_on_bare_metal(clean, here):
     _, two, more = blocks("airflow")[:3]
     one, bare = more.splitlines()
     said = [printed(clean, place, command) for command in (two, one, bare)]
-    line = r"ranks on (.*): drag (1\.7\d+) after 100 steps, \d+ s\n"
+    line = r"ranks on (.*): drag (1\.8\d+) after 60 steps, \d+ s\n"
     found = [re.fullmatch(line, *outputs) for outputs in said]
     assert all(found), said
     assert [each[1] for each in found] == ["vn1 vn2", "vn1-0 vn1-1", "n1 n2"]
