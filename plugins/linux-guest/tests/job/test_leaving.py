@@ -74,8 +74,13 @@ def test_who_reads_is_told_once_and_another_again(
     path, telling = guest.run_dir / TELL, leaving.Telling(guest, lambda: True)
     os.mkfifo(path)
     monkeypatch.setattr(leaving, "_AGAIN", 600.0)
-    for _ in range(2):
-        telling._again = 0.0  # the first one was killed
+    for how in ("first", "the first one was killed", "the first one has taken it"):
+        if how == "the first one was killed":
+            telling._again = 0.0
+        elif how == "the first one has taken it":
+            path.unlink()
+            assert not telling(lambda: LONG)
+            os.mkfifo(path)
         said: list[str] = []
         reads = threading.Thread(target=lambda to: to.append(read(path)), args=(said,))
         reads.start()

@@ -50,7 +50,10 @@ class Telling:
             with suppress(OSError):  # nobody reads it now, or asks
                 _write(self._path, lambda: state().to_json() if self._runs() else "")
                 self._again = time.monotonic() + _AGAIN
-        return self._path.exists()
+        asks = self._path.exists()
+        if not asks:
+            self._again = 0.0  # root has taken it: who asks next does so for another time
+        return asks
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
