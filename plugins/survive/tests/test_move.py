@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from holding import holding
 from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
@@ -370,16 +369,6 @@ def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(wo
     os.close(says)
 
 
-HOLDS = """
-import fcntl, signal, sys
-lock = open(sys.argv[1], "r+")
-fcntl.flock(lock, fcntl.LOCK_EX)
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print(flush=True)
-signal.pause()
-"""
-
-
 def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkeypatch):
     """That takes libvirt a moment, in which the time for it is over."""
     (job,) = Running(world.n2.paths).jobs()
@@ -393,16 +382,10 @@ def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkey
 
     monkeypatch.setattr(hypervisor, "migrate_domain", late)
     monkeypatch.setattr(move, "_TIME", 0.1)
-    argv = [sys.executable, "-c", HOLDS, lock]
-    daemon = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    try:
-        daemon.stdout.readline()
+    with holding(lock) as daemon:
         with pytest.raises(HostFault, match="no answer"):
             move._send_all(world.n2.here, job, "", {world.uuid: "<domain/>"})
         assert daemon.poll() is None
-    finally:
-        daemon.kill()
-        daemon.communicate()
 
 
 def test_a_placeholder_that_somebody_has_ended_is_noticed(world):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import signal
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -11,21 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from holding import holding
 from patience import LONG, eventually
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import boot
 from vtorque_core.resources.domain import Domain
 from vtorque_testing import planned
-
-HOLDS = """
-import fcntl, signal, sys
-lock = open(sys.argv[1], "r+")
-fcntl.flock(lock, fcntl.LOCK_EX)
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print(flush=True)
-signal.pause()
-"""
 
 
 def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
@@ -38,8 +28,7 @@ def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
         deadline=time.monotonic() + LONG,
     )
     domain = Domain("vt-1", "u-u", "test:///default", daemons=(str(lock),))
-    with subprocess.Popen((sys.executable, "-c", HOLDS, lock), stdout=subprocess.PIPE) as daemon:
-        assert daemon.stdout.readline() == b"\n"
+    with holding(lock) as daemon:
         daemon.send_signal(signal.SIGSTOP)
 
         def waits(*_):

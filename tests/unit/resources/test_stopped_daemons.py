@@ -3,26 +3,17 @@
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holding import holding
 from patience import LONG
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.domain import Domain
-
-HOLD = """
-import fcntl, signal, sys
-lock = open(sys.argv[1], "r+")
-fcntl.flock(lock, fcntl.LOCK_EX)
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print(flush=True)
-signal.pause()
-"""
 
 
 @pytest.fixture
@@ -34,13 +25,8 @@ def lock(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(
-        (sys.executable, "-c", HOLD, str(lock)), stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
+    with holding(lock) as process:
         yield process
-        process.kill()
 
 
 def test_a_stopped_one_is_killed_and_named(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
@@ -93,12 +79,10 @@ def test_all_that_are_stopped_are_ended(lock: Path, daemon: subprocess.Popen[byt
     other = lock.with_name("disk-data.lock")
     other.touch()
     with (
-        subprocess.Popen((sys.executable, "-c", HOLD, str(other)), stdout=-1) as second,
+        holding(other) as second,
         pytest.raises(HostFault, match="fs-home, disk-data"),
         stopped_daemons.ended([str(lock), str(other)]),
     ):
-        assert second.stdout is not None
-        assert second.stdout.readline() == b"\n"
         for process in (daemon, second):
             process.send_signal(signal.SIGSTOP)
             assert process.wait(LONG) == -signal.SIGKILL
