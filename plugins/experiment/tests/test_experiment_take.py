@@ -38,6 +38,7 @@ def test_numbers_are_found(tmp_path, what, value):
     ("what", "said"),
     [
         ({"pattern": "no (.*)"}, "there is not the pattern 'no"),
+        ({"pattern": "noth(ing)"}, r"a number in what the pattern .* finds: put its digits"),
         ({"pattern": "x", "file": "gone"}, "gone: No such file"),
         ({"json": "a", "file": "stdout"}, "there is no JSON in it"),
         ({"metric": "loss"}, "metrics: No such file"),

@@ -35,8 +35,11 @@ class Missing(Exception):
 def number(take: Take, point: Path) -> float:
     """Return the number of a point. Raises Missing."""
     if take.pattern is not None:
-        found = [*_matches(take.pattern, _text(point, take.file))]
+        text = _text(point, take.file)
+        found = [*_matches(take.pattern, text)]
         what = f"the pattern {take.pattern!r} in {take.file}"
+        if any(True for _ in re.finditer(take.pattern, text, re.MULTILINE)):
+            what = f"a number in what {what} finds: put its digits in a group, (...)"
     elif take.metric is not None:
         found = [*_metrics(take.metric, _text(point, METRICS))]
         what = f"the metric {take.metric} in $VTORQUE_METRICS"

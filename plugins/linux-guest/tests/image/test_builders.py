@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 import stat
 import struct
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_linux_guest.image import micro_builder
-from vtorque_linux_guest.image.debian_builder import parse_options
+from vtorque_linux_guest.image.debian_builder import DebianBuilder, parse_options
 from vtorque_linux_guest.image.initramfs import Tree, add_modules
 from vtorque_linux_guest.image.kernel import (
     Kernel,
@@ -226,3 +227,12 @@ def test_given_packages_must_be_exactly_one_of_each(tmp_path: Path) -> None:
 def test_missing_tool_names_the_package() -> None:
     with pytest.raises(HostFault, match="no-such-tool: not installed; run: apt-get install"):
         need_tools("no-such-tool")
+
+
+def test_without_root_no_distributions_image_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Refused, match="only root builds an image of a distribution"):
+        DebianBuilder().build({}, tmp_path, lambda _: None)
+    assert not list(tmp_path.iterdir())

@@ -61,6 +61,11 @@ class LinuxBuilder:
 
 def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
     """Build what a recipe says into ``staging``. Raises Refused and HostFault."""
+    if os.geteuid() != 0:
+        raise Refused(
+            "only root builds an image of a distribution, whose packages install files of many "
+            "users: without root there is micro, or an image that has been built (vmgr images add)"
+        )
     need_tools("qemu-img", "e2fsck", "setpriv")
     _, arch = architecture()
     work = staging / "work"
