@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -133,11 +134,36 @@ def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
     )
 
 
-def test_without_a_watcher_it_is_said(paths, store):
+def test_without_a_watcher_it_is_said(paths, store, monkeypatch):
     made(store, "42.srv.0")
     listing.publish(paths, store)
+    monkeypatch.setattr(listing, "_BEGINS", 0.0)
     with pytest.raises(HostFault, match="no process of vTorque's reads"):
         listing.ask(paths, UID, "42.srv.0", 1.0)
+
+
+def test_a_watcher_that_a_job_has_just_begun_with_is_waited_for(paths, store, monkeypatch):
+    """It begins while the job's guests boot; the job may be quicker."""
+    made(store, "42.srv.0")
+    listing.publish(paths, store)
+    fifo = listing.place(paths, UID) / listing.FIFO
+    pauses, reads = [], []
+
+    def pause(_):
+        pauses.append(1)
+        if len(pauses) == 2:
+            fifo.unlink(missing_ok=True)
+            os.mkfifo(fifo)
+            reads.append(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+        elif len(pauses) > 2:
+            listing.remove(store, "42.srv.0")
+            listing.publish(paths, store)
+
+    monkeypatch.setattr(listing, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=pause))
+    listing.ask(paths, UID, "42.srv.0", 1.0)
+    assert len(pauses) == 3
+    assert os.read(reads[0], 99) == b"42.srv.0\n"
+    os.close(reads[0])
 
 
 def test_a_removal_that_was_broken_off_leaves_no_checkpoint_and_is_finished(paths, store):

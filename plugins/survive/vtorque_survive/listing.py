@@ -24,6 +24,7 @@ from vtorque_survive.stored import Store
 
 LIST, FIFO = "list.json", "remove.fifo"
 _MOST = 4096  # bytes that are read of a user's words at a time
+_BEGINS = 10.0  # seconds for the process that a job has just begun with to read
 _REMOVES = 300.0  # seconds to remove one
 _GONE = ".gone"  # how the name ends of what is being removed
 _AGAIN = 60.0  # seconds after which the lists are written again, where other nodes save, too
@@ -106,21 +107,30 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
     """Have the watcher remove one of the user's, as that user. Raises Refused, HostFault."""
     if all(each.id != name for each in listed(paths, uid)):
         raise Refused(f"you have no checkpoint {name} on this node")
-    fifo = place(paths, uid) / FIFO
-    try:
-        descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            file.write(f"{name}\n".encode())
-    except OSError:
-        raise HostFault(
-            f"no process of vTorque's reads {fifo}: one does while a job with guests is on this "
-            "node, anybody's; or ask your administrator"
-        ) from None
+    fifo, begins = place(paths, uid) / FIFO, time.monotonic() + _BEGINS
+    while not _written(fifo, f"{name}\n"):
+        if time.monotonic() >= begins:
+            raise HostFault(
+                f"no process of vTorque's reads {fifo}: one does while a job with guests is on "
+                "this node, anybody's; or ask your administrator"
+            )
+        time.sleep(_LOOK)  # that somebody begins to read a FIFO is no event
     until = time.monotonic() + seconds
     while any(each.id == name for each in listed(paths, uid)):
         if time.monotonic() >= until:
             raise HostFault(f"checkpoint {name} is not removed yet")
         time.sleep(_LOOK)  # the directory is root's alone to look into, and so to watch
+
+
+def _written(fifo: Path, line: str) -> bool:
+    """Return whether somebody reads what is written to it."""
+    try:
+        descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            file.write(line.encode())
+    except OSError:
+        return False
+    return True
 
 
 def remove(store: Store, name: str) -> None:
