@@ -178,6 +178,11 @@ class GuestPlan:
     spare: str = ""
     saved: SavedGuest | None = None
 
+    @property
+    def comes(self) -> bool:
+        """Whether it comes from another node, where it runs, and is not started or restored."""
+        return self.saved is not None and self.saved.arrive is not None
+
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""
         return self.request[option]

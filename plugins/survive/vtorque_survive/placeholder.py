@@ -34,8 +34,7 @@ class Placeholder(Resource):
 
 def comes(job: NodeJob) -> bool:
     """Return whether the guest of a job that starts here comes from another node."""
-    saved = job.guests[0].saved
-    return saved is not None and saved.arrive is not None
+    return job.guests[0].comes
 
 
 def hold(job: NodeJob) -> None:

@@ -127,7 +127,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
     def stop(each: Prepared) -> None:
         stopped.set()
-        if not _comes(each.plan):  # else it is nowhere else any more
+        if not each.plan.comes:  # else it is nowhere else any more
             _end(start, each)
 
     booted = _in_parallel(prepared, boot)
@@ -181,12 +181,11 @@ def boot_one(
         spec = domain_spec(guest, site, accel_type, ports)
         xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
         domain = replace(domain, xml=xml)
-    comes = _comes(guest)
     if guest.saved is not None:
         domain = _going_on(start, domain, guest, guest.saved, failed)
     # What comes is awaited with all others of its job; who sends it has libvirt's workers for it.
     waits = worker(site.paths, guest.user.uid, start.deadline, failed)
-    with contextlib.nullcontext() if comes else waits:
+    with contextlib.nullcontext() if guest.comes else waits:
         try:
             start.acquire(domain, guest=guest)
         except BaseException:
@@ -195,10 +194,10 @@ def boot_one(
             # Else its worker would wait on when others count on it; the teardown says what fails.
             # One that comes from another node may have come: who has it is decided by who sent it.
             with contextlib.suppress(HostFault):
-                if not comes:
+                if not guest.comes:
                     domain.release()
             raise
-    if comes:  # which may have taken longer than any start
+    if guest.comes:  # which may have taken longer than any start
         start.deadline = time.monotonic() + site.node.start_timeout
     for tap in taps.values():
         netfilter.refuse_bpdus(tap)
@@ -210,18 +209,13 @@ def boot_one(
     except FileNotFoundError:
         error = HostFault("ended as soon as it was started", start.phase)
         raise with_last_words(each, error) from None
-    if guest.saved is not None and not comes:
+    if guest.saved is not None and not guest.comes:
         _let_run(start, guest, domain, failed)
     if output is None or output.path is None:
         return None
     descriptor = connect_console(output.path)
     hypervisor.resume_domain(uri, guest.uuid)
     return descriptor
-
-
-def _comes(guest: GuestPlan) -> bool:
-    """Return whether it comes from another node, where it runs."""
-    return guest.saved is not None and guest.saved.arrive is not None
 
 
 def _going_on(
