@@ -294,7 +294,8 @@ def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, she
     left = shell(job)
     done.dies = step
     assert ask(loop, job) == "", "who has asked waits for another try"
-    assert f"died {step}" in done.did() and done.did()[-1] == "cancelled"
+    eventually(lambda: f"died {step}" in done.did())  # the last one: just after who asked is told
+    eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
     saved = {line for line in done.did() if line.startswith("saved")}
     assert saved == {f"saved {uuid}" for uuid in job.uuids}
     assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
