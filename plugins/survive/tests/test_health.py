@@ -54,9 +54,17 @@ def ask(node, times=1):
     """Have the node's health be asked, whenever it was before."""
     for _ in range(times):
         node.its._said = Said(0.0, node.its._said.failed, node.its._said.said)
-        node.its.look()
-        assert node.its._child is not None
+        begun(node)
         eventually(lambda: node.its.look() or node.its._child is None)
+
+
+def taken_back(node):
+    eventually(lambda: node.its.look() or (node.its._back is None and not node.its._ended))
+
+
+def begun(node):
+    """Have the health's command run, once none of its node's marks is taken back any more."""
+    eventually(lambda: node.its.look() or node.its._child is not None)
 
 
 def drained(node, times):
@@ -116,11 +124,10 @@ def test_failures_count_also_with_another_watcher(node):
 def test_it_is_asked_no_more_often_than_the_site_wants(node):
     node.its._said = Said(time.time(), 0, "")
     node.its._settings = Settings(health=node.settings.health, health_every=600.0)
-    node.its.look()
+    taken_back(node)
     assert node.its._child is None
     node.its._said = Said(time.time() + 1000, 0, "")  # the clock was set
-    node.its.look()
-    assert node.its._child is not None
+    begun(node)
     eventually(lambda: node.its.look() or node.its._child is None)
 
 
@@ -138,6 +145,7 @@ def test_a_command_that_others_can_change_is_not_asked_and_nothing_is_drained(no
 
     monkeypatch.setattr(health, "require_root_owned", refuse)
     node.says(1)
+    taken_back(node)
     for _ in range(3):
         node.its._said = Said()
         node.its.look()

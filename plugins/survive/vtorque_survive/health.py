@@ -93,12 +93,15 @@ class Health:
                 if self._child.check():
                     error, self._child = self._child.error or "", None
                     self._take(error)
-            elif not 0 <= time.time() - self._said.asked < self._settings.health_every:
+            elif self._back is None and self._is_due():  # so it can be drained
                 self._said = replace(self._said, asked=time.time())
                 argv = _command(self._config, self._settings)
                 self._child = Child(lambda: _ask(argv), TIME)
         except (OSError, VtorqueError) as error:
             log.warning("the node's health: %s", error)
+
+    def _is_due(self) -> bool:
+        return not 0 <= time.time() - self._said.asked < self._settings.health_every
 
     def _take(self, error: str) -> None:
         count = self._said.failed + 1 if error else 0
