@@ -31,8 +31,8 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
+        os.closerange(3, writer)
         os.closerange(writer + 1, 1 << 16)
-        os.close(reader)
         code = work(lambda: _begun(writer))
     finally:
         os._exit(code)

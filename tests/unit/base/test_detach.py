@@ -1,0 +1,27 @@
+"""What goes on when a hook has ended: a real process."""
+
+import os
+import signal
+import time
+
+from vtorque_core.base.detach import detached
+
+
+def test_it_keeps_none_of_the_hooks_files(tmp_path):
+    """A daemon that reads a file of the hook's until its end would wait for this process."""
+    theirs, ours = os.pipe()
+
+    def work(begun):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        begun()
+        time.sleep(600)
+        return 0
+
+    assert detached(work) == 0
+    os.close(ours)
+    os.set_blocking(theirs, False)
+    try:
+        assert os.read(theirs, 1) == b""
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        os.close(theirs)
