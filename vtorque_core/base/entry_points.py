@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ class EntryPoint:
 
 def entry_points(groups: Collection[str]) -> list[EntryPoint]:
     """Return the entry points of these groups, in the order of ``sys.path``."""
-    return [point for about in _abouts(sys.path) for point in _read(about, groups)]
+    found = (point for about in _abouts(sys.path) for point in _read(about))
+    return [point for point in found if point.group in groups]
 
 
 def version_of(distribution: str) -> str:
@@ -88,19 +89,27 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _read(about: str, groups: Collection[str]) -> Iterator[EntryPoint]:
-    """Yield the entry points: an INI file without interpolation, names case sensitive."""
+def _read(about: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points, those that were read before if the file is the same."""
     try:
-        text = Path(f"{about}/entry_points.txt").read_text(encoding="utf-8")
+        file = os.stat(f"{about}/entry_points.txt")  # noqa: PTH116 - of every vsub
+        return _parsed(about, file.st_ino, file.st_mtime_ns, file.st_size)
     except (OSError, UnicodeDecodeError):
-        return  # it has none (or is broken, as pip would not have installed it)
-    group = ""
+        return ()  # it has none (or is broken, as pip would not have installed it)
+
+
+@cache
+def _parsed(about: str, *_file: int) -> tuple[EntryPoint, ...]:
+    """Return the entry points: an INI file without interpolation, names case sensitive."""
+    text = Path(f"{about}/entry_points.txt").read_text(encoding="utf-8")
+    group, found = "", []
     for line in (line.strip() for line in text.splitlines()):
         if line.startswith("[") and line.endswith("]"):
             group = line[1:-1].strip()
-        elif group in groups and "=" in line and not line.startswith(("#", ";")):
+        elif "=" in line and not line.startswith(("#", ";")):
             name, _, value = line.partition("=")
-            yield EntryPoint(name.strip(), value.strip(), group, about)
+            found.append(EntryPoint(name.strip(), value.strip(), group, about))
+    return tuple(found)
 
 
 def _name_version(about: str) -> str:

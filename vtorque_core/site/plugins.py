@@ -32,6 +32,7 @@ GROUP = "vtorque1"
 NODE_GROUP = "vtorque1.node"
 BUILTIN = "core"
 _TRACE = "VTORQUE_TRACE"
+_IMPORTED: set[EntryPoint] = set()
 
 T = TypeVar("T")
 
@@ -88,11 +89,14 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
 def imported(point: EntryPoint) -> Any:
     """Return what an entry point names. As root only what root alone can write.
 
-    Raises ConfigError naming the path, or whatever its module raises.
+    What this process has imported before is not read again. Raises ConfigError naming the path, or
+    whatever its module raises.
     """
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and point not in _IMPORTED:
         require_trusted(point)
-    return point.load()
+    found = point.load()
+    _IMPORTED.add(point)
+    return found
 
 
 def require_trusted(point: EntryPoint) -> None:
