@@ -151,14 +151,6 @@ def test_what_cannot_be_is_refused(sweep, tmp_path, argv, said):
         CliRunner().invoke(command.experiment, argv, catch_exceptions=False)
 
 
-def test_a_dry_run_makes_nothing(tmp_path):
-    file = experiments.write(
-        tmp_path, 'script = "job.sh"\nmatrix.env.A = [1, 2]\nrepetitions = 3\n'
-    )
-    assert "6 points: 2 combinations, 3 times" in call("run", file, "--dry-run")
-    assert not (tmp_path / "e.results").exists()
-
-
 def test_results_are_never_written_over(tmp_path):
     experiments.made(tmp_path, 'script = "job.sh"\n')
     with pytest.raises(Refused, match="has results already; vmgr experiment resume"):

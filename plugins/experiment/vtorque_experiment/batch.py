@@ -14,10 +14,14 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, VtorqueError, printable
 from vtorque_core.live import service
+from vtorque_experiment import wrapper
+from vtorque_experiment.definition import Definition
+from vtorque_experiment.matrix import Cell
 
 LEAST = 10.0  # seconds between two questions to a batch system's server, whoever wants less
 VSUB_OUT, VSUB_ERR = "vsub.out", "vsub.err"
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
+REFUSED = 2  # vsub's exit code for what it will refuse again
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,26 @@ def locked(path: Path, wait: bool) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def arguments(
+    naming: Sequence[str], definition: Definition, cell: Cell, point: Path, job: Path
+) -> list[str]:
+    """Return vsub's arguments for a point of a combination.
+
+    ``naming``: the words that name its job; ``point``: its directory; ``job``: its job script.
+    """
+    argv = [*naming, "-o", str(point / JOB_OUT), "-e", str(point / JOB_ERR), *definition.batch]
+    for axis, value in cell.items():
+        if axis.startswith("batch."):
+            argv += str(value).split()
+    if cell.get("bare") is True:
+        return [*argv, "-vm", "none", str(job)]
+    pairs = {**definition.vm}
+    pairs |= {axis[3:]: value for axis, value in cell.items() if axis.startswith("vm.")}
+    for key, value in pairs.items():
+        argv += ["-vm", f"{key}={wrapper.text(value)}"]
+    return [*argv, str(job)]
 
 
 def submit(batch: Batch, argv: Sequence[str], point: Path, lock: int) -> int:

@@ -16,6 +16,7 @@ from vtorque_core.api import UsageError
 if TYPE_CHECKING:
     from vtorque_experiment.compare import Pair
 
+EXIT_REFUSED = 2  # by vsub
 EXIT_CONDITION = 3  # a --fail-if holds
 EXIT_POINTS = 4  # all is over, and points have failed
 EXIT_UNFINISHED = 5  # stopped before the end: resume goes on
@@ -66,7 +67,10 @@ def experiment() -> None:
     "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR",
     help="Where its results go; without it FILE's name with .results.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Say what would be run, make and submit nothing.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Say what would be run, and ask vsub whether it takes it; submit nothing.",
+)  # fmt: skip
 @_hours
 @_json
 @click.pass_obj
@@ -78,10 +82,16 @@ def run(
     from vtorque_experiment import create, running, versions  # noqa: PLC0415
     from vtorque_experiment.place import usable  # noqa: PLC0415
 
-    if dry_run:
-        click.echo("\n".join(running.planned(file, as_json)))
-        return
     place = usable(directory or file.with_suffix(".results"))
+    planned = running.planned(config, file, _told)
+    if dry_run:
+        click.echo(json.dumps(planned.data(), indent=2) if as_json else "\n".join(planned.lines()))
+    for line in planned.reasons():
+        _told(f"vsub would refuse {line}")
+    if planned.hopeless or (dry_run and planned.refused):
+        sys.exit(EXIT_REFUSED)
+    if dry_run:
+        return
     create.create(file, place, functools.partial(versions.known, config))
     click.echo(f"results go to {place.top}", err=True)
     _end(running.run(config, place, hours, _told), as_json)

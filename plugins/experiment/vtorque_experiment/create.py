@@ -27,7 +27,7 @@ def create(
     """
     found = definition.read(file)
     cells = matrix.cells(found, printable(str(file)))
-    sources = {name: _script(file.parent / name) for name in found.scripts}
+    sources = {name: source(file.parent / name) for name in found.scripts}
     if place.database.exists():
         raise Refused(
             Refusal(
@@ -79,7 +79,8 @@ def disk(error: OSError) -> HostFault:
     )
 
 
-def _script(path: Path) -> bytes:
+def source(path: Path) -> bytes:
+    """Return a job script's text. Raises Refused."""
     try:
         content = path.read_bytes()
     except OSError as error:

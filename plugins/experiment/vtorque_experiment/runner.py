@@ -26,7 +26,6 @@ from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
 from vtorque_experiment.place import Place
 
-REFUSED = 2  # vsub's exit code for what it will refuse again
 TRIES = 3  # of a submission that failed otherwise
 IN_A_ROW = 5  # failed submissions, after which nothing is submitted until the next question
 LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two looks at the files of open points
@@ -195,10 +194,12 @@ class Runner:
             job = self._prepare(row, point)
         except OSError as error:
             raise disk(error) from None
+        naming = (self._batch.naming, self.token(row.number))
+        argv = b.arguments(naming, self._definition, self._cells[row.cell], point, job)
         self._book.begin(row.number)
         with b.locked(self._place.top / "submit.lock", wait=True) as lock:
             try:
-                code = b.submit(self._batch, self._argv(row, job, point), point, lock)
+                code = b.submit(self._batch, argv, point, lock)
             except OSError as error:
                 raise disk(error) from None
         found = b.job_id(point)
@@ -207,7 +208,7 @@ class Runner:
             self._book.submitted(row.number, found, time.time())
             return
         said = b.tail(point / b.VSUB_ERR) or f"vsub ended with {code}"
-        if code == REFUSED:
+        if code == b.REFUSED:
             self._fail(row, f"refused: {said}")
         else:  # it may be there all the same: the next list of jobs tells
             self._refused += 1
@@ -233,21 +234,6 @@ class Runner:
         path.write_bytes(wrapper.script(self._directives[runs], runs, point, environment))
         path.chmod(0o755)
         return path
-
-    def _argv(self, row: Row, job: Path, point: Path) -> list[str]:
-        cell = self._cells[row.cell]
-        argv = [self._batch.naming, self.token(row.number), "-o", str(point / b.JOB_OUT)]
-        argv += ["-e", str(point / b.JOB_ERR), *self._definition.batch]
-        for axis, value in cell.items():
-            if axis.startswith("batch."):
-                argv += str(value).split()
-        if cell.get("bare") is True:
-            return [*argv, "-vm", "none", str(job)]
-        pairs = {**self._definition.vm}
-        pairs |= {axis[3:]: value for axis, value in cell.items() if axis.startswith("vm.")}
-        for key, value in pairs.items():
-            argv += ["-vm", f"{key}={wrapper.text(value)}"]
-        return [*argv, str(job)]
 
 
 def _claimed(point: Path) -> str:

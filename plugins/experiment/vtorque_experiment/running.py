@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import printable
-from vtorque_experiment import batch, book, definition, ended, figures, matrix, tables, versions
+from vtorque_experiment import (
+    batch,
+    book,
+    check,
+    definition,
+    ended,
+    figures,
+    matrix,
+    tables,
+    versions,
+)
 from vtorque_experiment.book import Book
 from vtorque_experiment.place import Place
 from vtorque_experiment.results import Results, read
@@ -94,16 +103,60 @@ def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def planned(file: Path, as_json: bool) -> list[str]:
-    """Return what an experiment would run, in lines. Raises Refused."""
+@dataclass(frozen=True)
+class Planned:
+    """What would be run. ``refused``: what vsub says, by the numbers of ``cells``."""
+
+    definition: definition.Definition
+    cells: Sequence[matrix.Cell]
+    refused: Mapping[int, str]
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether vsub refuses all that would run in a guest, or all there is."""
+        guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
+        return bool(self.refused) and all(n in self.refused for n in guests)
+
+    def reasons(self) -> list[str]:
+        """Return what is refused in lines: each reason once."""
+        labels: dict[str, list[str]] = {}
+        for number, reason in self.refused.items():
+            labels.setdefault(reason, []).append(matrix.label(self.cells[number]))
+        return [
+            f"{printable(those[0], 200)}{f' and {len(those) - 1} more' if those[1:] else ''}: "
+            f"{reason}"
+            for reason, those in labels.items()
+        ]
+
+    def lines(self) -> list[str]:
+        """Return it in lines."""
+        points, times = len(self.cells) * self.definition.repetitions, self.definition.repetitions
+        head = f"{points} points: {len(self.cells)} combinations"
+        return [
+            f"{head}, {'once' if times == 1 else f'{times} times'}",
+            *(f"  {matrix.label(cell)}" for cell in self.cells),
+            *(() if self.refused else ("vsub refuses none of them",)),
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        refused = [
+            {"combination": dict(self.cells[number]), "reason": reason}
+            for number, reason in self.refused.items()
+        ]
+        points = len(self.cells) * self.definition.repetitions
+        return {"points": points, "combinations": [*map(dict, self.cells)], "refused": refused}
+
+
+def planned(config: Path, file: Path, told: Callable[[str], None]) -> Planned:
+    """Return what an experiment would run, and what of it vsub would refuse.
+
+    ``told`` is called with vsub's warnings. Raises Refused, ConfigError, HostFault.
+    """
     found = definition.read(file)
-    cells = matrix.cells(found, str(file))
-    if as_json:
-        points = len(cells) * found.repetitions
-        return [json.dumps({"points": points, "combinations": list(cells)}, indent=2)]
-    head = f"{len(cells) * found.repetitions} points: {len(cells)} combinations"
-    times = "once" if found.repetitions == 1 else f"{found.repetitions} times"
-    return [f"{head}, {times}", *(f"  {matrix.label(cell)}" for cell in cells)]
+    cells = matrix.cells(found, printable(str(file)))
+    asked = batch.of_site(config, found.limits.poll)
+    return Planned(found, cells, check.refused(file, found, cells, asked, told))
 
 
 def _forget(there: Book, place: Place) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 
 def main(directory, argv):
+    if argv[0] == "--dry-run":
+        return _asked(directory, argv)
     mode = (directory / "mode").read_text() if (directory / "mode").exists() else ""
     name, out, err = (argv[argv.index(option) + 1] for option in ("-N", "-o", "-e"))
     number = int(name.rpartition("-")[2])
@@ -38,6 +40,18 @@ def main(directory, argv):
     if mode == "mute" and int(job.partition(".")[0]) % 3 == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdout.write(job + "\n")
+    return 0
+
+
+def _asked(directory, argv):
+    with (directory / "asked").open("a") as log:
+        log.write(" ".join(argv) + "\n")
+    sys.stdout.write("<domain/>\n")
+    if "vcpu=1" in argv or "vcpu=2" in argv:
+        sys.stderr.write("vsub: there is no -vm key vcpu; did you mean vcpus?\n")
+        return 2
+    if argv[-2] != "none":
+        sys.stderr.write("vsub: warning: no working KVM\n")
     return 0
 
 

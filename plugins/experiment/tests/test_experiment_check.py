@@ -1,0 +1,102 @@
+"""What vsub would refuse is known before anything is made."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import experiments
+from vtorque_experiment import batch, check, command, definition, matrix, running
+
+GUESTS = """
+script = "job.sh"
+repetitions = 3
+matrix.bare = [true, false]
+matrix.vm.%s = [1, 2]
+matrix.env.SIZE = [1, 2, 3]
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Give a function that runs ``vmgr experiment run`` on the double."""
+    monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
+
+    def call(text, *argv, script=experiments.SCRIPT):
+        file = experiments.write(tmp_path, text, script)
+        argv = ["run", str(file), *argv]
+        return CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
+
+    return call
+
+
+def asked(top):
+    return (top / "batch" / "asked").read_text().splitlines()
+
+
+def test_vsub_is_asked_once_for_what_differs_in_variables_alone(tmp_path, run):
+    done = run(GUESTS % "vcpus", "--dry-run")
+    assert done.exit_code == 0 and done.stdout.startswith("27 points: 9 combinations, 3 times\n")
+    assert done.stdout.endswith("vsub refuses none of them\n")
+    assert len(asked(tmp_path)) == 3  # bare, and two sizes of guests
+    assert done.stderr == "vmgr experiment: vsub: warning: no working KVM\n"
+    assert not (tmp_path / "e.results").exists()
+
+
+def test_a_script_s_own_lines_are_asked_for(tmp_path):
+    script = "#!/bin/sh\n#VSUB -vm ram=1G\n#PBS -q long\nexit 1\n"
+    file = experiments.write(tmp_path, 'script = "job.sh"\n', script)
+    shows = batch.Batch(
+        ("/bin/sh", "-c", 'for job; do :; done; cat "$job" >&2; exit 2', "sh"), dict
+    )
+    found = definition.read(file)
+    said = check.refused(file, found, matrix.cells(found), shows, print)
+    assert said == {0: "#!/bin/sh | #VSUB -vm ram=1G | #PBS -q long"}
+
+
+def test_a_vsub_that_fails_otherwise_refuses_nothing(tmp_path):
+    file = experiments.write(tmp_path, 'script = "job.sh"\n')
+    fails = batch.Batch(("/bin/sh", "-c", "echo vsub: no disk >&2; exit 1"), dict)
+    found, told = definition.read(file), []
+    assert check.refused(file, found, matrix.cells(found), fails, told.append) == {}
+    assert told == ["vsub: no disk"]
+
+
+@pytest.mark.parametrize("argv", [(), ("--dry-run",)])
+def test_a_misspelt_key_is_refused_before_anything_runs(tmp_path, run, argv):
+    done = run(GUESTS % "vcpu", *argv)
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "vmgr experiment: vsub would refuse guest vcpu=1 SIZE=1 and 5 more: "
+        "vsub: there is no -vm key vcpu; did you mean vcpus?"
+    )
+    assert not (tmp_path / "e.results").exists()
+    assert not (tmp_path / "batch" / "submissions").exists()
+
+
+def test_json_says_what_is_refused(run):
+    found = json.loads(run(GUESTS % "vcpu", "--dry-run", "--json").stdout)
+    assert found["points"] == 27 and len(found["combinations"]) == 9
+    assert len(found["refused"]) == 6
+    assert found["refused"][0]["combination"]["vm.vcpu"] == 1
+
+
+def test_what_is_refused_in_part_runs_and_is_said(tmp_path, run, monkeypatch):
+    ran = []
+    monkeypatch.setattr(running, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path))
+    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    done = run('script = "job.sh"\nmatrix.vm.vcpu = ["", 1]\n')
+    assert done.exit_code == 0 and "would refuse vcpu=1: vsub: there is no" in done.stderr
+    assert len(ran) == 1
+
+
+def ended(top):
+    return running.Ended(True, "", top, {"state": "1 points", "failed": []})
+
+
+def test_of_very_many_combinations_some_are_asked_for(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(check, "MOST", 2)
+    done = run('script = "job.sh"\nmatrix.vm.vcpus = [1, 2, 3]\n', "--dry-run")
+    assert len(asked(tmp_path)) == 2
+    assert "vsub was asked for 2 of 3 combinations" in done.stderr
