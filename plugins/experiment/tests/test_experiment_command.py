@@ -58,6 +58,14 @@ def test_json_has_all_figures(sweep):
     assert found[0]["numbers"]["rate"]["unit"] == "MB/s"
 
 
+def test_where_the_page_is_is_said_and_the_output_is_the_page_alone(sweep, tmp_path):
+    path = tmp_path / "p.html"
+    done = CliRunner().invoke(command.experiment, ["results", str(sweep), "--html", str(path)])
+    assert done.stdout == "" and f"the page is {path}: " in done.stderr
+    done = CliRunner().invoke(command.experiment, ["results", str(sweep), "--html", "-"])
+    assert done.stdout.startswith("<!DOCTYPE html>") and "the page is" not in done.stderr
+
+
 def test_status_says_what_has_failed(sweep):
     said = call("status", sweep)
     assert "47 done, 1 failed" in said and "exit code 1: <broken>" in said

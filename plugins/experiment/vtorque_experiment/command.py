@@ -260,8 +260,10 @@ def _page(text: str, path: Path) -> None:
     from vtorque_report import drawing  # noqa: PLC0415
 
     _write(text.encode("utf-8", "replace"), path)
+    if str(path) != "-":
+        _told(f"the page is {path.absolute()}: open it in a browser")
     if not drawing.can_draw():
-        _told(f"{path} is {drawing.CANNOT_DRAW}")
+        _told(f"it is {drawing.CANNOT_DRAW}")
 
 
 def _write(content: bytes, path: Path) -> None:
