@@ -58,6 +58,16 @@ def test_bash_understands_the_script(name):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_the_wheels_script_says_what_it_does_and_makes_nothing(tmp_path):
+    argv = [str(SCRIPTS / "wheels"), "--help"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Build wheels") and "[DIR [PLUGIN...]]" in done.stdout
+    assert not list(tmp_path.iterdir())
+    argv[-1] = "--hlep"
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no option --hlep" in done.stderr
+
+
 def test_the_parts_of_the_long_run_name_files_that_are_there():
     table = re.search(r'^parts="\n(.*?)^"', (SCRIPTS / "test").read_text(), re.M | re.S)[1]
     found = {
