@@ -99,6 +99,23 @@ def test_too_few_runs_are_said(tmp_path):
     assert "4 of 4 comparisons" in call("compare", few, "--baseline=bare=true", "--number=wall")
 
 
+def test_emulated_guests_are_no_claim(tmp_path):
+    top = kept_experiments.sweep(tmp_path, 6, machine="Linux 6.1, vvm, QEMU TCG, emulated")
+    assert "36 points ran in emulated guests: there was no KVM" in call("results", top)
+    assert {each["emulated"] for each in json.loads(call("results", top, "--json"))} == {6}
+    assert "emulated guests: there was no KVM" in call("results", top, "--html", "-")
+    argv = ("compare", top, "--baseline=bare=true", "--number=wall")
+    assert "4 of 4 comparisons have emulated guests" in call(*argv)
+    assert all(pair["emulated"] for pair in json.loads(call(*argv, "--json")))
+    assert "4 of 4 comparisons have emulated guests" in call(*argv, "--html", "-")
+
+
+def test_of_guests_with_kvm_nothing_is_said(sweep):
+    assert "emulated" not in call("results", sweep)
+    assert {each["emulated"] for each in json.loads(call("results", sweep, "--json"))} == {0}
+    assert "emulated" not in call("compare", sweep, "--baseline", "bare=true")
+
+
 def test_conditions_decide_the_exit_code(sweep, slower, tmp_path):
     hit = "median(wall) > 1.1 * baseline"
     call("compare", sweep, slower, "--fail-if", hit, code=3)

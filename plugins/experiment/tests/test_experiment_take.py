@@ -4,8 +4,10 @@ import os
 
 import pytest
 
-from vtorque_experiment import take
+from vtorque_experiment import definition, take
+from vtorque_experiment.book import Row
 from vtorque_experiment.definition import Take
+from vtorque_experiment.ended import Collector
 
 
 def number(point, **what):
@@ -52,3 +54,29 @@ def test_what_is_missing_is_said(tmp_path, what, said):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(take.Missing, match=said):
         number(tmp_path, **what)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "files", "bare", "emulated"),
+    [
+        ("QEMU TCG CPU version 2.5+", {}, False, True),
+        ("QEMU TCG CPU version 2.5+", {}, True, False),  # this machine may be one itself
+        ("A CPU", {}, False, False),
+        ("A CPU", {"vsub.err": "vsub: warning: no KVM: guests are emulated, slower"}, False, True),
+        ("A CPU", {"batch.err": "vtorque: warning: guests are emulated"}, False, True),
+        ("A CPU", {"batch.err": "vtorque: warning: guests are emulated"}, True, False),
+        ("A CPU", {"stderr": "guests are emulated"}, False, False),
+    ],
+)
+def test_a_guest_without_kvm_is_known(tmp_path, cpu, files, bare, emulated):
+    (tmp_path / "ended").write_text("0 1.0 3.5\n")
+    (tmp_path / "begun").write_text("1000 1.0\n")
+    (tmp_path / "machine").write_text(f"Linux 6.1 x86_64\nvvm\n{cpu}\n")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    row = Row(1, 0, 0, "submitted", "1.x", 1, 0, "", None, None, "")
+    ended = Collector(found, lambda job, point: "").ended(row, tmp_path, bare)
+    wanted = f"Linux 6.1 x86_64, vvm, {cpu}"
+    assert ended.machine == (f"{wanted}, emulated" if emulated else wanted)
+    assert ended.values["wall"] == 2.5

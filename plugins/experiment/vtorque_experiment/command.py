@@ -7,14 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from vtorque_core.api import UsageError
-
-if TYPE_CHECKING:
-    from vtorque_experiment.compare import Pair
 
 EXIT_REFUSED = 2  # by vsub
 EXIT_CONDITION = 3  # a --fail-if holds
@@ -210,7 +207,7 @@ def compare(
         click.echo(json.dumps([pair.data() for pair in pairs], indent=2))
     elif str(junit) != "-":
         heads, rows = tables.of_pairs(pairs)
-        shown.show(_upper(heads), rows, _few(pairs))
+        shown.show(_upper(heads), rows, tables.warnings_of_pairs(pairs))
     _judged(judged, title, junit)
 
 
@@ -249,11 +246,6 @@ def _end(ended: Any, as_json: bool) -> None:
 
 def _upper(heads: Sequence[str]) -> list[str]:
     return [head.upper() for head in heads]
-
-
-def _few(pairs: Sequence[Pair]) -> list[str]:
-    few = sum(bool(pair.warning) for pair in pairs)
-    return [f"{few} of {len(pairs)} comparisons have too few runs to say anything"] if few else []
 
 
 def _page(text: str, path: Path) -> None:

@@ -18,6 +18,7 @@ class Pair:
     """A number of a combination beside the same of what it is compared with.
 
     ``warning``: why the ratio says nothing; empty: it does. ``better``: ``less``, ``more``, empty.
+    ``emulated``: whether guests of a side had no KVM.
     """
 
     cell: str
@@ -28,6 +29,7 @@ class Pair:
     other: Figures
     ratio: Ratio | None
     warning: str
+    emulated: bool
     base_values: Sequence[float]
     values: Sequence[float]
 
@@ -105,6 +107,7 @@ def _pairs(
     base: Results, other: Results, pairs: Sequence[tuple[int, int, str]], names: Sequence[str]
 ) -> Iterator[Pair]:
     before, after = base.table(), other.table()
+    sides = base.emulated(), other.emulated()
     for name in names:
         for old, new, said in pairs:
             ours, theirs = before.get((old, name), []), after.get((new, name), [])
@@ -112,5 +115,6 @@ def _pairs(
                 yield Pair(
                     said, name, other.unit(name), other.better(name),
                     figures.of(ours), figures.of(theirs),
-                    figures.ratio(ours, theirs), figures.few(len(ours), len(theirs)), ours, theirs,
+                    figures.ratio(ours, theirs), figures.few(len(ours), len(theirs)),
+                    old in sides[0] or new in sides[1], ours, theirs,
                 )  # fmt: skip

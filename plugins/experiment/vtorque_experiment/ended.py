@@ -9,10 +9,13 @@ from pathlib import Path
 
 from vtorque_core.api import printable
 from vtorque_core.live import service
-from vtorque_experiment import take, wrapper
+from vtorque_experiment import batch, take, wrapper
 from vtorque_experiment.book import Row
 from vtorque_experiment.definition import Definition
 
+EMULATED = "emulated"
+"""The last word of a point's ``machine`` if its guest had no KVM."""
+_SIGNS = ("QEMU TCG CPU", "guests are emulated")  # a processor's name; words of vsub, of the node
 MAX_REPORT = 64 << 20
 REPORT_TIME = 120.0  # seconds
 
@@ -55,7 +58,7 @@ class Collector:
                 values[each.name] = take.number(each, point)
             except take.Missing as error:
                 problems.append(f"{error}{f' ({said})' if said and each.report else ''}")
-        return Ended(values, begun, _machine(point), "; ".join(problems))
+        return Ended(values, begun, _machine(point, bare), "; ".join(problems))
 
 
 def _last_words(point: Path) -> str:
@@ -67,12 +70,15 @@ def _last_words(point: Path) -> str:
     return printable(said[-1], 200) if said else ""
 
 
-def _machine(point: Path) -> str:
+def _machine(point: Path, bare: bool) -> str:
     try:
         text = (point / wrapper.MACHINE).read_bytes()[:2000].decode("utf-8", "replace")
     except OSError:
         return ""
-    return printable(", ".join(line.strip() for line in text.splitlines()), 300)
+    said = [text, *(batch.tail(point / name, 4096) for name in (batch.VSUB_ERR, batch.JOB_ERR))]
+    emulated = not bare and any(sign in each for sign in _SIGNS for each in said)
+    machine = printable(", ".join(line.strip() for line in text.splitlines()), 280)
+    return f"{machine}, {EMULATED}" if emulated else machine
 
 
 def reporter(config: Path) -> Callable[[str, Path], str]:

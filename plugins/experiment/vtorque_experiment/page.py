@@ -49,8 +49,6 @@ def of_results(results: Results) -> str:
 def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]) -> str:
     """Return the page of a comparison; ``sides``: what base and other are called."""
     names = list(dict.fromkeys(pair.name for pair in pairs))
-    warned = sum(bool(pair.warning) for pair in pairs)
-    said = f"{warned} of {len(pairs)} comparisons have too few runs to say anything"
     sections = []
     for number, name in enumerate(names):
         those = [pair for pair in pairs if pair.name == name]
@@ -63,7 +61,7 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
         "page.html.j2",
         title=title,
         lines=lines,
-        warnings=[said] if warned else [],
+        warnings=tables.warnings_of_pairs(pairs),
         sections=sections,
         failed=[],
     )

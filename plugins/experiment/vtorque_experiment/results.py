@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from vtorque_core.api import Refusal, Refused
 from vtorque_experiment import definition
 from vtorque_experiment.book import DONE, FAILED, Book, Row
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
+from vtorque_experiment.ended import EMULATED
 from vtorque_experiment.matrix import Cell, label
 from vtorque_experiment.place import Place, existing
 
@@ -61,6 +63,14 @@ class Results:
     def label(self, cell: int) -> str:
         """Return a combination in words."""
         return label(self.cells[cell])
+
+    def emulated(self) -> Mapping[int, int]:
+        """Return of how many done points of a combination the guest had no KVM, if of any."""
+        return Counter(
+            row.cell
+            for row in self.rows
+            if row.state == DONE and row.machine.endswith(f", {EMULATED}")
+        )
 
     def failed(self, cell: int) -> int:
         """Return how many points of a combination have failed."""

@@ -90,10 +90,11 @@ def status(directory: Path) -> dict[str, Any]:
 
 def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the figures of each combination for JSON."""
-    table = results.table()
+    table, emulated = results.table(), results.emulated()
     return [
         {
             "combination": dict(cell), "failed": results.failed(number),
+            "emulated": emulated.get(number, 0),
             "numbers": {
                 name: asdict(figures.of(table[number, name])) | {"unit": results.unit(name)}
                 for name in names if (number, name) in table

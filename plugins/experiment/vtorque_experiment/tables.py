@@ -12,6 +12,7 @@ from vtorque_experiment.figures import Figures
 from vtorque_experiment.results import Results
 
 Rows = Sequence[Sequence[str]]
+NO_CLAIM = "there was no KVM, and these figures say nothing of guests that have it"
 _FIGURES = ("runs", "median", "spread", "least", "most")
 
 
@@ -34,9 +35,24 @@ def warnings(results: Results) -> list[str]:
             f"{len(few)} of {len(results.cells)} combinations have fewer than {figures.ENOUGH} "
             "runs: too few to compare them"
         )
+    emulated = sum(results.emulated().values())
+    if emulated:
+        found.append(f"{emulated} points ran in emulated guests: {NO_CLAIM}")
     failed = sum(row.state == FAILED for row in results.rows)
     if failed:
         found.append(f"{failed} points have failed; their numbers are left out")
+    return found
+
+
+def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
+    """Return what whoever reads a comparison has to know."""
+    found = []
+    few = sum(bool(pair.warning) for pair in pairs)
+    emulated = sum(pair.emulated for pair in pairs)
+    if few:
+        found.append(f"{few} of {len(pairs)} comparisons have too few runs to say anything")
+    if emulated:
+        found.append(f"{emulated} of {len(pairs)} comparisons have emulated guests: {NO_CLAIM}")
     return found
 
 

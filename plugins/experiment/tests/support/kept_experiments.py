@@ -6,7 +6,7 @@ import experiments
 from vtorque_experiment.book import Book
 
 
-def make(top, text, values, *, failed=(), script=experiments.SCRIPT):
+def make(top, text, values, *, failed=(), machine="Linux 6.1", script=experiments.SCRIPT):
     """Make one below ``top``; return its directory.
 
     ``values``: called with a cell and the repetition, returns the numbers; ``failed``: points.
@@ -20,9 +20,7 @@ def make(top, text, values, *, failed=(), script=experiments.SCRIPT):
         book.submitted(number, f"{number}.double", 1e9 + number * 60 - 1)
         found = values(cells[row.cell], row.repetition)
         reason = "exit code 1: <broken>" if number in failed else ""
-        book.over(
-            number, {"code": 0.0, "wait": 1.0} | found, 1e9 + number * 60, "Linux 6.1", reason
-        )
+        book.over(number, {"code": 0.0, "wait": 1.0} | found, 1e9 + number * 60, machine, reason)
     book.close()
     host = {"name": "n1", "cpu": "A CPU", "kernel": "6.1 #1"}
     known = {"host": host, "batch_system": "double", "qemu": "QEMU 7.2", "libvirt": "9.0"}
