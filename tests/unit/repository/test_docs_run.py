@@ -132,12 +132,13 @@ def test_a_line_of_a_log():
 
 
 def test_an_experiment(tmp_path, monkeypatch):
-    script = block("doc/experiment.md", "#!/bin/sh")
+    script = block("doc/experiment.md", "#!/bin/bash")
     (tmp_path / "sum.sh").write_text(script)
     (tmp_path / "sum.toml").write_text(block("doc/experiment.md", "title ="))
     code, said = bash(script, tmp_path, COUNT="100")
-    ((pattern,),) = [[take.pattern for take in definition.read(tmp_path / "sum.toml").takes]]
-    assert (code, re.fullmatch(pattern, said.strip())[1]) == (0, "100")
+    took, counted = [each.pattern for each in definition.read(tmp_path / "sum.toml").takes]
+    assert code == 0 and float(re.search(took, said)[1]) >= 0
+    assert re.search(counted, said)[1] == "100"
     shown = block("doc/experiment.md", "$ vmgr experiment run").splitlines()
     command, *printed = itertools.takewhile(lambda line: not line.endswith("run sum.toml"), shown)
     monkeypatch.chdir(tmp_path)
@@ -206,7 +207,7 @@ RUN = {
     ("doc/batch.md", f"{HERE}::test_a_service_in_a_guest_and_its_solvers"): ("#!/bin", "#PBS"),
     ("doc/config.md", f"{HERE}::test_what_looks_at_a_config"): ("vtorque config check",),
     ("doc/config.md", f"{HERE}::test_what_explain_prints"): ("$ vtorque config explain",),
-    ("doc/experiment.md", f"{HERE}::test_an_experiment"): ("#!/bin/sh", "title =", "$ vmgr"),
+    ("doc/experiment.md", f"{HERE}::test_an_experiment"): ("#!/bin/bash", "title =", "$ vmgr"),
     ("doc/first-plugin.md", FIRST_PLUGIN): (
         "python3 -m venv",
         "vtorque plugins new",
@@ -264,6 +265,7 @@ NOT_RUN = {
         ),
         "doc/batch-pbs.md": ("/opt/vtorque/bin/pip",),
         "doc/batch-slurm.md": ("vtorque setup",),
+        "doc/experiment.md": ("scripts/wheels",),
         "doc/laptop.md": ("scripts/wheels", "apt-get"),
         "doc/local.md": ("vtorque local serve",),
         "doc/ten-minutes-admin.md": (
