@@ -16,4 +16,4 @@ def _new() -> click.Command:
     return new
 
 
-vtorque_commands = always(Command("vtorque plugins", _new))
+vtorque_commands = always(Command("vtorque plugins new", _new))

@@ -119,7 +119,7 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
 @hookspec
 def vtorque_commands() -> Iterable[Command]:
-    """Return click commands for ``vmgr``, ``vtorque`` or a group of theirs (``"vmgr images"``).
+    """Return click commands of ``vmgr``, ``vtorque`` or a group of theirs: ``"vmgr images sync"``.
 
     Declaring module; never used by vsub. A command of the core's of the same name stays.
     Raising leaves the plugin out.
@@ -132,7 +132,7 @@ def vtorque_commands() -> Iterable[Command]:
             import click
             return click.Command("cards", help="List the Acme cards.")
 
-        vtorque_commands = always(Command("vmgr", load=cards))
+        vtorque_commands = always(Command("vmgr cards", load=cards))
     """
     return ()
 

@@ -98,9 +98,15 @@ class OfJob:
 class Command:
     """A click command added to ``vmgr`` or ``vtorque``, never to ``vsub``.
 
-    ``program`` is one of them, or a group of its commands: ``"vmgr images"``.
+    ``words``: what is typed, ``"vmgr cards"``, or of a group ``"vmgr images sync"``; the last one
+    is the command's own name. ``load`` imports it: only when it is used, or listed.
     """
 
-    program: str
+    words: str
     load: Callable[[], click.Command]
     of_job: OfJob | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if no program is named."""
+        if len(self.words.split()) < 2:
+            raise ValueError(f'a Command of {self.words!r}: write its program, too: "vmgr cards"')

@@ -6,16 +6,22 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import EXIT_USAGE, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.base.record import dataclass
 from vtorque_core.cli.entry import telling
+
+if TYPE_CHECKING:
+    from vtorque_core.api.strategies import Command
+    from vtorque_core.site.plugins import Plugins
 
 _CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -62,8 +68,8 @@ class LazyGroup(click.Group):
                 ctx.meta[_CONFIG] = Path(joined or following)
         return super().resolve_command(ctx, args)
 
-    def _of_plugins(self, ctx: click.Context) -> dict[str, click.Command]:
-        """Return the commands that enabled plugins add to this group; none if config is bad."""
+    def _of_plugins(self, ctx: click.Context) -> Mapping[str, _Brought]:
+        """Return what enabled plugins add to this group; nothing if the config is bad."""
         from vtorque_core.site.load import load  # noqa: PLC0415
 
         given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
@@ -74,26 +80,23 @@ class LazyGroup(click.Group):
             except VtorqueError as error:
                 ctx.meta[_BAD] = error
                 return {}
-            ctx.meta[known] = {}
+            there = ctx.meta[known] = {}
             for each in plugins.each("vtorque_commands"):
-                if each.error is not None or each.item.program.split()[-1] != self.name:
-                    continue
-                try:
-                    command = each.item.load()
-                    if each.item.of_job is not None:
-                        about = {"of_job": each.item.of_job, "config": given}
-                        for other in plugins.collect("vtorque_elsewhere", command=command, **about):
-                            command = other.item
-                    ctx.meta[known][command.name or ""] = command
-                except Exception as error:  # anybody's module
-                    click.echo(f"a command of plugin {each.plugin} is left out: {error}", err=True)
-        there: dict[str, click.Command] = ctx.meta[known]
-        return there
+                if each.error is None and each.item.words.split()[-2] == self.name:
+                    brought = _Brought(plugins, given, each.plugin, each.item)
+                    there[each.item.words.split()[-1]] = brought
+        found: Mapping[str, _Brought] = ctx.meta[known]
+        return found
+
+    def _brought(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command that a plugin brings, if one does."""
+        found = self._of_plugins(ctx).get(name)
+        return found.command if found else None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, importing its module."""
         if cmd_name not in self._lazy:
-            found = super().get_command(ctx, cmd_name) or self._of_plugins(ctx).get(cmd_name)
+            found = super().get_command(ctx, cmd_name) or self._brought(ctx, cmd_name)
             if found is None and _BAD in ctx.meta:  # nobody knows whether there is such a command
                 raise ctx.meta[_BAD]
             if found is None and cmd_name in self._elsewhere:
@@ -105,6 +108,30 @@ class LazyGroup(click.Group):
             return found
         module, _, name = self._lazy[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """A command that a plugin brings."""
+
+    plugins: Plugins
+    config: Path
+    plugin: str
+    item: Command
+
+    @cached_property
+    def command(self) -> click.Command | None:
+        """It, as it is to be called; None, which is told: it cannot be imported."""
+        try:
+            command = self.item.load()
+            if self.item.of_job is not None:
+                about: dict[str, Any] = {"of_job": self.item.of_job, "config": self.config}
+                for other in self.plugins.collect("vtorque_elsewhere", command=command, **about):
+                    command = other.item
+        except Exception as error:  # anybody's module
+            click.echo(f"a command of plugin {self.plugin} is left out: {error}", err=True)
+            return None
         return command
 
 

@@ -20,7 +20,15 @@ from vtorque_core.site import author_errors
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 
 if TYPE_CHECKING:
+    from vtorque_core.api.strategies import Command
     from vtorque_core.site.config import Raw
+
+
+def _loaded(item: Command) -> str:
+    """Return the words of a command that can be imported. Raises whatever that does."""
+    item.load()
+    return item.words
+
 
 # What it is called in the table and in --json, the hook that brings it, and its items' names.
 _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
@@ -28,7 +36,7 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
     ("batch systems", "vtorque_batch_systems", lambda item: str(item.name)),
     ("image builders", "vtorque_image_builders", lambda item: str(item.name)),
-    ("commands", "vtorque_commands", lambda item: f"{item.program} {item.load().name}"),
+    ("commands", "vtorque_commands", _loaded),
 )
 
 

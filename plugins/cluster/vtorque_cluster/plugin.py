@@ -14,6 +14,6 @@ def _commands() -> ModuleType:
 
 
 vtorque_commands = always(
-    Command("vtorque", lambda: _commands().cluster),
-    Command("vmgr images", lambda: _commands().sync),
+    Command("vtorque cluster", lambda: _commands().cluster),
+    Command("vmgr images sync", lambda: _commands().sync),
 )

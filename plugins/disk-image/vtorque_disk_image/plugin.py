@@ -27,6 +27,6 @@ vtorque_image_builders = always(
     ImageBuilder("disk", "a disk from elsewhere: qcow2, vmdk, vhdx or raw", _builder)
 )
 vtorque_commands = always(
-    Command("vmgr images", lambda: _commands().add),
-    Command("vmgr images", lambda: _commands().update),
+    Command("vmgr images add", lambda: _commands().add),
+    Command("vmgr images update", lambda: _commands().update),
 )

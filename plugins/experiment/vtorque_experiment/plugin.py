@@ -16,4 +16,4 @@ def _experiment() -> click.Command:
     return experiment
 
 
-vtorque_commands = always(Command("vmgr", _experiment))
+vtorque_commands = always(Command("vmgr experiment", _experiment))

@@ -26,12 +26,12 @@ def _sign() -> ModuleType:
 
 
 vtorque_commands = always(
-    Command("vmgr images", lambda: _pool().list_command),
-    Command("vmgr images", lambda: _pool().show),
-    Command("vmgr images", lambda: _pool().verify),
-    Command("vmgr images", lambda: _pool().remove),
-    Command("vmgr images", lambda: _pool().label),
-    Command("vmgr images", lambda: _pool().default),
-    Command("vmgr images", lambda: _make().build),
-    Command("vmgr images", lambda: _sign().sign),
+    Command("vmgr images list", lambda: _pool().list_command),
+    Command("vmgr images show", lambda: _pool().show),
+    Command("vmgr images verify", lambda: _pool().verify),
+    Command("vmgr images remove", lambda: _pool().remove),
+    Command("vmgr images label", lambda: _pool().label),
+    Command("vmgr images default", lambda: _pool().default),
+    Command("vmgr images build", lambda: _make().build),
+    Command("vmgr images sign", lambda: _sign().sign),
 )

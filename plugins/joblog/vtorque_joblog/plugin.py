@@ -79,4 +79,4 @@ def _logs() -> click.Command:
 
 
 _TRAVELS = ("follow", "phase", "guest", "level", "as_json", "console", "cloud_init")
-vtorque_commands = always(Command("vmgr", _logs, OfJob(_TRAVELS)))
+vtorque_commands = always(Command("vmgr logs", _logs, OfJob(_TRAVELS)))

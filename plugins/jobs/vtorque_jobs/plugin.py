@@ -24,7 +24,7 @@ def _explain() -> click.Command:
 
 
 vtorque_commands = always(
-    Command("vmgr", lambda: _commands().ps),
-    Command("vmgr", lambda: _commands().cancel),
-    Command("vtorque config", _explain),
+    Command("vmgr ps", lambda: _commands().ps),
+    Command("vmgr cancel", lambda: _commands().cancel),
+    Command("vtorque config explain", _explain),
 )

@@ -130,7 +130,7 @@ vtorque_image_builders = always(
 )
 vtorque_options = always(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
 vtorque_commands = always(
-    Command("vmgr", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
-    Command("vmgr", lambda: _commands().console, OfJob(("guest",))),
-    Command("vmgr", lambda: _commands().clean),
+    Command("vmgr ssh", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
+    Command("vmgr console", lambda: _commands().console, OfJob(("guest",))),
+    Command("vmgr clean", lambda: _commands().clean),
 )

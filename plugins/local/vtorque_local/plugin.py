@@ -53,4 +53,4 @@ vtorque_settings = always(Settings)
 vtorque_batch_systems = always(
     BatchSystem("local", submitter=submitter, node=node, shell=shell, step=step)
 )
-vtorque_commands = always(Command("vtorque", command))
+vtorque_commands = always(Command("vtorque local", command))

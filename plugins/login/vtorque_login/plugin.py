@@ -63,4 +63,4 @@ def _state() -> click.Command:
 
 
 vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vmgr", _state, OfJob(("files",))))
+vtorque_commands = always(Command("vmgr state", _state, OfJob(("files",))))

@@ -18,4 +18,4 @@ def _pool() -> click.Command:
 
 
 vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vtorque", _pool))
+vtorque_commands = always(Command("vtorque pool", _pool))

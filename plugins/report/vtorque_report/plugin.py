@@ -42,4 +42,4 @@ def _report() -> click.Command:
     return report
 
 
-vtorque_commands = always(Command("vmgr", _report, OfJob(("as_json",), output="html")))
+vtorque_commands = always(Command("vmgr report", _report, OfJob(("as_json",), output="html")))

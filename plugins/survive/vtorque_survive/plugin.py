@@ -65,11 +65,11 @@ vtorque_settings = always(Settings)
 vtorque_options = always(RESUME, CHECKPOINT)
 vtorque_parse_args = asked.vtorque_parse_args
 vtorque_commands = always(
-    Command("vmgr", _suspend, _OF_JOB),
-    Command("vmgr", _resume, _OF_JOB),
-    Command("vmgr", _checkpoint, OfJob(("stop", "this_node"))),
-    Command("vmgr", _checkpoints),
-    Command("vtorque", _drain),
-    Command("vmgr", _migrate),
-    Command("vmgr", _arrival),
+    Command("vmgr suspend", _suspend, _OF_JOB),
+    Command("vmgr resume", _resume, _OF_JOB),
+    Command("vmgr checkpoint", _checkpoint, OfJob(("stop", "this_node"))),
+    Command("vmgr checkpoints", _checkpoints),
+    Command("vtorque drain", _drain),
+    Command("vmgr migrate", _migrate),
+    Command("vmgr arrival", _arrival),
 )

@@ -16,4 +16,4 @@ def _warm() -> click.Command:
     return warm
 
 
-vtorque_commands = always(Command("vtorque", _warm))
+vtorque_commands = always(Command("vtorque warm", _warm))

@@ -37,7 +37,7 @@ def load():
 
 @hookimpl
 def vtorque_commands():
-    yield Command("vmgr", load=load)
+    yield Command("vmgr cards", load=load)
 """
 
 
@@ -102,7 +102,8 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     assert call("vmgr", "cards").stdout == "two cards\n"
     assert "cards" not in call("vtorque", "-h").stdout
     (tmp_path / "acme_cards.py").write_text(ACME.replace("import click", "import acme_lost"))
-    done = call("vmgr", "logs", "-h")
+    assert call("vmgr", "logs", "-h").stderr == "", "who wants another's command need not know"
+    done = call("vmgr", "-h")
     assert done.returncode == 0 and "Show the log" in done.stdout, "others' commands are there"
     assert "a command of plugin acme is left out: No module named 'acme_lost'" in done.stderr
 
@@ -167,7 +168,7 @@ def test_who_can_run_a_command_about_a_job_elsewhere_is_asked_for_it(monkeypatch
     asked = []
     plugins, module = Plugins(), types.ModuleType("acme")
     module.vtorque_commands = always(
-        Command("vmgr", lambda: look, OfJob(("job_id",))), Command("vmgr", lambda: own)
+        Command("vmgr look", lambda: look, OfJob(("job_id",))), Command("vmgr own", lambda: own)
     )
     own = click.Command("own", callback=lambda: click.echo("own"))
     module.vtorque_elsewhere = vtorque_elsewhere

@@ -33,7 +33,7 @@ ACME = """
 
     @hookimpl
     def vtorque_commands():
-        yield Command("vmgr", load=lambda: click.Command("cards"))
+        yield Command("vmgr cards", load=lambda: click.Command("cards"))
 """
 
 
