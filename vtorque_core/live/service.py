@@ -31,6 +31,15 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
     return site, installation(site, site.path if site.owner else path)
 
 
+def place_of(config: Path) -> Installation:
+    """Return how hooks, job shell and reaper are called with a site's config. Raises ConfigError.
+
+    Without what acts, which costs a command of root's as long again as all else that it imports.
+    """
+    site, _ = load(config, node=False)
+    return installation(site, config)
+
+
 def own_variables() -> dict[str, str]:
     """Return what of this process's environment leads to a user's own site, once it is read.
 

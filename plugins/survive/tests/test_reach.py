@@ -78,7 +78,7 @@ def test_libvirts_other_ways_are_refused(tmp_path, uri):
 def receiver(way, monkeypatch):
     """Return a function that has another node receive, as a program does."""
     place = SimpleNamespace(hook=lambda word: ("vtorque", "hook", word))
-    monkeypatch.setattr(move.service, "node_of", lambda _: (None, place))
+    monkeypatch.setattr(move.service, "place_of", lambda _: place)
     monkeypatch.setattr(move, "_READY", 30.0)
 
     def receives(body):

@@ -119,7 +119,7 @@ class Health:
         if self._drain is not None or self._back is not None:
             return
         log.warning("the node is drained")
-        _, place = service.node_of(self._config)
+        place = service.place_of(self._config)
         says = os.memfd_create("drain")  # no disk, which may be full, nor a reader is needed
         try:
             process = subprocess.Popen(
@@ -183,7 +183,7 @@ def _take_back(paths: Paths, config: Path) -> None:
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:
     """Return what is to be asked. Raises ConfigError, OSError: others than root could change it."""
     if settings.health == DOCTOR:
-        return service.node_of(config)[1].call("doctor", "--json")
+        return service.place_of(config).call("doctor", "--json")
     require_root_owned(Path(settings.health), uid=os.geteuid())
     return (settings.health,)
 

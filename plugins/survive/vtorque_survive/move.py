@@ -93,7 +93,7 @@ class Here:
 
     def release(self, job_id: str) -> None:
         """Release what the job has here, as its epilogue does. Raises HostFault: not all of it."""
-        _, place = service.node_of(self.config)
+        place = service.place_of(self.config)
         argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
@@ -274,7 +274,7 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
 
     When what is done here has been done well, wait until that node has done its part, too.
     """
-    _, place = service.node_of(here.config)
+    place = service.place_of(here.config)
     argv = reach.argv(here.settings, to, place.hook("receive"))
     seconds = here.node.start_timeout + _READY
     with (
