@@ -15,7 +15,7 @@ def eventually(happens: Callable[[], object], seconds: float = LONG) -> None:
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 def with_more_time(attempt: Callable[[float], T], *seconds: float) -> T:
