@@ -21,6 +21,22 @@ def test_figures_of_one_and_of_many():
     assert (found.median, found.low, found.high, found.count) == (3.0, 2.0, 4.0, 5)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((122002.5, 122000.0, 122005.0), "122002.5 122000 122005"),
+        ((999999999999999.0, 12.0, 0.0), "999999999999999 12 0"),
+        ((0.036512345, 0.03, 0.04), "0.036512 0.03 0.04"),
+        ((1.00000001, 1.0, 1.00000002), "1.00000001 1 1.00000002"),
+        ((1234567.89, 1234567.3), "1234568 1234567"),
+        ((-122000.25, 1e-9, 1e300), "-122000 1e-09 1e+300"),
+        ((0.1 + 0.2, 0.3), "0.30000000000000004 0.29999999999999999"),
+    ],
+)
+def test_what_differs_is_seen_to_differ_and_whole_numbers_are_whole(values, said):
+    assert " ".join(figures.shown(*values)) == said
+
+
 def test_a_ratio_has_an_interval_that_is_the_same_each_time():
     draw = random.Random(1)  # noqa: S311
     base = [draw.gauss(100, 2) for _ in range(30)]

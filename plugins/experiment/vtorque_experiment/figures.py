@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+DIGITS = 5  # at least, of what is shown
+MOST_DIGITS = 17  # tell any two floats from each other
 DRAWS = 2000
 LEVEL = 0.95
 ENOUGH = 6
@@ -88,6 +90,26 @@ def few(base: int, other: int) -> str:
     if min(base, other) >= ENOUGH:
         return ""
     return f"too few runs ({base} and {other}; {ENOUGH} of each are the least)"
+
+
+def shown(*values: float) -> list[str]:
+    """Return numbers for people: so exact that those that differ are seen to differ.
+
+    Whole ones, and halves as medians of them are, have all their figures, up to 15.
+    """
+    texts = [""]
+    for digits in range(DIGITS, MOST_DIGITS + 1):
+        texts = [_shown(value, digits) for value in values]
+        if len(set(map(float, texts))) == len(set(values)):
+            break
+    return texts
+
+
+def _shown(value: float, digits: int) -> str:
+    if abs(value) < 1e15 and (2 * value).is_integer():
+        return f"{value:.15g}"
+    whole = len(f"{abs(value):.0f}")  # no exponent for what has fewer figures than 15
+    return f"{value:.{max(digits, whole) if whole <= 15 else digits}g}"
 
 
 def _median(values: list[float]) -> float:

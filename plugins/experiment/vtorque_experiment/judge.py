@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtorque_core.api import Refused, printable
+from vtorque_experiment import figures
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.condition import Condition, Values
 from vtorque_experiment.junit import Case
@@ -65,5 +66,5 @@ def _case(
 
 def _said(condition: Condition, values: Values) -> Iterator[str]:
     for name in sorted(condition.names):
-        shown = ", ".join(f"{value:.6g}" for value in list(values.get(name, ()))[:8])
+        shown = ", ".join(figures.shown(*list(values.get(name, ()))[:8]))
         yield f"{name} is {shown}{' ...' if len(values.get(name, ())) > 8 else ''}"

@@ -82,20 +82,21 @@ def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]
 def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
     """Return head and rows of a comparison; ``named``: with the numbers' names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
-    rows = [
-        (
-            *([_named(pair.name, pair.unit)] if named else []),
-            printable(pair.cell, 200),
-            f"{pair.base.count}/{pair.other.count}",
-            _number(pair.base.median),
-            _percent(pair.base.spread),
-            _number(pair.other.median),
-            _percent(pair.other.spread),
-            *_ratio(pair),
-        )
-        for pair in pairs
-    ]
-    return (("number", *heads) if named else heads), rows
+    return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
+
+
+def _row(pair: Pair, named: bool) -> Sequence[str]:
+    base, other = figures.shown(pair.base.median, pair.other.median)
+    return (
+        *([_named(pair.name, pair.unit)] if named else []),
+        printable(pair.cell, 200),
+        f"{pair.base.count}/{pair.other.count}",
+        base,
+        _percent(pair.base.spread),
+        other,
+        _percent(pair.other.spread),
+        *_ratio(pair),
+    )
 
 
 def _ratio(pair: Pair) -> tuple[str, str, str]:
@@ -110,12 +111,8 @@ def _named(name: str, unit: str) -> str:
 
 
 def _cells(found: Figures) -> tuple[str, ...]:
-    numbers = (_number(found.median), _percent(found.spread), _number(found.least))
-    return (str(found.count), *numbers, _number(found.most))
-
-
-def _number(value: float) -> str:
-    return f"{value:.5g}"
+    median, least, most = figures.shown(found.median, found.least, found.most)
+    return str(found.count), median, _percent(found.spread), least, most
 
 
 def _percent(share: float) -> str:
