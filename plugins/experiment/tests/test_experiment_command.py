@@ -47,7 +47,7 @@ def test_results_are_plain_lines_where_nobody_watches(sweep):
         "MOST",
     ]
     assert sum(line.startswith("rate, MB/s") for line in lines) == 6
-    assert "\x1b" not in "".join(lines) and "1 points have failed" in lines[-1]
+    assert "\x1b" not in "".join(lines) and lines[-1] == "without the numbers of 1 failed point"
     assert len(call("results", sweep, "--number", "rate").splitlines()) == 9
 
 
@@ -105,9 +105,9 @@ def test_emulated_guests_are_no_claim(tmp_path):
     assert {each["emulated"] for each in json.loads(call("results", top, "--json"))} == {6}
     assert "emulated guests: there was no KVM" in call("results", top, "--html", "-")
     argv = ("compare", top, "--baseline=bare=true", "--number=wall")
-    assert "4 of 4 comparisons have emulated guests" in call(*argv)
+    assert "4 of 4 comparisons with emulated guests" in call(*argv)
     assert all(pair["emulated"] for pair in json.loads(call(*argv, "--json")))
-    assert "4 of 4 comparisons have emulated guests" in call(*argv, "--html", "-")
+    assert "4 of 4 comparisons with emulated guests" in call(*argv, "--html", "-")
 
 
 def test_of_guests_with_kvm_nothing_is_said(sweep):

@@ -3,7 +3,6 @@
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from vtorque_core.api import HostFault
 from vtorque_experiment import wrapper
 from vtorque_experiment.batch import Questions, locked, of_site
 from vtorque_experiment.book import DONE, FAILED, Book
+from vtorque_experiment.place import usable
 
 TWO = """
 script = "job.sh"
@@ -65,12 +65,9 @@ def test_killed_at_random_each_point_runs_once(tmp_path, points, kills, mode):
     )  # fmt: skip
     (tmp_path / "batch" / "mode").write_text(mode)
     draw = random.Random(points)  # noqa: S311
-    argv = [sys.executable, experiments.__file__, str(tmp_path)]
-    support = [str(Path(experiments.__file__).parent)]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(support)}
     for _ in range(kills):
         before = sum(row.state == DONE for row in experiments.rows(tmp_path))
-        runner = subprocess.Popen(argv, env=environ)
+        runner = experiments.process(tmp_path)
         wanted = min(points - 1, before + draw.randrange(max(1, 2 * points // kills)))
         done = lambda w=wanted: sum(r.state == DONE for r in experiments.rows(tmp_path)) >= w  # noqa: E731
         eventually(lambda d=done, r=runner: d() or r.poll() is not None)
@@ -130,6 +127,84 @@ def test_a_pattern_that_never_matches_fails_the_point(tmp_path):
     for row in experiments.rows(tmp_path):
         assert row.state == FAILED
         assert row.reason == "rate: there is not the pattern 'Rate: (.*)' in stdout"
+    settled(tmp_path)
+
+
+def corrected(top, wrong, right):
+    """Correct the experiment's file in its results."""
+    path = usable(top / "results").definition
+    path.write_text(path.read_text().replace(wrong, right))
+
+
+def test_numbers_are_taken_again_of_what_has_ended_and_nothing_runs_again(tmp_path):
+    experiments.made(tmp_path, TWO.replace("rate (.*)", "Rate: (.*)"))
+    assert experiments.run(tmp_path).finished
+    said: list[str] = []
+    assert experiments.run(tmp_path, told=said.append).finished
+    assert said == ["the numbers of 4 failed points were taken again: none are done now"]
+    corrected(tmp_path, "Rate: (.*)", "rate (1)")
+    experiments.run(tmp_path, told=said.append)
+    assert said[1:] == ["the numbers of 4 failed points were taken again: 2 are done now"]
+    corrected(tmp_path, "rate (1)", "rate (.*)")
+    experiments.run(tmp_path, told=said.append)
+    assert said[2:] == ["the numbers of 2 failed points were taken again: 2 are done now"]
+    found, book = experiments.rows(tmp_path), Book(usable(tmp_path / "results").database)
+    numbers = book.numbers()
+    book.close()
+    assert {(row.state, row.reason, row.tries) for row in found} == {(DONE, "", 1)}
+    assert sorted(numbers[row.number]["rate"] for row in found) == [1, 1, 2, 2]
+    assert all({"wall", "wait", "code"} < numbers[row.number].keys() for row in found)
+    assert sorted(ran(tmp_path)) == ["1", "2", "3", "4"]
+    settled(tmp_path)
+
+
+def test_points_that_still_fail_when_taken_again_stop_no_run(tmp_path):
+    text = 'script = "job.sh"\nrepetitions = 9\nlimits.failures = 3\nlimits.jobs = 1\n'
+    experiments.made(tmp_path, text, "#!/bin/sh\n[ $EXPERIMENT_POINT -gt 3 ] || exit 7\n")
+    assert not experiments.run(tmp_path).finished
+    assert experiments.run(tmp_path).finished
+    assert [row.state for row in experiments.rows(tmp_path)] == [FAILED] * 3 + [DONE] * 6
+    settled(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("points", "kills"), [(30, 3), pytest.param(200, 50, marks=pytest.mark.full)]
+)
+def test_killed_while_numbers_are_taken_again_all_are_whole(tmp_path, points, kills):
+    text = f'script = "job.sh"\nrepetitions = {points}\ntake.rate.pattern = "Rate (.*)"\n'
+    experiments.made(tmp_path, text + "limits = {jobs = 8, failures = 999}\n")
+    assert experiments.run(tmp_path).finished
+    settled(tmp_path)
+    corrected(tmp_path, "Rate", "rate")
+    draw = random.Random(kills)  # noqa: S311
+    for _ in range(kills):
+        runner = experiments.process(tmp_path)
+        before = sum(row.state == DONE for row in experiments.rows(tmp_path))
+        done = lambda b=before: sum(r.state == DONE for r in experiments.rows(tmp_path)) > b  # noqa: E731
+        eventually(lambda d=done, r=runner: d() or r.poll() is not None)
+        time.sleep(draw.random() / 100)
+        runner.kill()
+        runner.wait()
+    assert experiments.run(tmp_path).finished
+    book = Book(usable(tmp_path / "results").database)
+    assert {row.state for row in book.rows()} == {DONE}
+    assert [found.keys() for found in book.numbers().values()] == [
+        {"code", "rate", "wait", "wall"}
+    ] * points
+    book.close()
+    assert set(ran(tmp_path).values()) == {1}
+
+
+def test_a_reason_is_told_when_it_is_new(tmp_path):
+    text = 'script = "job.sh"\nrepetitions = 4\nlimits.jobs = 1\ntake.x.pattern = "x ([0-9])"\n'
+    place = experiments.made(tmp_path, text, '#!/bin/sh\nexit "$((EXPERIMENT_POINT == 3))"\n')
+    said: list[str] = []
+    experiments.run(tmp_path, told=said.append)
+    missing = "x: there is not the pattern 'x ([0-9])' in stdout"
+    assert said == [
+        f"point 1 has failed: {missing} ({place.point(1)})",
+        f"point 3 has failed: exit code 1; {missing} ({place.point(3)})",
+    ]
     settled(tmp_path)
 
 

@@ -171,8 +171,9 @@ class Book:
                 "UPDATE points SET state=?, reason=?, begun=?, machine=? WHERE number=?",
                 (FAILED if reason else DONE, reason, begun, machine, number),
             )
+            self._db.execute("DELETE FROM numbers WHERE point=?", (number,))
             rows = [(number, name, value) for name, value in values.items()]
-            self._db.executemany("INSERT OR REPLACE INTO numbers VALUES (?, ?, ?)", rows)
+            self._db.executemany("INSERT INTO numbers VALUES (?, ?, ?)", rows)
 
     def forget(self, number: int) -> None:
         """Have a failed point wait as if it had never been tried."""

@@ -101,7 +101,11 @@ def run(
 @_json
 @click.pass_obj
 def resume(config: Path, directory: Path, failed: bool, hours: float | None, as_json: bool) -> None:
-    """Go on with an experiment, however it was stopped. No point is run twice."""
+    """Go on with an experiment, however it was stopped. No point is run twice.
+
+    Numbers of failed points whose jobs have ended are taken again: experiment.toml, in DIR, may
+    have been corrected.
+    """
     from vtorque_experiment import running  # noqa: PLC0415
     from vtorque_experiment.place import existing  # noqa: PLC0415
 
@@ -239,8 +243,14 @@ def _end(ended: Any, as_json: bool) -> None:
     if not ended.finished:
         _told(f"{ended.why}; vmgr experiment resume {ended.directory} goes on")
         sys.exit(EXIT_UNFINISHED)
-    if ended.status["failed"]:
-        _told(f"points have failed: vmgr experiment status {ended.directory}")
+    failed = len(ended.status["failed"])
+    if failed:
+        from vtorque_experiment.matrix import counted  # noqa: PLC0415
+
+        _told(
+            f"{counted(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
+            "why; vmgr experiment resume takes their numbers again, resume --failed runs them again"
+        )
         sys.exit(EXIT_POINTS)
 
 

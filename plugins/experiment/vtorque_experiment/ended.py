@@ -46,7 +46,9 @@ class Collector:
             return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
         if row.submitted is not None:
             values["wait"] = max(0.0, begun - row.submitted)
-        said = "" if not self._definition.report or bare else self._report(row.job, point)
+        kept = row.begun is not None and (point / take.REPORT).exists()  # when it was taken before
+        asked = self._definition.report and not bare and not kept
+        said = self._report(row.job, point) if asked else ""
         problems = []
         if int(code) not in self._definition.exit_codes:
             last = _last_words(point)

@@ -10,6 +10,7 @@ from vtorque_experiment import figures
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.condition import Condition, Values
 from vtorque_experiment.junit import Case
+from vtorque_experiment.matrix import counted
 from vtorque_experiment.results import Results
 
 
@@ -34,7 +35,7 @@ def of_results(results: Results, conditions: Sequence[str]) -> Judged:
     for cell in range(len(results.cells)):
         values = {name: table.get((cell, name), []) for name in results.names}
         failed = results.failed(cell)
-        error = f"{failed} points have failed" if failed and not read else ""
+        error = counted(failed, "failed point") if failed and not read else ""
         cases.append(_case(results.label(cell), read, values, None, error))
     return Judged(cases, bool(read))
 

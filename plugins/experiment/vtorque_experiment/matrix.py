@@ -91,3 +91,8 @@ def label(cell: Cell, axes: Sequence[str] = ()) -> str:
         else:
             words.append(f"{axis.partition('.')[2] or axis}={value}")
     return " ".join(words) or "all"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 point``, ``2 points``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

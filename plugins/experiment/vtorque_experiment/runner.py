@@ -24,9 +24,11 @@ from vtorque_experiment.book import Book, Row
 from vtorque_experiment.create import disk, script_of
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
+from vtorque_experiment.matrix import counted
 from vtorque_experiment.place import Place
 
 TRIES = 3  # of a submission that failed otherwise
+REASONS = 20  # that are told while it runs
 IN_A_ROW = 5  # failed submissions, after which nothing is submitted until the next question
 LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two looks at the files of open points
 MISSES = 2  # questions in which a job must be missing before it counts as lost
@@ -66,13 +68,13 @@ class Runner:
         )
         self._end = None if hours is None else time.monotonic() + hours * 3600
         self._refused = self._failures = 0
+        self._reasons: set[str] = set()
         self._directives: dict[Path, bytes] = {}
 
     def run(self) -> End:
         """Run until all points are over, or it must stop. Raises HostFault: disk, vsub."""
         with b.locked(self._place.top / "submit.lock", wait=True):
             pass  # no vsub of a killed runner is left
-        self._found_late()
         self._adopt()
         before: dict[str, int] = {}
         pause = LEAST_PAUSE
@@ -93,6 +95,23 @@ class Runner:
             self._stop.wait(max(pause, open_ / 1000))
         return End(False, "stopped; jobs that are submitted go on")
 
+    def take_again(self) -> None:
+        """Take the numbers of failed points again whose jobs have ended.
+
+        A result may have come late, or the experiment's file be another one than it was.
+        """
+        taken, before = 0, self._book.counts()[k.DONE]
+        for row in self._book.rows(k.FAILED):
+            if row.job and (self._place.point(row.number) / wrapper.ENDED).exists():
+                self._take(row)
+                taken += 1
+        if taken:
+            done = self._book.counts()[k.DONE] - before
+            self._told(
+                f"the numbers of {counted(taken, 'failed point')} were taken again: "
+                f"{done or 'none'} {'is' if done == 1 else 'are'} done now"
+            )
+
     def token(self, number: int) -> str:
         """Return the name of a point's job: at most 15 characters, PBS's least limit."""
         return f"x{self._id}-{number}"
@@ -103,17 +122,10 @@ class Runner:
             return "its hours are over (limits.hours, --hours)"
         if self._failures >= limits.failures:
             return (
-                f"{self._failures} points in a row have failed (limits.failures): see "
+                f"{counted(self._failures, 'failed point')} in a row (limits.failures): see "
                 "vmgr experiment status"
             )
         return ""
-
-    def _found_late(self) -> None:
-        """Take the results of points that were given up, and have come."""
-        for row in self._book.rows(k.FAILED):
-            point = self._place.point(row.number)
-            if row.job and row.begun is None and (point / wrapper.ENDED).exists():
-                self._over(row)
 
     def _adopt(self) -> None:
         """Find the jobs of points whose submission was not noted to its end."""
@@ -133,13 +145,24 @@ class Runner:
                     self._over(row)
 
     def _over(self, row: Row) -> None:
+        self._count(row, self._take(row))
+
+    def _take(self, row: Row) -> str:
+        """Take the numbers of a job that has ended; return why its point has failed, if it has."""
         point = self._place.point(row.number)
         ended = self._collector.ended(row, point, bool(self._cells[row.cell].get("bare")))
-        self._book.over(row.number, ended.values, ended.begun, ended.machine, ended.reason)
-        self._count(ended.reason)
+        if row.begun is None or ended.reason != row.reason:
+            self._book.over(row.number, ended.values, ended.begun, ended.machine, ended.reason)
+        return ended.reason
 
-    def _count(self, reason: str) -> None:
+    def _count(self, row: Row, reason: str) -> None:
+        """Count failures in a row, and tell of each reason once."""
         self._failures = self._failures + 1 if reason else 0
+        like = re.sub("[0-9]+", "0", reason)  # of another job, another time
+        if reason and like not in self._reasons and len(self._reasons) < REASONS:
+            self._reasons.add(like)
+            point = self._place.point(row.number)
+            self._told(f"point {row.number} has failed: {printable(reason, 400)} ({point})")
 
     def _ask(self) -> None:
         """Ask which jobs there are; settle what is unsure, and give up what is lost."""
@@ -178,7 +201,7 @@ class Runner:
 
     def _fail(self, row: Row, reason: str) -> None:
         self._book.failed(row.number, reason)
-        self._count(reason)
+        self._count(row, reason)
 
     def _submit(self) -> None:
         """Submit as many points as there may be jobs."""

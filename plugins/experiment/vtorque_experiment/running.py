@@ -55,14 +55,16 @@ def run(
     with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
         there = Book(place.database)
         try:
-            if failed:
-                _forget(there, place)
             with _progress(sum(there.counts().values())) as seen:
-                end = Runner(
+                runner = Runner(
                     place, found, there, batch.of_site(config, found.limits.poll),
                     ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
                     hours=hours or found.limits.hours, seen=seen,
-                ).run()  # fmt: skip
+                )  # fmt: skip
+                runner.take_again()
+                if failed:
+                    _forget(there, place)
+                end = runner.run()
         finally:
             there.close()
         with contextlib.suppress(OSError, ValueError):
@@ -132,7 +134,8 @@ class Planned:
     def lines(self) -> list[str]:
         """Return it in lines."""
         points, times = len(self.cells) * self.definition.repetitions, self.definition.repetitions
-        head = f"{points} points: {len(self.cells)} combinations"
+        cells = matrix.counted(len(self.cells), "combination")
+        head = f"{matrix.counted(points, 'point')}: {cells}"
         return [
             f"{head}, {'once' if times == 1 else f'{times} times'}",
             *(f"  {matrix.label(cell)}" for cell in self.cells),

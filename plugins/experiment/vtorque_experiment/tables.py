@@ -9,6 +9,7 @@ from vtorque_experiment import figures
 from vtorque_experiment.book import DONE, FAILED, STATES
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.figures import Figures
+from vtorque_experiment.matrix import counted
 from vtorque_experiment.results import Results
 
 Rows = Sequence[Sequence[str]]
@@ -20,7 +21,8 @@ def state(results: Results) -> str:
     """Return in a line how far it is."""
     counts = {name: sum(row.state == name for row in results.rows) for name in STATES}
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return f"{len(results.rows)} points of {len(results.cells)} combinations: {said}"
+    points, cells = len(results.rows), len(results.cells)
+    return f"{counted(points, 'point')} of {counted(cells, 'combination')}: {said}"
 
 
 def warnings(results: Results) -> list[str]:
@@ -29,18 +31,18 @@ def warnings(results: Results) -> list[str]:
     few = [
         cell for cell in range(len(results.cells))
         if sum(r.cell == cell and r.state == DONE for r in results.rows) < figures.ENOUGH
-    ] if len(results.cells) <= 1000 else []  # fmt: skip
+    ] if results.numbers and len(results.cells) <= 1000 else []  # fmt: skip
     if few:
         found.append(
-            f"{len(few)} of {len(results.cells)} combinations have fewer than {figures.ENOUGH} "
-            "runs: too few to compare them"
+            f"{len(few)} of {counted(len(results.cells), 'combination')} with fewer than "
+            f"{figures.ENOUGH} runs: too few to compare them"
         )
     emulated = sum(results.emulated().values())
     if emulated:
-        found.append(f"{emulated} points ran in emulated guests: {NO_CLAIM}")
+        found.append(f"{counted(emulated, 'point')} ran in emulated guests: {NO_CLAIM}")
     failed = sum(row.state == FAILED for row in results.rows)
     if failed:
-        found.append(f"{failed} points have failed; their numbers are left out")
+        found.append(f"without the numbers of {counted(failed, 'failed point')}")
     return found
 
 
@@ -50,9 +52,13 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
     few = sum(bool(pair.warning) for pair in pairs)
     emulated = sum(pair.emulated for pair in pairs)
     if few:
-        found.append(f"{few} of {len(pairs)} comparisons have too few runs to say anything")
+        found.append(
+            f"{few} of {counted(len(pairs), 'comparison')} with too few runs to say anything"
+        )
     if emulated:
-        found.append(f"{emulated} of {len(pairs)} comparisons have emulated guests: {NO_CLAIM}")
+        found.append(
+            f"{emulated} of {counted(len(pairs), 'comparison')} with emulated guests: {NO_CLAIM}"
+        )
     return found
 
 

@@ -1,5 +1,7 @@
 """An experiment on the double of a batch system; as a program it is one run, to be killed."""
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -42,12 +44,21 @@ def run(top, *, stop=None, told=lambda line: None, batch=None, hours=None):
     found = definition.read(place.definition)
     book = Book(place.database)
     try:
-        return Runner(
+        runner = Runner(
             place, found, book, batch or double(top), Collector(found, lambda job, point: "no"),
             told=told, stop=stop or threading.Event(), hours=hours,
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        runner.take_again()
+        return runner.run()
     finally:
         book.close()
+
+
+def process(top):
+    """Start a run in a process of its own, to be killed."""
+    support = str(Path(__file__).parent)
+    environ = {**os.environ, "PYTHONPATH": support}
+    return subprocess.Popen([sys.executable, __file__, str(top)], env=environ)
 
 
 def rows(top):
