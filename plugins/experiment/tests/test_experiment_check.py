@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 import experiments
 from vtorque_experiment import batch, check, command, definition, matrix, running
+from vtorque_experiment.book import Book
 
 GUESTS = """
 script = "job.sh"
@@ -62,6 +63,36 @@ def test_a_vsub_that_fails_otherwise_refuses_nothing(tmp_path):
     assert told == ["vsub: no disk"]
 
 
+def test_that_an_image_is_made_is_said_before_it_is_and_once(tmp_path):
+    file = experiments.write(tmp_path, 'script = "job.sh"\nmatrix.vm.vcpus = [1, 2]\n')
+    goes_on = tmp_path / "told"
+    makes = f"""
+        echo 'vsub: the first job makes the image micro, once' >&2
+        while [ ! -e {goes_on} ]; do sleep 0.01; done
+        echo '   2.0 s  kernel' >&2
+    """
+    vsub = batch.Batch(("/bin/sh", "-c", makes, "sh"), dict)
+    found, told = definition.read(file), []
+
+    def tell(line):
+        told.append(line)
+        goes_on.touch()
+
+    assert check.refused(file, found, matrix.cells(found), vsub, tell) == {}
+    assert told == ["vsub: the first job makes the image micro, once"]
+
+
+def test_a_try_has_fewer_repetitions(tmp_path, run, monkeypatch):
+    done = run(GUESTS % "vcpus", "--dry-run", "--repetitions", "1")
+    assert done.stdout.startswith("9 points: 9 combinations, once\n")
+    monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path))
+    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    run(GUESTS % "vcpus", "--repetitions", "1")
+    book = Book(tmp_path / "e.results" / "results.sqlite")
+    assert len(book.rows()) == 9
+    book.close()
+
+
 @pytest.mark.parametrize("argv", [(), ("--dry-run",)])
 def test_a_misspelt_key_is_refused_before_anything_runs(tmp_path, run, argv):
     done = run(GUESTS % "vcpu", *argv)
@@ -100,3 +131,30 @@ def test_of_very_many_combinations_some_are_asked_for(tmp_path, run, monkeypatch
     done = run('script = "job.sh"\nmatrix.vm.vcpus = [1, 2, 3]\n', "--dry-run")
     assert len(asked(tmp_path)) == 2
     assert "vsub was asked for 2 of 3 combinations" in done.stderr
+
+
+def test_how_long_the_rest_takes_is_known_from_the_second_end_on():
+    pace = running.Pace(20)
+    assert pace.at(10, 100.0) == (0.0, None)  # a resume
+    assert pace.at(11, 160.0) == (60.0, None)
+    assert pace.at(12, 200.0) == (100.0, 400.0)
+    assert pace.at(20, 300.0) == (200.0, 0.0)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_says_how_long_it_has_taken_and_how_long_the_rest_takes(
+    monkeypatch, capsys, terminal
+):
+    times = iter([0.0, 1.0, 21.0, 41.0])
+    monkeypatch.setattr(running.os, "isatty", lambda descriptor: terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    now = type("Clock", (), {"monotonic": staticmethod(lambda: next(times))})
+    monkeypatch.setattr(running, "time", now)
+    if terminal:
+        next(times)  # when the last line was told
+    with running._progress(10) as seen:
+        for done in (0, 1, 2):
+            seen({"waiting": 10 - done, "submitting": 0, "submitted": 0, "done": done, "failed": 0})
+    last = capsys.readouterr().err.rstrip().split("\n")[-1]
+    assert "8 waiting, 2 done; 40 s, the rest takes about 2 min 40 s" in last
+    assert terminal or last.startswith("vmgr experiment: 2 of 10 points: ")

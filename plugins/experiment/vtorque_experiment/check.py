@@ -14,6 +14,7 @@ from vtorque_experiment.create import source
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
 
+AT_ONCE = ("vsub: warning: ", "vsub: the first job makes ")
 MOST = 50  # questions, of some half a second each
 
 
@@ -24,13 +25,20 @@ def refused(
     """Return which combinations vsub would refuse, by their numbers, each with what it says.
 
     It is asked once for all that differ in the script's variables alone, and at most
-    :data:`MOST` times. ``told`` is called with its warnings, and with what is not known then. As
+    :data:`MOST` times. ``told`` is called at once with its warnings and with the image that it
+    makes first, for some ten seconds, and at the end with what is not known. As
     the user. Raises Refused: a script cannot be read; HostFault: vsub cannot be started.
     """
     found: dict[int, str] = {}
     said: dict[tuple[str, ...], str] = {}
     warned: set[str] = set()
     unasked = 0
+
+    def once(line: str) -> None:
+        if line not in warned:
+            warned.add(line)
+            told(line)
+
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         top = Path(scratch)
         jobs = {}
@@ -45,11 +53,7 @@ def refused(
                 if len(said) == MOST:
                     unasked += 1
                     continue
-                said[argv], warnings = _asked(batch, argv)
-                for line in warnings:
-                    if line not in warned:
-                        warned.add(line)
-                        told(line)
+                said[argv] = _asked(batch, argv, once)
             if said[argv]:
                 found[number] = said[argv]
     if unasked:
@@ -57,17 +61,24 @@ def refused(
     return found
 
 
-def _asked(batch: b.Batch, argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return why vsub refuses, empty if it does not, and what else it says."""
+def _asked(batch: b.Batch, argv: Sequence[str], told: Callable[[str], None]) -> str:
+    """Return why vsub refuses, empty if it does not; what else it says is told at once."""
+    lines = []
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [*batch.vsub, "--dry-run", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, check=False,
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+        ) as asked:  # fmt: skip
+            for raw in asked.stderr or ():
+                line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)
+                if line.startswith(AT_ONCE):
+                    told(line)
+                elif line:
+                    lines.append(line)
     except OSError as error:
         raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
-    lines = [printable(line, 400) for line in done.stderr.decode("utf-8", "replace").splitlines()]
-    if done.returncode == b.REFUSED:
-        return " | ".join(line for line in lines if line) or f"vsub ended with {b.REFUSED}", []
-    warnings = [line for line in lines if done.returncode or line.startswith("vsub: warning: ")]
-    return "", warnings  # the first job's image is made meanwhile, and says much
+    if asked.returncode == b.REFUSED:
+        return " | ".join(lines) or f"vsub ended with {b.REFUSED}"
+    for line in lines if asked.returncode else ():  # else of the image that is made, step by step
+        told(line)
+    return ""

@@ -68,19 +68,23 @@ def experiment() -> None:
     "--dry-run", is_flag=True,
     help="Say what would be run, and ask vsub whether it takes it; submit nothing.",
 )  # fmt: skip
+@click.option(
+    "--repetitions", type=click.IntRange(min=1), metavar="N",
+    help="In place of the file's: 1 for a try, with a --dir of its own.",
+)  # fmt: skip
 @_hours
 @_json
 @click.pass_obj
 def run(
-    config: Path, file: Path, directory: Path | None, dry_run: bool, hours: float | None,
-    as_json: bool,
+    config: Path, file: Path, directory: Path | None, dry_run: bool, repetitions: int | None,
+    hours: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Begin an experiment and run it to its end. Ctrl-C stops it: what is submitted goes on."""
     from vtorque_experiment import create, running, versions  # noqa: PLC0415
     from vtorque_experiment.place import usable  # noqa: PLC0415
 
     place = usable(directory or file.with_suffix(".results"))
-    planned = running.planned(config, file, _told)
+    planned = running.planned(config, file, _told, repetitions)
     if dry_run:
         click.echo(json.dumps(planned.data(), indent=2) if as_json else "\n".join(planned.lines()))
     for line in planned.reasons():
@@ -89,7 +93,7 @@ def run(
         sys.exit(EXIT_REFUSED)
     if dry_run:
         return
-    create.create(file, place, functools.partial(versions.known, config))
+    create.create(file, place, functools.partial(versions.known, config), repetitions)
     click.echo(f"results go to {place.top}", err=True)
     _end(running.run(config, place, hours, _told), as_json)
 

@@ -19,13 +19,16 @@ MAX_SCRIPT = 4 << 20  # bytes
 
 
 def create(
-    file: Path, place: Place, versions: Callable[[], Mapping[str, Any]]
-) -> definition.Definition:
-    """Make it. Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
+    file: Path, place: Place, versions: Callable[[], Mapping[str, Any]],
+    repetitions: int | None = None,
+) -> definition.Definition:  # fmt: skip
+    """Make it; ``repetitions`` win over the file's.
+
+    Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
 
     The book comes last: a directory without one has run nothing, and is made anew.
     """
-    found = definition.read(file)
+    found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
     sources = {name: source(file.parent / name) for name in found.scripts}
     if place.database.exists():

@@ -65,8 +65,11 @@ class Definition:
     limits: Limits
 
 
-def read(path: Path) -> Definition:
-    """Return what a file says. Raises Refused with all that is wrong with it."""
+def read(path: Path, repetitions: int | None = None) -> Definition:
+    """Return what a file says; ``repetitions`` win over its own.
+
+    Raises Refused with all that is wrong with it.
+    """
     name = printable(str(path))
     try:
         with path.open("rb") as file:
@@ -78,7 +81,7 @@ def read(path: Path) -> Definition:
         raise Refused(f"{name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise Refused(f"{name}: is not TOML: {printable(str(error), 300)}") from None
-    return of_values(values, name)
+    return of_values(values | ({"repetitions": repetitions} if repetitions else {}), name)
 
 
 def of_values(values: Mapping[str, Any], name: str) -> Definition:

@@ -29,6 +29,7 @@ from vtorque_experiment.book import Book
 from vtorque_experiment.place import Place
 from vtorque_experiment.results import Results, read
 from vtorque_experiment.runner import Runner
+from vtorque_report import units
 
 EVERY = 30.0  # seconds between two lines where nobody watches
 
@@ -152,12 +153,15 @@ class Planned:
         return {"points": points, "combinations": [*map(dict, self.cells)], "refused": refused}
 
 
-def planned(config: Path, file: Path, told: Callable[[str], None]) -> Planned:
+def planned(
+    config: Path, file: Path, told: Callable[[str], None], repetitions: int | None = None
+) -> Planned:
     """Return what an experiment would run, and what of it vsub would refuse.
 
-    ``told`` is called with vsub's warnings. Raises Refused, ConfigError, HostFault.
+    ``told`` is called with what vsub says meanwhile; ``repetitions`` win over the file's. Raises
+    Refused, ConfigError, HostFault.
     """
-    found = definition.read(file)
+    found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
     asked = batch.of_site(config, found.limits.poll)
     return Planned(found, cells, check.refused(file, found, cells, asked, told))
@@ -195,28 +199,57 @@ def _stopped() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
     """Give what shows the counts: a bar on a terminal, else a line now and then."""
+    pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
-        from rich.progress import Progress  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress  # noqa: PLC0415
 
-        with Progress(console=Console(stderr=True)) as bar:
+        with Progress(BarColumn(), "{task.description}", console=Console(stderr=True)) as bar:
             task = bar.add_task("points", total=total)
 
             def draw(counts: dict[str, int]) -> None:
-                bar.update(task, completed=_over(counts), description=_said(counts))
+                said = f"{_said(counts)}; {_times(*pace.at(_over(counts), time.monotonic()))}"
+                bar.update(task, completed=_over(counts), description=said)
 
             yield draw
         return
-    told, before = time.monotonic(), ""
+    told, before, estimated = time.monotonic(), "", False
 
     def line(counts: dict[str, int]) -> None:
-        nonlocal told, before
-        said = _said(counts)
-        if said != before and time.monotonic() - told >= EVERY:
-            told, before = time.monotonic(), said
-            sys.stderr.write(f"vmgr experiment: {_over(counts)} of {total} points: {said}\n")
+        nonlocal told, before, estimated
+        over, now, said = _over(counts), time.monotonic(), _said(counts)
+        took, rest = pace.at(over, now)
+        first = rest is not None and rest >= EVERY and not estimated
+        if said != before and (first or now - told >= EVERY):
+            told, before, estimated = now, said, rest is not None
+            times = _times(took, rest)
+            sys.stderr.write(f"vmgr experiment: {over} of {total} points: {said}; {times}\n")
 
     yield line
+
+
+class Pace:
+    """How long a run of ``total`` points has taken, and about how long the rest takes."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._first: tuple[int, float] | None = None
+
+    def at(self, over: int, now: float) -> tuple[float, float | None]:
+        """Return both in seconds, of the rest from the second point on that has ended meanwhile.
+
+        ``over``: points that are; ``now``: seconds of any clock.
+        """
+        if self._first is None:  # a resume begins with what others have done
+            self._first = over, now
+        ended, took = over - self._first[0], now - self._first[1]
+        rest = took / ended * (self._total - over) if ended >= 2 else None
+        return took, rest
+
+
+def _times(took: float, rest: float | None) -> str:
+    about = f", the rest takes about {units.duration(rest)}" if rest else ""
+    return f"{units.duration(took)}{about}"
 
 
 def _over(counts: dict[str, int]) -> int:
