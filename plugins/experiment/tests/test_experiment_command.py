@@ -51,6 +51,15 @@ def test_results_are_plain_lines_where_nobody_watches(sweep):
     assert len(call("results", sweep, "--number", "rate").splitlines()) == 9
 
 
+def test_of_no_number_nothing_is_said_but_that_it_is_of_one_point(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    book = Book(place.database)
+    book.failed(1, "refused: no")
+    book.close()
+    said = call("results", place.top)
+    assert "1 point of 1 combination: 1 failed\n" in said and "too few" not in said
+
+
 def test_json_has_all_figures(sweep):
     found = json.loads(call("results", sweep, "--json"))
     assert len(found) == 6 and sum(each["failed"] for each in found) == 1

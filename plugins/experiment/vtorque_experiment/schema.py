@@ -34,18 +34,20 @@ def wrong(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
         rule: Any = schema
         for step in each.schema_path[:-1]:
             rule = rule[step]
-        yield from _refusals(each, rule, where)
+        yield from _refusals(each, schema, rule, where)
 
 
-def _refusals(error: jsonschema_rs.ValidationError, rule: Schema, where: str) -> Iterator[Refusal]:
+def _refusals(
+    error: jsonschema_rs.ValidationError, schema: Schema, rule: Schema, where: str
+) -> Iterator[Refusal]:
     at, kind = _key(error.instance_path), error.kind.name
     value: Any = error.instance
     more: dict[str, Any] = error.kind.as_dict()
     if kind == "additionalProperties":
         for name in more["unexpected"]:
+            hint = _elsewhere(schema, at, name) or meant(name, rule["properties"])
             yield Refusal("there is no such key", key=_key([*error.instance_path, name]),
-                          value=_shown(value[name]), where=where,
-                          fix=meant(name, rule["properties"]))  # fmt: skip
+                          value=_shown(value[name]), where=where, fix=hint)  # fmt: skip
     elif kind == "propertyNames":
         yield Refusal(more["error"].message, key=f"a name in [{at}]",
                       value=_shown(more["error"].instance), where=where)  # fmt: skip
@@ -54,14 +56,26 @@ def _refusals(error: jsonschema_rs.ValidationError, rule: Schema, where: str) ->
         yield Refusal(f"has not exactly one of {words}", key=f"[{at}]", value=_shown(value),
                       where=where, fix="keep one, and what belongs to it")  # fmt: skip
     else:
-        yield Refusal(error.message, key=at, value=_shown(value), where=where,
-                      fix=rule.get("description"))  # fmt: skip
+        listed = rule.get("type") == "array" and not isinstance(value, list | dict)
+        fix = f"write [{_shown(value)}]" if listed else rule.get("description")
+        yield Refusal(error.message, key=at, value=_shown(value), where=where, fix=fix)
 
 
 def meant(name: str, known: Mapping[str, Any]) -> str:
     """Return a hint for a name that is not known."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def _elsewhere(schema: Schema, at: str, name: str) -> str:
+    """Return a hint for a key whose table was left out; else nothing."""
+    known = schema["properties"]
+    for table in ("matrix", "limits"):
+        if not at and name in known[table]["properties"]:
+            return f"did you mean {table}.{name}?"
+    if at == "matrix" and "." not in name and not get_close_matches(name, known[at]["properties"]):
+        return f"did you mean {'env' if name.isupper() else 'vm'}.{printable(name, 60)}?"
+    return ""
 
 
 def _key(path: Sequence[str | int]) -> str:

@@ -22,7 +22,7 @@ from doc_blocks import REPO, block, every, is_site_config
 from vtorque_core.api import Refused, job_log
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.cli.config import config as config_command
-from vtorque_experiment import check, definition
+from vtorque_experiment import check, definition, matrix
 from vtorque_joblog.api import GROUP as JOBLOG
 from vtorque_jobs import explain
 from vtorque_linux_guest.image import recipe
@@ -148,6 +148,12 @@ def test_an_experiment(tmp_path, monkeypatch):
     assert done.output.splitlines() == printed, done
 
 
+def test_an_experiment_with_a_key_of_vm_in_the_matrix():
+    text = 'script = "sum.sh"\n' + block("doc/experiment.md", "vm = {img")
+    found = matrix.cells(definition.of_values(tomllib.loads(text), "e.toml"))
+    assert [matrix.label(cell) for cell in found] == ["bare", "guest vcpus=1", "guest vcpus=2"]
+
+
 # -- the site config ---------------------------------------------------------------------------
 
 
@@ -208,6 +214,9 @@ RUN = {
     ("doc/config.md", f"{HERE}::test_what_looks_at_a_config"): ("vtorque config check",),
     ("doc/config.md", f"{HERE}::test_what_explain_prints"): ("$ vtorque config explain",),
     ("doc/experiment.md", f"{HERE}::test_an_experiment"): ("#!/bin/bash", "title =", "$ vmgr"),
+    ("doc/experiment.md", f"{HERE}::test_an_experiment_with_a_key_of_vm_in_the_matrix"): (
+        "vm = {img",
+    ),
     ("doc/first-plugin.md", FIRST_PLUGIN): (
         "python3 -m venv",
         "vtorque plugins new",
