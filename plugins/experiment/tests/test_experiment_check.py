@@ -122,8 +122,19 @@ def test_what_is_refused_in_part_runs_and_is_said(tmp_path, run, monkeypatch):
     assert len(ran) == 1
 
 
-def ended(top):
-    return running.Ended(True, "", top, {"state": "1 points", "failed": []})
+def ended(top, *failed):
+    return running.Ended(True, "", top, {"state": "1 point", "failed": failed})
+
+
+def test_of_failed_points_it_is_said_what_to_do(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path, {"point": 1}))
+    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+    done = run('script = "job.sh"\n')
+    assert done.exit_code == 4
+    assert done.stderr.splitlines()[-1] == (
+        f"vmgr experiment: 1 failed point: vmgr experiment status {tmp_path} says why; "
+        "vmgr experiment resume takes numbers again, with --failed it runs them again"
+    )
 
 
 def test_of_very_many_combinations_some_are_asked_for(tmp_path, run, monkeypatch):

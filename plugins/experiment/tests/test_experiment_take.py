@@ -80,3 +80,15 @@ def test_a_guest_without_kvm_is_known(tmp_path, cpu, files, bare, emulated):
     wanted = f"Linux 6.1 x86_64, vvm, {cpu}"
     assert ended.machine == (f"{wanted}, emulated" if emulated else wanted)
     assert ended.values["wall"] == 2.5
+
+
+@pytest.mark.parametrize(("begun", "asked"), [(None, 1), (1e9, 0)])
+def test_a_report_that_is_kept_is_not_asked_for_again(tmp_path, begun, asked):
+    found = definition.of_values({"script": "job.sh", "report": True}, "e.toml")
+    (tmp_path / "begun").write_text("1000000000 5.0\n")
+    (tmp_path / "ended").write_text("0 5.0 6.0\n")
+    (tmp_path / "report.json").write_text("{}")
+    row = Row(1, 0, 0, "failed", "1.srv", 1, 0, "no", 1e9, begun, "")
+    jobs: list[str] = []
+    Collector(found, lambda job, point: jobs.append(job) or "").ended(row, tmp_path, False)
+    assert len(jobs) == asked

@@ -253,7 +253,7 @@ def _end(ended: Any, as_json: bool) -> None:
 
         _told(
             f"{counted(failed, 'failed point')}: vmgr experiment status {ended.directory} says "
-            "why; vmgr experiment resume takes their numbers again, resume --failed runs them again"
+            "why; vmgr experiment resume takes numbers again, with --failed it runs them again"
         )
         sys.exit(EXIT_POINTS)
 
