@@ -54,7 +54,7 @@ def test_results_are_plain_lines_where_nobody_watches(sweep):
 def test_of_no_number_nothing_is_said_but_that_it_is_of_one_point(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     book = Book(place.database)
-    book.failed(1, "refused: no")
+    book.over(1, {"wall": 1.0, "code": 3.0}, 1e9, "", "exit code 3")
     book.close()
     said = call("results", place.top)
     assert "1 point of 1 combination: 1 failed\n" in said and "too few" not in said

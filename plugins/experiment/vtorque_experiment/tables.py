@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import printable
@@ -28,10 +29,9 @@ def state(results: Results) -> str:
 def warnings(results: Results) -> list[str]:
     """Return what whoever reads the numbers has to know."""
     found = []
-    few = [
-        cell for cell in range(len(results.cells))
-        if sum(r.cell == cell and r.state == DONE for r in results.rows) < figures.ENOUGH
-    ] if results.numbers and len(results.cells) <= 1000 else []  # fmt: skip
+    runs = Counter(row.cell for row in results.rows if row.state == DONE)
+    cells = range(len(results.cells))
+    few = [cell for cell in cells if runs[cell] < figures.ENOUGH] if runs else []
     if few:
         found.append(
             f"{len(few)} of {counted(len(results.cells), 'combination')} with fewer than "
