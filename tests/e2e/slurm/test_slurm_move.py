@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import by_hand
 import ill
 import reaching
 import slurm_cluster as slurm
@@ -252,6 +253,26 @@ def test_twenty_moves_there_and_back(site, job_id, record_property):
     record_property("moves_s", took)
     record_property("gaps_s", longest)
     record_property("libvirts_ms", libvirts)
+
+
+@moves
+@pytest.mark.full
+def test_moves_beside_those_by_hand(site, job_id, record_property):
+    """Its figures say nothing of right or wrong, as above."""
+    by_hand.begin(site, f"vt-{job_id}.0-n2-0", f"/var/lib/vtorque/jobs/{job_id}.0/g0")
+    source, to, ours, hands = "n2", "n3", [], []
+    for _ in range(8):
+        before = time.monotonic()
+        site.root(source, *command(job_id, to), timeout=300)
+        ours.append(round(time.monotonic() - before, 2))
+        before = time.monotonic()
+        by_hand.move(site, source, to)
+        hands.append(round(time.monotonic() - before, 2))
+        source, to = to, source
+    record_property("ours_s", ours)
+    record_property("by_hand_s", hands)
+    by_hand.end(site, source)
+    ends_right(site, job_id)
 
 
 @moves
