@@ -10,16 +10,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Refused, printable
-from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_slurm import controller_updates, cpus, hostlist
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.job_records import JobRecord
-
-if TYPE_CHECKING:
-    from vtorque_slurm.node import SlurmNode
 
 _WAIT = 60.0  # seconds for the placeholder to run
 _FIRST_LOOK, _LOOK = 0.05, 0.5  # seconds between two looks: most often it runs at once
@@ -29,7 +25,7 @@ _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIME
 
 
 def receive(
-    adapter: SlurmNode, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
+    adapter: NodeAdapter, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
 ) -> BatchJob:
     """See :class:`vtorque_core.api.batch_system.MovingAdapter`. Raises Refused, HostFault."""
     if (here := controller_updates.this_node(client)) != node:

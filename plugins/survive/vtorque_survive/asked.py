@@ -31,11 +31,6 @@ def checkpoint_id(value: str) -> str:
     return value
 
 
-def key_of(name: str) -> str:
-    """Return the job attempt's key that the id of a checkpoint is of."""
-    return re.sub(r"-\d+$", "", name, flags=re.ASCII)
-
-
 def times(value: str) -> int:
     """Return seconds between two checkpoints, BEFORE_WALLTIME or NEVER. Raises ValueError."""
     word = value.strip().lower()

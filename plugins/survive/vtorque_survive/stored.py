@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -32,7 +33,6 @@ from vtorque_core.api import (
 from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive.asked import key_of
 
 SCHEMA = 1
 
@@ -297,7 +297,7 @@ class Store:
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
     """Return the attempt and its phases then; the one with which it ended has no number."""
-    key = key_of(manifest.id)
+    key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the job's attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
 
