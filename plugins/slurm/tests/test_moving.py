@@ -56,7 +56,7 @@ class Slurm:
         if words[-1].startswith("--Format="):
             assert "--jobs=7" in words, "other jobs have texts of other users'"
             return self.texts[words[-1].removeprefix("--Format=").removesuffix(":2000")].ljust(2000)
-        fields = {"%u|%U|%P": f"{ME}|{os.getuid()}|main", "%L": "59:50",
+        fields = {"%u|%U|%P|%L": f"{ME}|{os.getuid()}|main|59:50",
                   "%N": f"n[{','.join(n[1:] for n in self.nodes)}]", "%T": self.state}  # fmt: skip
         form = words[-1].removeprefix("--format=%A|")
         return f"70|other\n7|{fields[form]}" if self.state else ""

@@ -31,14 +31,14 @@ def receive(
     if (here := controller_updates.this_node(client)) != node:
         raise Refused(f"the site's way to {node} ([plugin.survive] reach) leads to {here}")
     found = controller_updates.record(client, job_id)
-    owner, uid, partition = _fields(client, job_id, "%u|%U|%P", 3)
-    account = _text(client, job_id, "account")
+    owner, uid, partition, left_of_time = _fields(client, job_id, "%u|%U|%P|%L", 4)
     held = found if left in found.cpus else _placeholder(client, job_id, left)
     if held is None:
         raise Refused(f"job {job_id} has nothing on {left}")
     if held.granted.get(left):
         raise Refused("a job with generic resources (GRES) cannot be moved")
-    _hold(client, job_id, found, held, left, node, partition)
+    _hold(client, job_id, held, left, node, partition, left_of_time)
+    account, comment = (_text(client, job_id, field) for field in ("account", "comment"))
     mine = _await(client, job_id, node)
     environ = {
         "SLURM_JOB_ID": job_id,
@@ -47,7 +47,7 @@ def receive(
         "SLURM_JOB_UID": uid,
         "SLURM_NODELIST": ",".join(nodes),
         "SLURM_JOB_RESTART_COUNT": str(found.restarts),
-        "SLURM_JOB_COMMENT": _text(client, job_id, "comment"),
+        "SLURM_JOB_COMMENT": comment,
         "SLURM_JOB_ACCOUNT": "" if account == "(null)" else account,
         "SLURM_JOB_PARTITION": partition,
     }
@@ -99,11 +99,11 @@ def _name(job_id: str, node: str) -> str:
 def _hold(
     client: Client,
     job_id: str,
-    found: JobRecord,
     held: JobRecord,
     left: str,
     node: str,
     partition: str,
+    left_of_time: str,
 ) -> None:
     if _placeholder_id(client, job_id, node):
         return
@@ -112,7 +112,6 @@ def _hold(
         asked.append(f"--mem={held.mib[left]}M")
     if held.sharing in ("NO", "USER"):
         asked.append("--exclusive")
-    left_of_time = _fields(client, job_id, "%L", 1)[0]
     client.run(
         "sbatch", "--parsable", f"--job-name={_name(job_id, node)}", f"--nodelist={node}",
         "--nodes=1", "--ntasks=1", *asked, f"--partition={partition}",
@@ -129,7 +128,7 @@ def _await(client: Client, job_id: str, node: str) -> JobRecord:
         if time.monotonic() >= until:
             raise Refused(f"{node} has no room for what the job has: its placeholder waits")
         time.sleep(pause)
-        pause = min(2 * pause, _LOOK)
+        pause = min(1.5 * pause, _LOOK)
     return found
 
 
