@@ -33,7 +33,7 @@ def _build(site: Site) -> None:
     lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # ours until we end
     if (site.images.pool / IMAGE).exists():
         return
-    sys.stderr.write(f"vsub: the first job makes the image {IMAGE}, once: some ten seconds\n")
+    sys.stderr.write(f"vsub: the image {IMAGE} is made now, once: some ten seconds\n")
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(site.path)]
     made = subprocess.run(
         [*argv, "images", "build", IMAGE, IMAGE], stdout=2, check=False, pass_fds=(lock,)

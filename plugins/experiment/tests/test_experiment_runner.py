@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import threading
 import time
@@ -126,7 +127,8 @@ def test_a_pattern_that_never_matches_fails_the_point(tmp_path):
     assert experiments.run(tmp_path).finished
     for row in experiments.rows(tmp_path):
         assert row.state == FAILED
-        assert row.reason == "rate: there is not the pattern 'Rate: (.*)' in stdout"
+        missing = "rate: there is not the pattern 'Rate: (.*)' in stdout; its last line: rate "
+        assert re.fullmatch(re.escape(missing) + r"\d+", row.reason)
     settled(tmp_path)
 
 

@@ -14,7 +14,7 @@ from vtorque_experiment.create import source
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
 
-AT_ONCE = ("vsub: warning: ", "vsub: the first job makes ")
+AT_ONCE = ("vsub: warning: ", "vsub: the image micro is made now")
 MOST = 50  # questions, of some half a second each
 
 

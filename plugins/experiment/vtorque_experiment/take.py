@@ -40,6 +40,8 @@ def number(take: Take, point: Path) -> float:
         what = f"the pattern {take.pattern!r} in {take.file}"
         if any(True for _ in re.finditer(take.pattern, text, re.MULTILINE)):
             what = f"a number in what {what} finds: put its digits in a group, (...)"
+        elif last := text.strip().rpartition("\n")[2]:
+            what = f"{what}; its last line: {last}"
     elif take.metric is not None:
         found = [*_metrics(take.metric, _text(point, METRICS))]
         what = f"the metric {take.metric} in $VTORQUE_METRICS"
