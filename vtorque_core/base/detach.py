@@ -29,10 +29,9 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        os.closerange(3, writer)
-        os.closerange(writer + 1, 1 << 16)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
+            if descriptor not in (writer, null):  # taken: syslog(3), say, has kept its number
+                os.dup2(null, descriptor, inheritable=descriptor < 3)
         code = work(lambda: _begun(writer))
     finally:
         os._exit(code)

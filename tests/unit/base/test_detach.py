@@ -8,7 +8,10 @@ from vtorque_core.base.detach import detached
 
 
 def test_it_keeps_none_of_the_hooks_files(tmp_path):
-    """A daemon that reads a file of the hook's until its end would wait for this process."""
+    """A daemon that reads a file of the hook's until its end would wait for this process.
+
+    No other file gets the number: whoever has kept it writes to it, or closes it.
+    """
     theirs, ours = os.pipe()
 
     def work(begun):
@@ -18,10 +21,12 @@ def test_it_keeps_none_of_the_hooks_files(tmp_path):
         return 0
 
     assert detached(work) == 0
+    pid = int((tmp_path / "pid").read_text())
     os.close(ours)
     os.set_blocking(theirs, False)
     try:
         assert os.read(theirs, 1) == b""
+        assert os.readlink(f"/proc/{pid}/fd/{ours}") == os.devnull
     finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         os.close(theirs)
