@@ -32,7 +32,6 @@ GROUP = "vtorque1"
 NODE_GROUP = "vtorque1.node"
 BUILTIN = "core"
 _TRACE = "VTORQUE_TRACE"
-_IMPORTED: set[EntryPoint] = set()
 
 T = TypeVar("T")
 
@@ -89,14 +88,11 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
 def imported(point: EntryPoint) -> Any:
     """Return what an entry point names. As root only what root alone can write.
 
-    What this process has imported before is not read again. Raises ConfigError naming the path, or
-    whatever its module raises.
+    Raises ConfigError naming the path, or whatever its module raises.
     """
-    if os.geteuid() == 0 and point not in _IMPORTED:
+    if os.geteuid() == 0:
         require_trusted(point)
-    found = point.load()
-    _IMPORTED.add(point)
-    return found
+    return point.load()
 
 
 def require_trusted(point: EntryPoint) -> None:
