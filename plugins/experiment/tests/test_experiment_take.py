@@ -92,3 +92,15 @@ def test_a_report_that_is_kept_is_not_asked_for_again(tmp_path, begun, asked):
     jobs: list[str] = []
     Collector(found, lambda job, point: jobs.append(job) or "").ended(row, tmp_path, False)
     assert len(jobs) == asked
+
+
+@pytest.mark.parametrize("name", ["ended", "begun", "stderr", "machine", "batch.err"])
+def test_a_fifo_that_a_job_has_left_is_not_waited_for(tmp_path, name):
+    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    (tmp_path / "begun").write_text("1000 5.0\n")
+    (tmp_path / "ended").write_text("3 5.0 6.0\n")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    row = Row(1, 0, 0, "submitted", "1.srv", 1, 0, "", None, None, "")
+    ended = Collector(found, lambda job, point: "").ended(row, tmp_path, False)
+    assert ("is no file" in ended.reason) == (name in ("ended", "begun"))

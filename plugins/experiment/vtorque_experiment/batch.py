@@ -17,6 +17,7 @@ from vtorque_core.live import service
 from vtorque_experiment import wrapper
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
+from vtorque_experiment.place import end_of
 
 LEAST = 10.0  # seconds between two questions to a batch system's server, whoever wants less
 VSUB_OUT, VSUB_ERR = "vsub.out", "vsub.err"
@@ -120,9 +121,7 @@ def job_id(point: Path) -> str:
 def tail(path: Path, most: int = 400) -> str:
     """Return the end of a file, printable; empty if there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-            lines = file.read(most).decode("utf-8", "replace").split("\n")
+        lines = end_of(path, most).split("\n")
     except OSError:
         return ""
     return " | ".join(printable(line.strip(), most) for line in lines if line.strip())

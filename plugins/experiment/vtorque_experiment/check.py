@@ -53,7 +53,7 @@ def refused(
                 if len(said) == MOST:
                     unasked += 1
                     continue
-                said[argv] = _asked(batch, argv, once)
+                said[argv] = _asked(batch, argv, top, once)
             if said[argv]:
                 found[number] = said[argv]
     if unasked:
@@ -61,13 +61,16 @@ def refused(
     return found
 
 
-def _asked(batch: b.Batch, argv: Sequence[str], told: Callable[[str], None]) -> str:
-    """Return why vsub refuses, empty if it does not; what else it says is told at once."""
+def _asked(batch: b.Batch, argv: Sequence[str], top: Path, told: Callable[[str], None]) -> str:
+    """Return why vsub refuses, empty if it does not; what else it says is told at once.
+
+    ``top``: where it is called, since a job is submitted from a directory of its own, too.
+    """
     lines = []
     try:
         with subprocess.Popen(
             [*batch.vsub, "--dry-run", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE, cwd=top,
         ) as asked:  # fmt: skip
             for raw in asked.stderr or ():
                 line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)

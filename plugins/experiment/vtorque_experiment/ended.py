@@ -12,10 +12,12 @@ from vtorque_core.live import service
 from vtorque_experiment import batch, take, wrapper
 from vtorque_experiment.book import Row
 from vtorque_experiment.definition import Definition
+from vtorque_experiment.place import end_of
 
 EMULATED = "emulated"
 """The last word of a point's ``machine`` if its guest had no KVM."""
 _SIGNS = ("QEMU TCG CPU", "guests are emulated")  # a processor's name; words of vsub, of the node
+_SHORT = 4096  # bytes that are read of what is short, or last words
 MAX_REPORT = 64 << 20
 REPORT_TIME = 120.0  # seconds
 
@@ -39,8 +41,8 @@ class Collector:
     def ended(self, row: Row, point: Path, bare: bool) -> Ended:
         """Return how a point has ended. Never raises for what stands there."""
         try:
-            code, start, stop = (point / wrapper.ENDED).read_text("ascii").split()
-            begun = float((point / wrapper.BEGUN).read_text("ascii").split()[-2])
+            code, start, stop = end_of(point / wrapper.ENDED, _SHORT).split()
+            begun = float(end_of(point / wrapper.BEGUN, _SHORT).split()[-2])
             values = {"code": float(int(code)), "wall": max(0.0, float(stop) - float(start))}
         except (OSError, ValueError, IndexError) as error:
             return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
@@ -65,7 +67,7 @@ class Collector:
 
 def _last_words(point: Path) -> str:
     try:
-        lines = (point / wrapper.STDERR).read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
+        lines = end_of(point / wrapper.STDERR, _SHORT).split("\n")
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip()]
@@ -74,7 +76,7 @@ def _last_words(point: Path) -> str:
 
 def _machine(point: Path, bare: bool) -> str:
     try:
-        text = (point / wrapper.MACHINE).read_bytes()[:2000].decode("utf-8", "replace")
+        text = end_of(point / wrapper.MACHINE, _SHORT)
     except OSError:
         return ""
     said = [text, *(batch.tail(point / name, 4096) for name in (batch.VSUB_ERR, batch.JOB_ERR))]

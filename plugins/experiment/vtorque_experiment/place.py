@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +43,23 @@ class Place:
     def point(self, number: int) -> Path:
         """Return a point's directory; at most 1,000 lie in one."""
         return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
+
+
+def end_of(path: Path, most: int) -> str:
+    """Return the end of a file that a job has left, ``most`` bytes. Raises OSError: it is none.
+
+    A FIFO would hang, and a large one is not read whole.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "is no file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            file.seek(max(0, about.st_size - most))
+            return file.read(most).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def usable(path: Path) -> Place:

@@ -102,6 +102,8 @@ class Runner:
         """
         taken, before = 0, self._book.counts()[k.DONE]
         for row in self._book.rows(k.FAILED):
+            if self._stop.is_set():
+                break
             if row.job and (self._place.point(row.number) / wrapper.ENDED).exists():
                 self._take(row)
                 taken += 1

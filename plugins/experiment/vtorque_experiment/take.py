@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import stat
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from vtorque_core.api import printable
 from vtorque_experiment.definition import Take
+from vtorque_experiment.place import end_of
 from vtorque_experiment.wrapper import METRICS
 
 MAX_READ = 64 << 20  # bytes of a file that are looked at: its last ones
@@ -77,17 +76,7 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 def _text(point: Path, name: str) -> str:
     """Return the end of a file of the user's own. Raises Missing."""
     try:
-        # O_NONBLOCK: a FIFO that the script has left would hang here, open(2).
-        descriptor = os.open(point / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
-                raise Missing(f"{printable(name)}: is no file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                file.seek(max(0, about.st_size - MAX_READ))
-                return file.read(MAX_READ).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
+        return end_of(point / name, MAX_READ)
     except OSError as error:
         raise Missing(f"{printable(name)}: {error.strerror}") from None
 
