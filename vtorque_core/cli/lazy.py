@@ -125,6 +125,8 @@ class _Brought:
         """It, as it is to be called; None, which is told: it cannot be imported."""
         try:
             command = self.item.load()
+            if command.name != self.item.words.split()[-1]:  # another host would call another one
+                raise ValueError(f"{self.item.words} loads the command {command.name}")
             if self.item.of_job is not None:
                 about: dict[str, Any] = {"of_job": self.item.of_job, "config": self.config}
                 for other in self.plugins.collect("vtorque_elsewhere", command=command, **about):
