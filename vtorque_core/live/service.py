@@ -34,7 +34,7 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
 def place_of(config: Path) -> Installation:
     """Return how hooks, job shell and reaper are called with a site's config. Raises ConfigError.
 
-    Without what acts, which costs a command of root's as long again as all else that it imports.
+    As any user. Like :func:`node_of` without importing what acts: half of a root's command's start.
     """
     site, _ = load(config, node=False)
     return installation(site, config)

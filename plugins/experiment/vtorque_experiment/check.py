@@ -14,7 +14,7 @@ from vtorque_experiment.create import source
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
 
-AT_ONCE = ("vsub: warning: ", "vsub: the image micro is made now")
+_AT_ONCE = ("vsub: warning: ", "vsub: the image micro is made now")  # what users wait for
 MOST = 50  # questions, of some half a second each
 
 
@@ -74,7 +74,7 @@ def _asked(batch: b.Batch, argv: Sequence[str], top: Path, told: Callable[[str],
         ) as asked:  # fmt: skip
             for raw in asked.stderr or ():
                 line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)
-                if line.startswith(AT_ONCE):
+                if line.startswith(_AT_ONCE):
                     told(line)
                 elif line:
                     lines.append(line)

@@ -137,7 +137,7 @@ def test_an_experiment(tmp_path, monkeypatch):
     (tmp_path / "sum.toml").write_text(block("doc/experiment.md", "title ="))
     code, said = bash(script, tmp_path, COUNT="100")
     took, counted = [each.pattern for each in definition.read(tmp_path / "sum.toml").takes]
-    assert code == 0 and float(re.search(took, said)[1]) >= 0
+    assert code == 0 and re.search(took, said)
     assert re.search(counted, said)[1] == "100"
     shown = block("doc/experiment.md", "$ vmgr experiment run").splitlines()
     command, *printed = itertools.takewhile(lambda line: not line.endswith("run sum.toml"), shown)
