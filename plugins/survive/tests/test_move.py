@@ -792,6 +792,15 @@ def test_the_watcher_begins_what_is_to_be_done_once(world):
     assert is_the_targets(world)
 
 
+def test_the_watcher_begins_nothing_while_somebody_is_at_work_on_it(world):
+    world.dies = "after send"
+    migrate(world)
+    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+    with move_record.at_work(world.n2.paths, KEY):
+        moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+    assert not moves._work
+
+
 def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):
     first = begun(world.nodes["n1"])
     assert migrate(world) == ""
@@ -802,18 +811,22 @@ def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, mo
     """And forgets it when that has gone on."""
     first = begun(world.nodes["n1"])
     assert migrate(world) == ""
-    assert watch(world, "n3") == ""
     guest = {"rank": 1, "hostname": "vn1-0"}
     there = {"n3": {"phase": "run", "guests": [guest]}}
     assert first.kept.facts()["elsewhere"] == there
+    first.kept.add_facts(elsewhere={})
+    assert watch(world, "n3") == ""
+    assert first.kept.facts()["elsewhere"] == there, "also if who sent it was killed before"
     told = []
     monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
     move_watch._look_at(world.n3.here, KEY, JOB, seldom=False)
     assert not told, "it knows that"
     arrival.is_in(world.nodes["n1"].here, KEY, "n4", there["n3"])
     assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
-    arrival.have_gone(world.nodes["n1"].here, KEY, "n4", "n2")
+    arrival.have_gone(world.nodes["n1"].here, KEY, "n4", "n2", [])
     assert first.kept.facts()["elsewhere"] == {}
+    arrival.have_gone(world.nodes["n1"].here, KEY, "", "n3", [guest])
+    assert first.kept.facts()["elsewhere"] == there
 
 
 def test_a_guest_that_may_still_come_is_not_said_to_be_there(world):

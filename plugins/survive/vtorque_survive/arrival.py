@@ -37,14 +37,10 @@ def answer(here: Here, question: bytes) -> bytes:
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
             said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
         elif what == "gone":
-            said = have_gone(here, key, str(asked["node"]), str(asked["to"]))
+            said = have_gone(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))
         elif what == "phase":
-            guests = [
-                {"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]
-            ]
-            said = is_in(
-                here, key, str(asked["node"]), {"phase": str(asked["phase"]), "guests": guests}
-            )
+            state = {"phase": str(asked["phase"]), "guests": _guests(asked)}
+            said = is_in(here, key, str(asked["node"]), state)
         elif what in (request.SUSPEND, request.RESUME):
             said = as_asked(here, key, what)
         else:
@@ -52,6 +48,10 @@ def answer(here: Here, question: bytes) -> bytes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"another node asks what this one does not know: {error}") from None
     return json.dumps({"answer": said}).encode()
+
+
+def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]]
 
 
 def settled(
@@ -107,11 +107,16 @@ def _are_here(here: Here, job_id: str, key: str, said: dict[str, str]) -> dict[s
     return said
 
 
-def have_gone(here: Here, key: str, node: str, to: str) -> str:
-    """Note that what guests a job had on a node are on another one now."""
+def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, Any]]) -> str:
+    """Note that what guests a job had on a node are on another one now.
+
+    ``node``: empty if it has others still; ``guests``: who has gone, on the job's first node.
+    """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
         there = {other: each for other, each in elsewhere(job).items() if other != node}
+        if guests:
+            there[to] = {"phase": suspend.RUNS, "guests": guests}
         job.kept.add_facts(nodes=nodes, **{ELSEWHERE: there})
     return "noted"
 

@@ -341,7 +341,7 @@ def settle(here: Here, move: Move) -> None:
 
     Raises Busy: another does; HostFault: some are here (still), or it cannot be found out.
     """
-    with move_record.at_work(here.paths, move.key):
+    with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher asks whether one is
         found = Move.read(here.paths, move.key)
         if found is not None:
             _settle(here, found, "it was interrupted")
@@ -431,12 +431,19 @@ def _part(here: Here, move: Move) -> None:
     if job is not None and job.job.key == move.key and not suspend.phase(job):
         with saving.held(here.paths, job, moving.MOVES):
             moving.have_gone(here.paths, job, move.guests)
+        _tell(here, move, move.nodes[0], job)
     on_step("after part")
 
 
-def _tell(here: Here, move: Move, node: str) -> None:
-    """Tell another node of the job where its guests are now. Best effort: it says where to ask."""
-    what = {"ask": "gone", "job": move.job, "key": move.key, "node": move.node, "to": move.to}
+def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
+    """Tell another node of the job where its guests are now, the first one which have gone.
+
+    Best effort: the other node's watcher tells the first one again.
+    """
+    what: dict[str, Any] = {"ask": "gone", "job": move.job, "key": move.key, "to": move.to}
+    gone = [each for each in job.guests if each.uuid in move.guests] if job else []
+    what["node"] = "" if move.part else move.node
+    what["guests"] = move_record.told(gone if node == move.nodes[0] else [])
     with suppress(HostFault, Refused):
         reach.ask(here.config, here.settings, node, what)
 
@@ -451,7 +458,8 @@ def _leave(here: Here, move: Move) -> None:
     if job is not None and ours and moving.MOVES not in dict(job.phases):
         return
     with ThreadPoolExecutor(len(move.nodes)) as threads:
-        told = [threads.submit(_tell, here, move, node) for node in move.nodes if node != move.to]
+        others = [node for node in move.nodes if node != move.to]
+        told = [threads.submit(_tell, here, move, node, job if ours else None) for node in others]
         if ours:
             on_step("before release")
             try:

@@ -15,13 +15,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from vtorque_core.api import HostFault, Paths, VtorqueError, dataclass, replace_file, take_lock
+from vtorque_core.api import (
+    Busy,
+    HostFault,
+    Paths,
+    VtorqueError,
+    dataclass,
+    replace_file,
+    take_lock,
+)
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
-from vtorque_core.live.jobs import RunningJob
+from vtorque_core.live.jobs import RunningGuest, RunningJob
 
 EITHER: Final = "either"
 """Each may be on either node."""
@@ -90,6 +98,11 @@ def elsewhere(job: RunningJob) -> Mapping[str, Any]:
     return found
 
 
+def told(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
+    """Return what another node is told of guests."""
+    return [{"rank": each.rank, "hostname": each.hostname} for each in guests]
+
+
 def all_moves(paths: Paths) -> Iterator[Move]:
     """Yield all that this node knows of; one that cannot be read is left out."""
     for path in sorted(_file(paths, "").parent.glob("*.json")):
@@ -118,6 +131,15 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
         with suppress(OSError):
             path.unlink()
         os.close(lock)
+
+
+def is_at_work(paths: Paths, key: str) -> bool:
+    """Return whether somebody works on the move. Raises HostFault."""
+    try:
+        with at_work(paths, key):
+            return False
+    except Busy:
+        return True
 
 
 def comes_back(paths: Paths, key: str) -> None:

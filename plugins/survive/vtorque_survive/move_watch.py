@@ -17,10 +17,10 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
-from vtorque_core.live import kept, service
+from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record, reach
-from vtorque_survive.move_record import AWAY, all_moves, elsewhere
+from vtorque_survive.move_record import AWAY, all_moves, elsewhere, is_at_work
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two looks, and for one
 _PASSES = 55.0  # seconds for other nodes to do as the owner asks, who waits a minute
@@ -56,7 +56,7 @@ class Moves:
         for each in moves:
             if each.phase != AWAY:
                 del here[each.key]
-                if each.key not in self._work:
+                if each.key not in self._work and not is_at_work(paths, each.key):
                     self._work[each.key] = Child(lambda of=each: apart(self.config, of), _TIME)  # type: ignore[misc]
         if here and "" not in self._work:
             seldom = now - self._asked >= _SELDOM
@@ -133,9 +133,9 @@ def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
 def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
     """Have the job's first node know its phase here, where none of its owner's commands come."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
-    if not job.guests or (not again and facts.get(_TOLD) == phase):
-        return
-    guests = [{"rank": each.rank, "hostname": each.hostname} for each in job.guests]
+    if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
+        return  # that they run here, who sent them has told
+    guests = move_record.told(job.guests)
     what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
     with suppress(HostFault):  # it only says what is where; it is told again
         reach.ask(
