@@ -89,15 +89,11 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
-    """Hold the lock of one job, all its attempts; the file is gone again afterwards.
+def file_lock(path: Path, wait: float) -> Iterator[None]:
+    """Hold a file's lock as :func:`take_lock` does; the file is gone again afterwards.
 
-    Raises Busy if another process (its prologue, its epilogue) holds it for ``wait`` seconds.
+    No forked child of :mod:`vtorque_core.api.children` holds it, too. Raises Busy, HostFault.
     """
-    path = paths.job_lock(job_id)
-    if str(path) in _held:
-        yield
-        return
     descriptor = take_lock(path, wait)
     _held[str(path)] = descriptor
     try:
@@ -107,6 +103,20 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 path.unlink()
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
+    """Hold the lock of one job, all its attempts; the file is gone again afterwards.
+
+    Raises Busy if another process (its prologue, its epilogue) holds it for ``wait`` seconds.
+    """
+    path = paths.job_lock(job_id)
+    if str(path) in _held:
+        yield
+        return
+    with file_lock(path, wait):
+        yield
 
 
 @contextlib.contextmanager

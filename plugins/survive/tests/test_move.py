@@ -5,6 +5,7 @@ tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from holding import holding
 from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
-from vtorque_core.api.children import in_child
+from vtorque_core.api.children import Child, in_child
 from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
@@ -800,6 +801,30 @@ def test_the_watcher_begins_nothing_while_somebody_is_at_work_on_it(world):
     with move_record.at_work(world.n2.paths, KEY):
         moves.look(world.n2.paths, Running(world.n2.paths).jobs())
     assert not moves._work
+
+
+def test_a_child_that_outlives_who_was_at_work_is_not_at_work(world):
+    """One in a release that not even SIGKILL ends."""
+    (ready, says), (waits, go) = os.pipe(), os.pipe()
+
+    def child():
+        ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
+        os.write(says, b"x")
+        os.read(waits, 1)
+
+    def killed():
+        with move_record.at_work(world.n2.paths, KEY):
+            Child(child, 60.0)
+            os.read(ready, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        assert "ended with -9" in in_child(killed, 60.0)
+        assert not move_record.is_at_work(world.n2.paths, KEY)
+    finally:
+        os.write(go, b"x")
+        for descriptor in (ready, says, waits, go):
+            os.close(descriptor)
 
 
 def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):
