@@ -434,6 +434,7 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     world.dies, world.ends = step, ends
     migrate(world)
     assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
+    eventually(lambda: not move_record.is_at_work(world.n2.paths, KEY))  # nor a child just forked
     watch(world)
     came = world.n3.state() == "runs"
     assert is_the_targets(world) if came else is_the_sources(world)
