@@ -804,6 +804,18 @@ def test_the_watcher_begins_nothing_while_somebody_is_at_work_on_it(world):
     assert not moves._work
 
 
+def test_a_lock_that_cannot_be_made_keeps_the_watcher_from_nothing_else(world, monkeypatch):
+    """A full disk: the move's own process says so."""
+    world.dies = "after send"
+    migrate(world)
+
+    def full(*_):
+        raise HostFault("lock: No space left on device")
+
+    monkeypatch.setattr(move_record, "file_lock", full)
+    assert "No space left on device" in watch(world)
+
+
 def test_a_child_that_outlives_who_was_at_work_is_not_at_work(world):
     """One in a release that not even SIGKILL ends."""
     (ready, says), (waits, go) = os.pipe(), os.pipe()

@@ -126,12 +126,12 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> AbstractContextMana
 
 
 def is_at_work(paths: Paths, key: str) -> bool:
-    """Return whether somebody works on the move. Raises HostFault."""
+    """Return whether somebody works on the move; who cannot find out says so when they do."""
     try:
         with at_work(paths, key):
             return False
-    except Busy:
-        return True
+    except HostFault as error:
+        return isinstance(error, Busy)
 
 
 def comes_back(paths: Paths, key: str) -> None:
