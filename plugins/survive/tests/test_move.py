@@ -853,6 +853,10 @@ def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, mo
     guest = {"rank": 1, "hostname": "vn1-0"}
     there = {"n3": {"phase": "run", "guests": [guest]}}
     assert first.kept.facts()["elsewhere"] == there
+    stands = {"phase": "suspended", "guests": [guest]}
+    arrival.is_in(world.nodes["n1"].here, KEY, "n3", stands)
+    arrival.have_gone(world.nodes["n1"].here, KEY, "n2", "n3", [guest])
+    assert first.kept.facts()["elsewhere"] == {"n3": stands}, "it knows that itself"
     first.kept.add_facts(elsewhere={})
     assert watch(world, "n3") == ""
     assert first.kept.facts()["elsewhere"] == there, "also if who sent it was killed before"

@@ -115,7 +115,8 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
         there = {other: each for other, each in elsewhere(job).items() if other != node}
-        if guests:
+        # It may have said so itself before, if who sent them was killed.
+        if guests and all(each["guests"] != guests for each in there.values()):
             there[to] = {"phase": suspend.RUNS, "guests": guests}
         job.kept.add_facts(nodes=nodes, **{ELSEWHERE: there})
     return "noted"
