@@ -74,6 +74,7 @@ def _unheard() -> Iterator[None]:
 
     Our standard output may be an answer; who reads the other may end with the node's processes.
     """
+    sys.stdout.flush()
     streams = (0, 1, 2)
     ours = [os.dup(stream) for stream in streams]
     with Path(os.devnull).open("r+b", buffering=0) as null:
