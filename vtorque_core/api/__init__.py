@@ -33,7 +33,6 @@ from vtorque_core.base.errors import UsageError as UsageError
 from vtorque_core.base.errors import VtorqueError as VtorqueError
 from vtorque_core.base.errors import printable as printable
 from vtorque_core.base.locks import Busy as Busy
-from vtorque_core.base.locks import file_lock as file_lock
 from vtorque_core.base.locks import take_lock as take_lock
 from vtorque_core.base.names import JobAttempt as JobAttempt
 from vtorque_core.base.names import Paths as Paths

@@ -89,23 +89,6 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, wait: float) -> Iterator[None]:
-    """Hold a file's lock as :func:`take_lock` does; the file is gone again afterwards.
-
-    No forked child of :mod:`vtorque_core.api.children` holds it, too. Raises Busy, HostFault.
-    """
-    descriptor = take_lock(path, wait)
-    _held[str(path)] = descriptor
-    try:
-        yield
-    finally:
-        if _held.pop(str(path), None) is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
 def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
     """Hold the lock of one job, all its attempts; the file is gone again afterwards.
 
@@ -115,8 +98,15 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
     if str(path) in _held:
         yield
         return
-    with file_lock(path, wait):
+    descriptor = take_lock(path, wait)
+    _held[str(path)] = descriptor
+    try:
         yield
+    finally:
+        if _held.pop(str(path), None) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.nod
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from typing import Any, Literal, Self
 
 from vtorque_core import __version__
 from vtorque_core.base import hypervisor
-from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
@@ -58,35 +56,8 @@ def release(config: Path, job_id: str) -> None:
     """
     from vtorque_core.node.end import epilogue  # noqa: PLC0415 - only when guests have gone
 
-    why = "vtorque reap tells"
-    try:
-        with _unheard():
-            clean = not epilogue.run(config, job_id)
-    except (VtorqueError, OSError) as error:
-        clean, why = False, str(error)
-    if not clean:
-        raise HostFault(f"what job {job_id} has here is not all released: {why}")
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Have what an epilogue, plugins and their commands write go nowhere, and nothing be read.
-
-    Our standard output may be an answer; who reads the other may end with the node's processes.
-    """
-    sys.stdout.flush()
-    streams = (0, 1, 2)
-    ours = [os.dup(stream) for stream in streams]
-    with Path(os.devnull).open("r+b", buffering=0) as null:
-        for stream in streams:
-            os.dup2(null.fileno(), stream)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        for stream, our in zip(streams, ours, strict=True):
-            os.dup2(our, stream)
-            os.close(our)
+    if epilogue.run(config, job_id):
+        raise HostFault(f"what job {job_id} has here is not all released: vtorque reap tells")
 
 
 def told(

@@ -5,7 +5,6 @@ tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from holding import holding
 from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
-from vtorque_core.api.children import Child, in_child
+from vtorque_core.api.children import in_child
 from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
@@ -434,7 +433,6 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     world.dies, world.ends = step, ends
     migrate(world)
     assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
-    eventually(lambda: not move_record.is_at_work(world.n2.paths, KEY))  # nor a child just forked
     watch(world)
     came = world.n3.state() == "runs"
     assert is_the_targets(world) if came else is_the_sources(world)
@@ -812,32 +810,8 @@ def test_a_lock_that_cannot_be_made_keeps_the_watcher_from_nothing_else(world, m
     def full(*_):
         raise HostFault("lock: No space left on device")
 
-    monkeypatch.setattr(move_record, "file_lock", full)
+    monkeypatch.setattr(move_record, "take_lock", full)
     assert "No space left on device" in watch(world)
-
-
-def test_a_child_that_outlives_who_was_at_work_is_not_at_work(world):
-    """One in a release that not even SIGKILL ends."""
-    (ready, says), (waits, go) = os.pipe(), os.pipe()
-
-    def child():
-        ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
-        os.write(says, b"x")
-        os.read(waits, 1)
-
-    def killed():
-        with move_record.at_work(world.n2.paths, KEY):
-            Child(child, 60.0)
-            os.read(ready, 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        assert "ended with -9" in in_child(killed, 60.0)
-        assert not move_record.is_at_work(world.n2.paths, KEY)
-    finally:
-        os.write(go, b"x")
-        for descriptor in (ready, says, waits, go):
-            os.close(descriptor)
 
 
 def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):

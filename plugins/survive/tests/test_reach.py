@@ -50,7 +50,7 @@ def test_what_is_no_answer_is_said(way, body, why):
 
 
 def test_one_that_does_not_answer_is_not_waited_for(way, monkeypatch):
-    monkeypatch.setattr(reach, "ANSWER", 0.2)
+    monkeypatch.setattr(reach, "_ANSWER", 0.2)
     with pytest.raises(HostFault, match="no answer within"):
         reach.ask(CONFIG, way("import time; time.sleep(600)"), "n3", {})
 

@@ -452,16 +452,6 @@ def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
         reach.ask(here.config, here.settings, node, what)
 
 
-def _tell_all(here: Here, move: Move, job: RunningJob | None) -> list[Child]:
-    """Have the job's other nodes be told; who has no process left for one does not tell that."""
-    children = []
-    for node in move.nodes:
-        if node != move.to:
-            with suppress(OSError):
-                children.append(Child(partial(_tell, here, move, node, job), reach.ANSWER))
-    return children
-
-
 def _leave(here: Here, move: Move) -> None:
     """Release what the guests had here, tell the job's other nodes, give the node back.
 
@@ -471,18 +461,18 @@ def _leave(here: Here, move: Move) -> None:
     ours = job is not None and job.job.key == move.key
     if job is not None and ours and moving.MOVES not in dict(job.phases):
         return
-    told, wrong = _tell_all(here, move, job if ours else None), ""
-    if ours:
-        on_step("before release")
-        try:
+    others, gone = [node for node in move.nodes if node != move.to], job if ours else None
+    told = [Child(partial(_tell, here, move, node, gone), reach.ANSWER) for node in others]
+    try:
+        if ours:
+            on_step("before release")
             here.release(move.job)
-        except HostFault as error:
-            wrong = f"its guests run on {move.to}, and {error}"
-        on_step("after release")
-    for child in told:
-        child.wait()
-    if wrong:
-        raise HostFault(wrong)
+            on_step("after release")
+    except HostFault as error:
+        raise HostFault(f"its guests run on {move.to}, and {error}") from None
+    finally:
+        for child in told:
+            child.wait()
     try:
         here.adapter.let_go(move.job, move.node)
         if not here.adapter.over(move.job, move.attempt):

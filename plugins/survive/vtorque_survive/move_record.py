@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -21,8 +21,8 @@ from vtorque_core.api import (
     Paths,
     VtorqueError,
     dataclass,
-    file_lock,
     replace_file,
+    take_lock,
 )
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
@@ -120,9 +120,17 @@ def forget(paths: Paths, key: str) -> None:
         raise HostFault(f"{path}: {error.strerror}") from None
 
 
-def at_work(paths: Paths, key: str, seconds: float = 0.0) -> AbstractContextManager[None]:
-    """Be the one who works on the move, without its children. Raises Busy: another is."""
-    return file_lock(paths.state / "moves" / f"{key}.lock", seconds)
+@contextmanager
+def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
+    """Be the one who works on the move. Raises Busy: another is."""
+    path = paths.state / "moves" / f"{key}.lock"
+    lock = take_lock(path, seconds)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(lock)
 
 
 def is_at_work(paths: Paths, key: str) -> bool:

@@ -19,7 +19,6 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.live import moving
 from vtorque_core.node.end import epilogue, leftovers, reap
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records import usage
@@ -206,40 +205,6 @@ def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
     assert "42.srv: after the release: the server does not answer" in capfd.readouterr().err
     assert node["killed"].exists()
     assert not list(node["paths"].journal.iterdir())
-
-
-def test_what_is_written_while_moved_guests_are_released_is_nobodys(node, qemu, capfd):
-    """``vmgr arrival`` has an answer on standard output, and who reads the other may be ended."""
-    node["acme"].error = "the server does not answer"
-
-    class Prints:
-        """Does so itself and by a command, as one may: a batch system shows it to the user."""
-
-        @hookimpl
-        def vtorque_ended(self, place):
-            sys.stdout.write(f"all is released of {place}\n")
-            subprocess.run(["echo", "so it is"], check=True)
-
-    Plugins.load().register("prints", Prints(), "vtorque-prints 1.0.0")
-    reader, writer = os.pipe()
-    os.close(reader)
-
-    def unread():
-        os.dup2(writer, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
-        moving.release(node["config"], "42.srv")
-        os.write(1, b"answer")
-
-    _, status = os.waitpid(in_other_process(unread), 0)
-    os.close(writer)
-    assert (status, capfd.readouterr().out) == (0, "answer")
-    assert not list(node["paths"].journal.iterdir())
-
-
-def test_a_journal_that_cannot_be_read_is_what_moved_guests_have_left(node):
-    (node["paths"].journal / "42.srv.1.jsonl").write_text("nonsense\nmore of it\n")
-    with pytest.raises(HostFault, match=r"what job 42\.srv has here is not all released: .*srv\.1"):
-        moving.release(node["config"], "42.srv")
 
 
 def test_a_full_disk_under_the_jobs_output_keeps_nothing_from_release(node, qemu):
