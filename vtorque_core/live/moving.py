@@ -48,18 +48,6 @@ class Node:
         return cls(site.node.libvirt_uri, site.node.start_timeout)
 
 
-def release(config: Path, job_id: str) -> None:
-    """Release what a job has on this node, as its epilogue does.
-
-    By a command of root's that is no child of a node's process: the last job's release ends those.
-    Raises HostFault: not all of it.
-    """
-    from vtorque_core.node.end import epilogue  # noqa: PLC0415 - only when guests have gone
-
-    if epilogue.run(config, job_id):
-        raise HostFault(f"what job {job_id} has here is not all released: vtorque reap tells")
-
-
 def told(
     job: RunningJob, guests: Sequence[Saveable], nodes: Sequence[str], to: str
 ) -> dict[str, Any]:

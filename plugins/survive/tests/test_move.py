@@ -248,8 +248,7 @@ def a_world(made, monkeypatch):
     monkeypatch.setattr(move, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
     monkeypatch.setattr(move, "_COMES", 0.0)
     monkeypatch.setattr(reach, "ask", made.ask)
-    for name in ("release", "release_apart"):
-        monkeypatch.setattr(Here, name, lambda here, of: made.release(here, job_id=of))
+    monkeypatch.setattr(Here, "release", lambda here, of: made.release(here, job_id=of))
     clocks = SimpleNamespace(wait=lambda: None)
     monkeypatch.setattr(suspend, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))

@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, printable
 from vtorque_core.api.batch_system import Life, MovingAdapter
-from vtorque_core.api.children import Child, readable
+from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import kept, moving, saving, service, suspend
 from vtorque_core.live.jobs import Running, RunningGuest, RunningJob
@@ -93,12 +92,9 @@ class Here:
         return found[-1] if found else None
 
     def release(self, job_id: str) -> None:
-        """Release what the job has here (:func:`vtorque_core.live.moving.release`)."""
-        moving.release(self.config, job_id)
-
-    def release_apart(self, job_id: str) -> None:
-        """Do so by a process that the end of the node's watcher does not end. Raises HostFault."""
-        argv = [*service.place_of(self.config).hook("epilogue"), job_id]
+        """Release what the job has here, as its epilogue does. Raises HostFault: not all of it."""
+        place = service.place_of(self.config)
+        argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
             raise HostFault(f"what job {job_id} has here is not all released: vtorque reap tells")
@@ -461,18 +457,18 @@ def _leave(here: Here, move: Move) -> None:
     ours = job is not None and job.job.key == move.key
     if job is not None and ours and moving.MOVES not in dict(job.phases):
         return
-    others, gone = [node for node in move.nodes if node != move.to], job if ours else None
-    told = [Child(partial(_tell, here, move, node, gone), reach.ANSWER) for node in others]
-    try:
+    with ThreadPoolExecutor(len(move.nodes)) as threads:
+        others = [node for node in move.nodes if node != move.to]
+        told = [threads.submit(_tell, here, move, node, job if ours else None) for node in others]
         if ours:
             on_step("before release")
-            here.release(move.job)
+            try:
+                here.release(move.job)
+            except HostFault as error:
+                raise HostFault(f"its guests run on {move.to}, and {error}") from None
             on_step("after release")
-    except HostFault as error:
-        raise HostFault(f"its guests run on {move.to}, and {error}") from None
-    finally:
-        for child in told:
-            child.wait()
+    for done in told:
+        done.result()
     try:
         here.adapter.let_go(move.job, move.node)
         if not here.adapter.over(move.job, move.attempt):

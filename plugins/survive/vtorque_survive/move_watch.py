@@ -165,7 +165,7 @@ def _end(here: move.Here, key: str, job_id: str) -> None:
     job = here.job(job_id)
     if job is not None and job.job.key == key and comes(job):
         log.info("%s has ended: its guest here, too", job_id)
-        here.release_apart(job_id)
+        here.release(job_id)
     move_record.forget(here.paths, key)
 
 

@@ -23,7 +23,7 @@ from vtorque_survive.settings import Settings
 
 _WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-ANSWER = 120.0  # seconds: of a release, too
+_ANSWER = 120.0  # seconds: of a release, too
 _ENDS = 5.0  # seconds for what carried a connection that is closed
 
 
@@ -43,7 +43,7 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
     command = argv(settings, node, service.vmgr(config, "arrival"))
     try:
         done = subprocess.run(
-            command, input=json.dumps(what).encode(), capture_output=True, timeout=ANSWER,
+            command, input=json.dumps(what).encode(), capture_output=True, timeout=_ANSWER,
             check=False,
         )  # fmt: skip
         if done.returncode == 0:
@@ -51,7 +51,7 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         why = said[-1] if said else f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
-        why = f"no answer within {ANSWER:g} s"
+        why = f"no answer within {_ANSWER:g} s"
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = str(error)
     raise HostFault(f"{node} cannot be asked: {printable(why, 300)}")
