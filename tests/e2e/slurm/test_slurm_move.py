@@ -78,13 +78,17 @@ def gaps(cluster):
     return sorted((after - before for before, after in itertools.pairwise(at)), reverse=True)
 
 
-def by_libvirt(cluster, job_id, node):
+def by_libvirt(cluster, guest, node):
     """Return how long (ms) libvirt had the guest in hand, and how long it ran on neither node."""
-    info = cluster.root(node, "virsh", "domjobinfo", "--completed", f"vt-{job_id}.0-n2-0")
+    info = cluster.root(node, "virsh", "domjobinfo", "--completed", guest)
     return [
         int(re.search(rf"{name}:\s+(\d+)\s+ms", info)[1])
         for name in ("Time elapsed", "Total downtime")
     ]
+
+
+def domain(job_id):
+    return f"vt-{job_id}.0-n2-0"
 
 
 def command(job_id, to):
@@ -246,7 +250,7 @@ def test_twenty_moves_there_and_back(site, job_id, record_property):
         before = time.monotonic()
         moved(site, job_id, source, to)
         took.append(round(time.monotonic() - before, 1))
-        libvirts.append(by_libvirt(site, job_id, to))
+        libvirts.append(by_libvirt(site, domain(job_id), to))
         source, to = to, source
     ends_right(site, job_id)
     longest = [round(gap, 2) for gap in gaps(site)[:25]]
@@ -259,8 +263,8 @@ def test_twenty_moves_there_and_back(site, job_id, record_property):
 @pytest.mark.full
 def test_moves_beside_those_by_hand(site, job_id, record_property):
     """Its figures say nothing of right or wrong, as above."""
-    by_hand.begin(site, f"vt-{job_id}.0-n2-0", f"/var/lib/vtorque/jobs/{job_id}.0/g0")
-    source, to, ours, hands = "n2", "n3", [], []
+    by_hand.begin(site, domain(job_id), f"/var/lib/vtorque/jobs/{job_id}.0/g0")
+    source, to, ours, hands, libvirts = "n2", "n3", [], [], []
     for _ in range(8):
         before = time.monotonic()
         site.root(source, *command(job_id, to), timeout=300)
@@ -268,9 +272,11 @@ def test_moves_beside_those_by_hand(site, job_id, record_property):
         before = time.monotonic()
         by_hand.move(site, source, to)
         hands.append(round(time.monotonic() - before, 2))
+        libvirts.append([by_libvirt(site, each, to)[0] for each in (domain(job_id), by_hand.NAME)])
         source, to = to, source
     record_property("ours_s", ours)
     record_property("by_hand_s", hands)
+    record_property("libvirts_ms", libvirts)
     by_hand.end(site, source)
     ends_right(site, job_id)
 
