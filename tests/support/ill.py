@@ -36,11 +36,5 @@ def is_ill(cluster, node):
 
 
 def state(cluster, node):
-    """Return what Slurm says of a node, and why; but not that it has not answered just now (*).
-
-    All are asked for: of one alone (sinfo -n) slurmctld 24.11 does not look anew whether a job has
-    it, and may say "draining" for minutes.
-    """
-    rows = cluster.root("head", "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %E").splitlines()
-    said = next(row.removeprefix(f"{node} ") for row in rows if row.startswith(f"{node} "))
-    return said.strip().replace("* ", " ", 1)
+    """Return what Slurm says of a node, and why; but not that it has not answered just now (*)."""
+    return cluster.states()[node].replace("* ", " ", 1)

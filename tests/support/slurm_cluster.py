@@ -140,10 +140,19 @@ class Cluster:
             guests = self.processes(node, "guest=vt-")
             if files or guests:
                 found[node] = files + guests
-        rows = self.root("head", "sinfo", "-h", "-N", "-o", "%N %T %E").splitlines()
-        found |= {row.split()[0]: row for row in rows if row.split()[1] != "idle"}
+        states = self.states().items()
+        found |= {node: said for node, said in states if said.split()[0] != "idle"}
         queue = self.root("head", "squeue", "-h")
         return found | ({"queue": queue} if queue else {})
+
+    def states(self):
+        """Return what Slurm says of each node, and why.
+
+        All are asked for: of one alone (sinfo -n) slurmctld 24.11 does not look anew whether a job
+        has it, and may say "draining" for minutes.
+        """
+        rows = self.root("head", "sinfo", "-h", "-N", "-o", "%N %T %E").splitlines()
+        return {node: said.strip() for node, _, said in (row.partition(" ") for row in rows)}
 
     def image(self, name, *options, builder="debian"):
         """Build an image, of Debian's packages 40 s or more, if it is not there; return its name.
