@@ -99,7 +99,7 @@ def elsewhere(job: RunningJob) -> Mapping[str, Any]:
 
 
 def told(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
-    """Return what another node is told of guests."""
+    """Return what another node is told of guests: the rank and hostname of each."""
     return [{"rank": each.rank, "hostname": each.hostname} for each in guests]
 
 
@@ -134,7 +134,10 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
 
 
 def is_at_work(paths: Paths, key: str) -> bool:
-    """Return whether somebody works on the move; who cannot find out says so when they do."""
+    """Return whether somebody works on the move. As root, by having its lock for a moment.
+
+    False also if that cannot be found out: who then settles the move says why.
+    """
     try:
         with at_work(paths, key):
             return False
