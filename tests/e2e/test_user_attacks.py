@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import open_files
 from vtorque_core.plan import guest_uids
 from vtorque_core.site.schema import Node
 
@@ -110,7 +111,7 @@ def pids_of(node, key, domain):
                 if f"guest={domain},".encode() in b" ".join(words):
                     found[int(entry.name)] = "qemu"
                 elif words[0].endswith(b"/virtiofsd"):
-                    held = [str(fd.readlink()) for fd in (entry / "fd").iterdir()]
+                    held = open_files(entry.name)
                     if any(at.startswith(f"{node.run_dir}/jobs/{key}/") for at in held):
                         found[int(entry.name)] = "virtiofsd"
     return found
@@ -310,7 +311,7 @@ def test_qemu_and_daemons_are_confined(running):
             assert (proc / "ns/user").readlink() != Path("/proc/self/ns/user").readlink()
         environ = (proc / "environ").read_bytes()
         assert b"VTORQUE" not in environ and b"PBS_" not in environ
-        held = [str(fd.readlink()) for fd in (proc / "fd").iterdir()]
+        held = open_files(proc.name)
         forbidden = ("/journal/", "/locks/", "node.lock", "site.secret", "/proof", "/local/")
         assert not [at for at in held if any(word in at for word in forbidden)], (kind, held)
 

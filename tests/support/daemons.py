@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from processes import open_files
+
 # What virtiofsd says: QEMU's (in C), and the one in Rust.
 CONNECTED = re.compile("Received vhost-user socket connection|Client connected")
 
@@ -39,12 +41,9 @@ def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None
 
 def holders(path: str) -> set[int]:
     """Return every live process but this one that has the file open."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).removesuffix(" (deleted)") == path:
-                found.add(int(link.parts[2]))
-    return found - {os.getpid()}
+    either = {path, f"{path} (deleted)"}
+    pids = [int(place.name) for place in Path("/proc").glob("[0-9]*")]
+    return {pid for pid in pids if pid != os.getpid() and either & open_files(pid)}
 
 
 def kill_a_start(module: str, call: str, delay: float) -> None:

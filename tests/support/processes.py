@@ -1,5 +1,6 @@
-"""The processes of this machine, for tests that look whether theirs are left."""
+"""The processes of this machine, as tests look at them: any may end between two looks."""
 
+import contextlib
 from pathlib import Path
 
 
@@ -7,6 +8,22 @@ def with_word(word: str) -> list[int]:
     """Return the process ids of those whose command line has this word."""
     found = Path("/proc").glob("[0-9]*/cmdline")
     return [int(path.parent.name) for path in found if word.encode() in _content(path)]
+
+
+def alive(pid: int | str) -> bool:
+    """Return whether a process is there and no corpse that its parent has yet to collect."""
+    stat = _content(Path(f"/proc/{pid}/stat"))
+    return bool(stat) and stat.rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+
+
+def open_files(pid: int | str) -> set[str]:
+    """Return where a process's descriptors lead to, proc_pid_fd(5); nothing if it has ended."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(str(link.readlink()))
+    return found
 
 
 def _content(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from patience import eventually
+from processes import alive
 from vtorque_archive import node, send, write
 from vtorque_archive.plugin import Settings
 from vtorque_core.api import JobAttempt, Paths, kept_records
@@ -122,13 +123,6 @@ def begun(place, directory):
     return pid
 
 
-def ended(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
 def test_a_file_system_that_never_answers(place, home, monkeypatch):
     """A FUSE mount without a daemon: the hook has ended, and who waits does not for long."""
     monkeypatch.setattr(send, "PATIENCE", 1)
@@ -137,7 +131,7 @@ def test_a_file_system_that_never_answers(place, home, monkeypatch):
     assert libc.mount(b"x", bytes(home), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
     try:
         pid = begun(place, home)
-        eventually(lambda: ended(pid))
+        eventually(lambda: not alive(pid))
     finally:
         libc.umount2(bytes(home), 2)  # MNT_DETACH
         os.close(device)
@@ -153,9 +147,9 @@ def test_a_user_who_stops_the_process_has_it_killed(place, home, monkeypatch):
 
     monkeypatch.setattr(write, "write", stop)
     pid = begun(place, home)
-    eventually(lambda: ended(pid))
+    eventually(lambda: not alive(pid))
     assert seen.exists()
-    eventually(lambda: ended(seen.read_text()))
+    eventually(lambda: not alive(seen.read_text()))
 
 
 def test_the_process_holds_nothing_of_roots(place, home, monkeypatch):

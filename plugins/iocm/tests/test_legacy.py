@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import dynamic_io_manager_double as double
-from iocm_processes import ended
 from patience import eventually
+from processes import alive
 from vtorque_core.api import ConfigError, HostFault, JobAttempt, Paths
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.job_files import File
@@ -103,9 +103,9 @@ def test_it_is_configured_started_and_really_stopped(job, kernel, source, stubbo
     pid = start(job, source)
     eventually(lambda: set(workers(kernel).values()) == {"w.1"})
     assert workers(kernel) == {"d.1": "w.1", "d.7": "w.1"}  # both guests on one worker
-    assert not ended(pid, 0.1)
+    assert alive(pid)
     release(job)
-    assert ended(pid, 0.1)
+    eventually(lambda: not alive(pid))
     assert not job.path.exists()
     assert list(job.guests[0].run_dir.iterdir()) == []
     assert not Path("/tmp/io_manager_pid.txt").exists()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iocm_processes import ended
 from patience import eventually
+from processes import alive
 from vtorque_core.api import Busy, HostFault, JobAttempt, Paths, Refused
 from vtorque_core.live import node_process
 from vtorque_core.live.cores import GuestCores, Resized
@@ -227,7 +227,7 @@ def test_one_process_from_the_first_job_to_the_last_whatever_the_settings(job, p
     end(first, paths)
     assert holder(paths) == pid
     end(second, paths)
-    assert ended(pid)
+    eventually(lambda: not alive(pid))
     assert not (paths.run / "iocm-manager.lock").exists()
 
 
@@ -235,7 +235,7 @@ def test_the_next_job_starts_a_killed_one_again(job, paths):
     first = job(1)
     pid = holder(paths)
     os.kill(pid, signal.SIGKILL)
-    assert ended(pid)
+    eventually(lambda: not alive(pid))
     second = job(2)
     again = holder(paths)
     assert again not in (None, pid)

@@ -17,6 +17,7 @@ import pytest
 
 from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
 from patience import LONG, eventually
+from processes import open_files
 from vtorque_core.api import Busy, Paths, UsageError, VtorqueError, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.site.request import Request
@@ -277,8 +278,8 @@ def test_nothing_that_a_client_sends_reaches_roots_processes(site, tmp_path):
         socket.send_fds(client, [b"{"], [file.fileno()])
         eventually(lambda: children(roots[1]))
         (its,) = children(roots[1])
-        eventually(lambda: str(tmp_path / "file") in held(its))
-        assert not {str(tmp_path / "file")} & (held(roots[0]) | held(roots[1]))
+        eventually(lambda: str(tmp_path / "file") in open_files(its))
+        assert not {str(tmp_path / "file")} & (open_files(roots[0]) | open_files(roots[1]))
         client.sendall(b'"op": "list"}\n')
         assert b"jobs" in client.recv(1000)
     eventually(lambda: not children(roots[1]))
@@ -286,14 +287,6 @@ def test_nothing_that_a_client_sends_reaches_roots_processes(site, tmp_path):
 
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def held(pid: int) -> set[str]:
-    found = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            found.add(str(path.readlink()))
-    return found
 
 
 def test_a_descriptor_that_takes_long_to_close_does_not_hold_up_the_end(site):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from login_homes import python, runs
+from login_homes import python
 from patience import eventually
+from processes import alive
 from vtorque_core.api import (
     BatchSystem,
     JobAttempt,
@@ -275,7 +276,7 @@ def test_for_an_admin_nothing_of_roots_stays_of_a_command_that_was_ended(tmp_pat
     with subprocess.Popen(python(code)) as asking:
         eventually(told.exists)
         asking.kill()
-    eventually(lambda: not runs(int(told.read_text())))
+    eventually(lambda: not alive(told.read_text()))
 
 
 def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):

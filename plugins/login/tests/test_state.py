@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from login_homes import python, runs
+from login_homes import python
 from patience import eventually
+from processes import alive
 from vtorque_core.api import HostFault, VtorqueError
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_login import state
@@ -50,7 +51,7 @@ def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code
     with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
         state.on_node("7.srv", "n1", CONFIG, 0.0)
     started = pids.read_text().split() if pids.exists() else []
-    eventually(lambda: not any(runs(int(pid)) for pid in started))
+    eventually(lambda: not any(alive(pid) for pid in started))
 
 
 def test_each_node_of_each_job_is_asked_in_order(monkeypatch):

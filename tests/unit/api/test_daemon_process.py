@@ -8,6 +8,7 @@ import pytest
 
 from journalled import through_the_journal
 from patience import eventually
+from processes import alive
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
@@ -21,20 +22,13 @@ def holder(lock: Path) -> int | None:
         os.close(descriptor)
 
 
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_process_is_found_by_its_lock_and_ends(tmp_path):
     log = tmp_path / "log"
     script = "echo started; echo $PATH; exec sleep 1000"
     process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
     process.create()
     pid = holder(tmp_path / "lock")
-    assert pid is not None and running(pid)
+    assert pid is not None and alive(pid)
     assert os.getsid(pid) == pid
     assert "NoNewPrivs:\t1\n" in Path(f"/proc/{pid}/status").read_text()
     with pytest.raises(HostFault, match="sh: "):
@@ -43,7 +37,7 @@ def test_process_is_found_by_its_lock_and_ends(tmp_path):
     assert log.read_text() == "started\n/usr/sbin:/usr/bin:/sbin:/bin\n"
     again = through_the_journal(process, tmp_path)
     again.release()
-    assert not running(pid)
+    assert not alive(pid)
     assert not (tmp_path / "lock").exists()
     again.release()
 
@@ -55,7 +49,7 @@ def test_process_that_ignores_term_is_killed(tmp_path):
     eventually((tmp_path / "ready").exists)
     pid = holder(tmp_path / "lock")
     process.release()
-    assert pid is not None and not running(pid)
+    assert pid is not None and not alive(pid)
 
 
 def test_process_that_cannot_be_executed_says_so(tmp_path):
@@ -81,6 +75,6 @@ def test_process_of_a_killed_creator_is_still_found(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     daemon = holder(lock)
-    assert daemon is not None and running(daemon)
+    assert daemon is not None and alive(daemon)
     Process(("sleep", "1000"), str(lock)).release()
-    assert not running(daemon)
+    assert not alive(daemon)

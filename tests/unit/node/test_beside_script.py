@@ -2,18 +2,10 @@
 
 import os
 import sys
-from pathlib import Path
 
 from patience import eventually as until
+from processes import alive
 from vtorque_core.node.shell import around_script
-
-
-def alive(pid):
-    """Return whether a process is there and no corpse."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def started(tmp_path, name):

@@ -5,11 +5,11 @@ import errno
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import processes
 from acme_card import Card, in_other_process, loaded
 from patience import eventually
 from vtorque_core.api.batch_system import Life
@@ -208,8 +208,4 @@ def test_what_an_epilogue_could_not_release_is_tried_again(paths, start, tmp_pat
     over.touch()
     eventually(lambda: not kept.exists() and not journals(paths))
     (pid,) = set(asked.read_text().split())
-    eventually(lambda: not Path("/proc", pid).exists() or zombie(pid))
-
-
-def zombie(pid):
-    return Path("/proc", pid, "stat").read_text().split()[2] == "Z"
+    eventually(lambda: not processes.alive(pid))

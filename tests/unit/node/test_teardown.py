@@ -12,6 +12,7 @@ import pytest
 
 from acme_card import Acme, Card, Manager, loaded, starter
 from patience import LONG, eventually, with_more_time
+from processes import alive
 from vtorque_core.api import children
 from vtorque_core.api.children import Child
 from vtorque_core.api.job_files import File, Tree
@@ -119,15 +120,8 @@ def hang(tmp_path, limit):
         time.sleep(1000)
 
     assert Child(work, limit).wait() == f"no end after {limit:g} s"
-    stat = Path("/proc", (tmp_path / f"pid{limit}").read_text(), "stat")
-
-    def ended():
-        try:
-            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    eventually(ended)
+    pid = (tmp_path / f"pid{limit}").read_text()
+    eventually(lambda: not alive(pid))
 
 
 def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from local_agent import LocalAgent, run, sh
 from patience import LONG, with_more_time
+from processes import alive
 from vtorque_linux_guest.agent.build import build_agent
 from vtorque_linux_guest.job import connection
 from vtorque_linux_guest.job.events import Events
@@ -32,14 +33,6 @@ def wait_until(what: Callable[[], bool], seconds: float = 30) -> None:
     while not what():
         assert time.monotonic() < end, "not in time"
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def test_signal_reaches_the_script_and_its_children(session: Session) -> None:

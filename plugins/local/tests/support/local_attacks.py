@@ -171,8 +171,11 @@ def newest(site: Site) -> int:
 
 
 def of_all_threads(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(each) for path in lists for each in path.read_text().split()]
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [int(each) for each in path.read_text().split()]
+    return found
 
 
 def opening_hangs(pid: int) -> bool:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from vtorque_login import companion
 
@@ -23,14 +22,6 @@ def a_request(**changed):
 def python(code):
     """Return a command that runs code with this interpreter, isolated as the product's."""
     return [sys.executable, "-I", "-c", code]
-
-
-def runs(pid):
-    """Return whether the process runs; one that init has not collected yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def companion_of(config, job_id, node="n1", look="0.1"):
