@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 import ill
+import mpi_turns
 import slurm_cluster as slurm
 import writing
 from vtorque_core.resources import virtiofs_daemon
@@ -255,10 +256,10 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
 OTHER_NODE = "nc vn2 7000"  # the guest of n2, wherever it is
 
 
-def begun(cluster, *more, also="also"):
+def begun(cluster, *more, also="also", other=OTHER_NODE):
     """Submit a job on two nodes, with a connection between its guests; return its id."""
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", "-N2")
-    script = cluster.script(writing.script(OTHER_NODE, also))
+    script = cluster.script(writing.script(other, also))
     done = cluster.user(*words, "-vm", "ram=384M", *more, script)
     return done.stdout.decode().strip()
 
@@ -284,15 +285,36 @@ def domains(cluster, *nodes):
 @pytest.mark.full
 @pytest.mark.releases
 def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes, disk):
-    asked = ("-vm", f"disk={disk}")
-    job_id = begun(place, "-wn1,n2", *asked, also="/data/also")
+    """Two guests on each: the connection is between the first and the last."""
+    asked = ("-vm", f"disk={disk},vms_per_node=2")
+    last = OTHER_NODE.replace("vn2", "vn2-1")
+    job_id = begun(place, "-wn1,n2", *asked, also="/data/also", other=last)
     for nodes in (("n2", "n3"), ("n1", "n2")):
         await_more(place, len(counted(place)) + 5)
         name, before = saved(place, job_id)
         job_id = begun(place, f"-w{','.join(nodes)}", *asked, "-vm", f"resume={name}")
         await_more(place, before)
-        assert [len(place.guests(node)) for node in nodes] == [1, 1]
+        assert [len(place.guests(node)) for node in nodes] == [2, 2]
     ends_right(place, job_id, echoes)
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_mpi_over_two_nodes_is_saved_and_goes_on_on_others(place):
+    """In guests with disks of their own; each rank has every turn once."""
+    mpi_turns.prepare(place)
+    asked = ("vsub", "--parsable", "-o", "out", "-e", "err", *mpi_turns.ASKED)
+    script = place.script(mpi_turns.SCRIPT)
+    job_id = place.user(*asked, "-wn1,n2", script).stdout.decode().strip()
+    place.wait(lambda: mpi_turns.turn(place) > 50, 400, what="turns")
+    name = place.user("vmgr", "checkpoint", "--stop", job_id).stdout.decode().strip()
+    place.wait_state(job_id, "CANCELLED")
+    before = mpi_turns.turn(place)
+    assert before < mpi_turns.TURNS
+    again = place.user(*asked, "-wn2,n3", "-vm", f"resume={name}", script)
+    place.wait_state(again.stdout.decode().strip(), "COMPLETED", seconds=300)
+    mpi_turns.check(place)
 
 
 @saves

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+import mpi_turns
 import slurm_cluster as slurm
 
 pytestmark = pytest.mark.e2e
@@ -126,42 +127,11 @@ def test_a_job_that_another_preempts_gives_it_its_cpus_and_goes_on_after_it(urge
     ends_right(clean, job_id, 150)
 
 
-IMAGE = "debian-mpi"
-# Every turn each rank needs all others: none can go on while one stands still.
-TURNS = """#!/bin/bash
-rm -f turns.*
-mpirun python3 ranks.py libmpi.so.40
-code=$?
-date +%s > ended
-exit $code
-"""
-RANKS = r"""
-import ctypes, sys, time
-mpi = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-def handle(symbol):
-    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, symbol)))
-world, integer, add = map(handle, ("ompi_mpi_comm_world", "ompi_mpi_int", "ompi_mpi_op_sum"))
-mpi.MPI_Init(None, None)
-rank, size, one, all_ = (ctypes.c_int() for _ in range(4))
-mpi.MPI_Comm_rank(world, ctypes.byref(rank))
-mpi.MPI_Comm_size(world, ctypes.byref(size))
-with open(f"turns.{rank.value}", "w", buffering=1) as told:
-    for turn in range(400):
-        one.value = turn + rank.value
-        mpi.MPI_Allreduce(ctypes.byref(one), ctypes.byref(all_), 1, integer, add, world)
-        told.write(f"{turn} {all_.value}\n")
-        time.sleep(0.05)
-mpi.MPI_Finalize()
-"""
-
-
 @pytest.mark.full
 def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
-    cluster.image(IMAGE, "-o", "packages=openmpi-bin")
-    clean.script(RANKS, "ranks.py")
-    job_id = clean.submit(TURNS, *BOTH, "-vm", f"img={IMAGE},ram=768M,vcpus=1")
-    first = clean.home / "turns.0"
-    clean.wait(first.exists, 400, what="the ranks begin")
+    mpi_turns.prepare(cluster)
+    job_id = clean.submit(mpi_turns.SCRIPT, "-wn1,n2", *mpi_turns.ASKED)
+    clean.wait(lambda: mpi_turns.turn(clean), 400, what="the ranks begin")
     for _ in range(5):
         time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
         clean.root("head", "scontrol", "suspend", job_id)
@@ -170,8 +140,4 @@ def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
         clean.root("head", "scontrol", "resume", job_id)
         clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
     clean.wait_state(job_id, "COMPLETED", seconds=300)
-    wanted = [f"{turn} {2 * turn + 1}" for turn in range(400)]
-    for rank in (0, 1):
-        assert clean.read(f"turns.{rank}").decode().splitlines() == wanted
-    ended = clean.home / "ended"
-    assert -1 <= ended.stat().st_mtime - int(ended.read_text()) <= 2  # date tells whole seconds
+    mpi_turns.check(clean)
