@@ -50,14 +50,17 @@ def take_lock(path: Path, wait: float) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, flags, 0o600)
-            if not flocked(descriptor, fcntl.LOCK_EX, end):
-                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-                os.close(descriptor)
-                raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
-            if _is_file(descriptor, path):
-                # of one length: ext4 brings a file that is cut and written anew to disk
-                os.pwrite(descriptor, f"{os.getpid():<31}\n".encode(), 0)
-                return descriptor
+            try:
+                if not flocked(descriptor, fcntl.LOCK_EX, end):
+                    owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                    raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
+                if _is_file(descriptor, path):
+                    # of one length: ext4 brings a file that is cut and written anew to disk
+                    os.pwrite(descriptor, f"{os.getpid():<31}\n".encode(), 0)
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)  # else we would hold it ourselves
+                raise
             os.close(descriptor)  # its last holder removed it: there may be another file now
     except OSError as error:
         raise HostFault(f"lock {path}: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """Locks of jobs and of the node, between processes: prologue, epilogues and killed holders."""
 
+import errno
 import os
 import time
 
@@ -9,7 +10,8 @@ from acme_card import Card, in_other_process, loaded
 from patience import LONG
 from vtorque_core.api.children import Child
 from vtorque_core.base import locks
-from vtorque_core.base.locks import Busy, job_lock, node_lock
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import Busy, job_lock, node_lock, take_lock
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.reading import journals
@@ -92,3 +94,17 @@ def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
     os.waitpid(pid, 0)
     for descriptor in (read_end, write_end, wait, go):
         os.close(descriptor)
+
+
+def test_a_lock_that_cannot_be_written_is_not_kept(tmp_path, monkeypatch):
+    """Else who tries again, once the disk has room, finds itself in its way."""
+    path = tmp_path / "lock"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(HostFault, match="No space left on device"):
+            take_lock(path, 0)
+    os.close(take_lock(path, 0))
