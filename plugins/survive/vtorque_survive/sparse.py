@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 
 
 def copy_data(source: int, to: int) -> None:
-    """Copy a file; its holes stay holes (lseek(2), SEEK_DATA). Raises OSError."""
-    size, at = os.fstat(source).st_size, 0
-    os.ftruncate(to, size)
-    while at < size:
-        try:
-            at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: no more data
-            break
-        end = os.lseek(source, at, os.SEEK_HOLE)
+    """Copy a file; its holes stay holes. Raises OSError."""
+    os.ftruncate(to, os.fstat(source).st_size)
+    for begin, end in data(source):
+        at = begin
         os.lseek(to, at, os.SEEK_SET)  # for _copied
         while at < end:
             sent = _copied(source, to, end - at, at)
             if not sent:
-                raise OSError(5, "it became shorter")
+                raise OSError(errno.EIO, "it became shorter")
             at += sent
+
+
+def data(file: int) -> Iterator[tuple[int, int]]:
+    """Yield where each stretch of data begins and ends (lseek(2), SEEK_DATA). Raises OSError."""
+    at, size = 0, os.fstat(file).st_size
+    while at < size:
+        try:
+            at = os.lseek(file, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # that there is no more
+                raise
+            return
+        end = os.lseek(file, at, os.SEEK_HOLE)
+        yield at, end
+        at = end
 
 
 def _copied(source: int, to: int, count: int, at: int) -> int:
