@@ -6,7 +6,7 @@ Neither can go on while the other stands still, or has lost what was on its way.
 IMAGE = "debian-mpi"
 PACKAGES = "packages=openmpi-bin"
 ASKED = ("-N2", "-vm", f"img={IMAGE},ram=768M,vcpus=1")
-TURNS = 400
+TURNS = 800
 SCRIPT = """#!/bin/bash
 mpirun python3 ranks.py libmpi.so.40
 code=$?

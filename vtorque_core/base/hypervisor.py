@@ -240,16 +240,20 @@ def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT)
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
 
 
-def migrate_domain(uri: str, uuid: str, to: str, xml: str, timeout: float) -> None:
-    """Move a running domain to the libvirtd at the URI ``to``, which has it with this XML.
+def migrate_domain(
+    uri: str, uuid: str, to: str, xml: str, timeout: float, *, paused: bool = False
+) -> None:
+    """Move a domain to the libvirtd at the URI ``to``, which has it with this XML.
 
     By this node's libvirtd, over that one connection (VIR_MIGRATE_TUNNELLED): it goes on if the
-    caller is killed. After ``timeout`` seconds it is given up. Raises HostFault: which of the two
-    has the domain then has to be asked.
+    caller is killed. After ``timeout`` seconds it is given up. ``paused``: it does so,
+    there as well, and its disks are there: libvirt need not look. Raises HostFault: which of the
+    two has the domain then has to be asked.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
     flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # else one that writes fast is never done
+    flags |= module.VIR_MIGRATE_PAUSED | module.VIR_MIGRATE_UNSAFE if paused else 0
 
     def work(domain: Any) -> bool:
         return bool(domain.migrateToURI3(to, {module.VIR_MIGRATE_PARAM_DEST_XML: xml}, flags) == 0)

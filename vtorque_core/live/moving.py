@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,11 +18,11 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.saving import Saveable
+from vtorque_core.live.saving import Saveable, own_disks
 from vtorque_core.live.suspend import RUNS
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
-from vtorque_core.resources import netfilter
+from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
 
@@ -31,6 +31,7 @@ MOVES = "moves"
 
 State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
+_STOPS = 20.0  # seconds: less than daemons have that QEMU waits for
 _PATIENCE = 30.0  # seconds for the job's lock: who received the guest may just end
 
 
@@ -81,13 +82,25 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def send(guest: RunningGuest, to: str, xml: str, seconds: float) -> None:
+def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
     """Have libvirt move a guest to the libvirtd at the URI ``to``, with the XML of there.
 
-    Within :func:`vtorque_core.live.saving.of_libvirt`. Raises HostFault: :func:`settled` and the
-    other node say who has it.
+    One with a disk of its own, which has gone before, stands still, and does so there. Within
+    :func:`vtorque_core.live.saving.of_libvirt`. Raises HostFault: :func:`settled` and the other
+    node say who has it.
     """
-    hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
+    guest, paused = each.guest, each.disk is not None
+    hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
+
+
+def disks(paths: Paths, key: str) -> dict[str, Path]:
+    """Return the own disk of each of a job's guests that has one here, by UUID."""
+    with suppress(FileNotFoundError, EmptyJournal):
+        state = read(paths.journal / f"{key}.jsonl")
+        own = own_disks(state)
+        domains = [record for record in state.open if record.kind == DOMAIN]
+        return {str(r.args["uuid"]): own[r.guest] for r in domains if r.guest in own}
+    return {}
 
 
 def settled(uri: str, uuid: str, seconds: float) -> State:
@@ -114,9 +127,15 @@ def mark(paths: Paths, job: RunningJob, phase: str) -> None:
         journal.phase(phase)
 
 
-def go_on(guest: RunningGuest) -> None:
-    """Have a guest that has not left run on here; the job's lock is held. Raises HostFault."""
-    hypervisor.resume_domain(guest.uri, guest.uuid)
+def stand_still(guest: RunningGuest) -> None:
+    """Have a guest stand still that is about to go. Raises HostFault, also if it has ended."""
+    with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
+        hypervisor.suspend_domain(guest.uri, guest.uuid, _STOPS)
+
+
+def go_on(uri: str, uuid: str) -> None:
+    """Have a guest run here that has not left, or has come. Raises HostFault."""
+    hypervisor.resume_domain(uri, uuid)
 
 
 def end(uri: str, uuid: str) -> None:

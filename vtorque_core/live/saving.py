@@ -72,8 +72,7 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
 def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
     if any(record.kind == SPARE for record in state.open):
         raise Refused("a job with guests that were booted before it cannot be saved or moved yet")
-    paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
-    disks = {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
+    disks = own_disks(state)
     return [
         Saveable(
             guest,
@@ -87,6 +86,12 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
         )
         for guest in sorted(job.guests, key=lambda guest: guest.index)
     ]
+
+
+def own_disks(state: JournalState) -> dict[int | None, Path]:
+    """Return the own disk of each guest that has one, by its index on its node."""
+    paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
+    return {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
 
 
 def has_user_disk(run_dir: Path) -> bool:

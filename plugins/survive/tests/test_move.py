@@ -5,8 +5,10 @@ tests/e2e/slurm/test_slurm_move.py.
 """
 
 import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -21,17 +23,30 @@ from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
+from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
-from vtorque_core.live import moving, suspend
+from vtorque_core.live import moving, saving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import arrival, health, move, move_record, move_watch, node, reach, tools
+from vtorque_survive import (
+    arrival,
+    health,
+    move,
+    move_disk,
+    move_record,
+    move_watch,
+    node,
+    reach,
+    restore,
+    tools,
+)
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
 
 JOB, KEY = "42", "42.0"
+NOTHING = (io.BytesIO(), io.BytesIO())  # that comes after a question, or is said before its answer
 STEPS = [
     "before record", "after record", "after mark", "ready", "before send", "in send", "sent",
     "after send", "settled", "asked", "before release", "after release", "after leave",
@@ -59,6 +74,9 @@ class Node:
     def state(self, uuid=""):
         domain = self.domain_of(uuid or self.world.uuid)
         return domain.read_text() if domain.exists() else ""
+
+    def disk(self, uuid):
+        return self.world.top / self.name / f"disk-{uuid}" / ROOT_DISK
 
     def states(self):
         return [self.state(uuid) for uuid in self.world.job.uuids]
@@ -102,14 +120,17 @@ class World:
     ``lost``: nodes that nobody reaches.
     """
 
-    def __init__(self, top, guests=1):
-        self.top, self.guests = top, guests
+    def __init__(self, top, guests=1, *, disks=False):
+        self.top, self.guests, self.disks = top, guests, disks
         self.settings = Settings(reach="reach {node}")
         self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
+        self.ways = []
         self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
         self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
         self.job = begun(self.n2, guests=guests)
         self.uuid = self.job.uuids[0]
+        for number, uuid in enumerate(self.job.uuids if disks else ()):
+            writes(self.n2.disk(uuid), bytes([1 + number]) * 3_000_000, 5 << 20)
         for uuid in self.job.uuids:
             self.n2.domain_of(uuid).write_text("runs")
 
@@ -128,10 +149,13 @@ class World:
             self.note(f"died {step}")
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def is_lost(self, node):
+        return node in self.lost or (self.top / f"lost-{node}").exists()
+
     def at(self, uri):
         return self.nodes[uri.removeprefix("test:///")]
 
-    def migrate(self, uri, uuid, _to, _xml, _timeout):
+    def migrate(self, uri, uuid, _to, _xml, _timeout, *, paused=False):
         nodes = self.at(uri), self.n3 if self.at(uri) is self.n2 else self.n2
         source, target = (node.domain_of(uuid) for node in nodes)
         ends = self.ends if isinstance(self.ends, str) else self.ends[self.job.uuids.index(uuid)]
@@ -140,12 +164,19 @@ class World:
             eventually(lambda: all(map(self.n3.state, self.goes())))
             if "broken off" in self.ends:
                 eventually((self.top / "over").exists)
+        assert paused == self.disks
+        if self.disks:
+            assert source.read_text() == "still"
+            assert self.n3.disk(uuid).read_bytes() == self.n2.disk(uuid).read_bytes()
+        comes = "still" if self.disks else "runs"
         if ends == "well":
-            target.write_text("runs")
+            target.write_text(comes)
             source.unlink()
         elif ends == "not told":  # its libvirtd has died when all was there
-            target.write_text("runs")
+            target.write_text(comes)
             source.write_text("still")
+        elif ends == "left":  # libvirt says that all is well
+            target.write_text(comes)
         elif ends == "ended":
             source.unlink()
         elif ends == "stands still":
@@ -154,8 +185,18 @@ class World:
             (self.top / "over").touch()
             eventually((self.top / "broken-off").exists)
         self.step("sent")
-        if ends != "well":
+        if ends not in ("well", "left"):
             raise HostFault("migrate domain: the connection is broken")
+
+    def suspend(self, uri, uuid, *_):
+        self.at(uri).domain_of(uuid).write_text("still")
+        writes(self.n2.disk(uuid), b"meanwhile", 2 << 20)
+        self.step("still")
+
+    def resume(self, uri, uuid, *_):
+        other = {self.n2: self.n3, self.n3: self.n2}[self.at(uri)]
+        assert not self.disks or other.state(uuid) != "runs"
+        self.at(uri).domain_of(uuid).write_text("runs")
 
     def goes(self):
         """Return which guests go where each has an end of its own; others fail after that."""
@@ -177,11 +218,10 @@ class World:
         moving.arrived(target.paths, KEY, self.job.uuids)
 
     def ask(self, _config, _settings, node, what):
-        if node in self.lost:
+        if self.is_lost(node):
             raise HostFault(f"{node} cannot be asked: no route to host")
-        return json.loads(arrival.answer(self.nodes[node].here, json.dumps(what).encode()))[
-            "answer"
-        ]
+        question = json.dumps(what).encode()
+        return json.loads(arrival.answer(self.nodes[node].here, question, *NOTHING))["answer"]
 
     def release(self, here, job_id):
         """Stand for an epilogue."""
@@ -191,6 +231,49 @@ class World:
             node.domain_of(uuid).unlink(missing_ok=True)
         for path in node.paths.journal.glob(f"{job_id}.*"):
             path.unlink()
+
+
+def writes(disk, data, at):
+    with disk.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+class Way:
+    """Stands for the site's way to another node: what is asked there is, by a process of ours."""
+
+    def __init__(self, world, argv):
+        (there, self.stdin), (self.stdout, says) = pipes(), pipes()
+        world.ways.append(self)
+        self.pid = os.fork()
+        os.setpgid(self.pid, self.pid)  # by both: whoever comes first
+        if not self.pid:
+            with contextlib.suppress(BaseException):
+                first, second = sorted((there.fileno(), says.fileno()))
+                os.closerange(3, first)  # as of another program: locks, too
+                os.closerange(first + 1, second)
+                os.closerange(second + 1, 1 << 10)
+                here = world.nodes[argv[1]].here
+                if not world.is_lost(argv[1]):
+                    says.write(arrival.answer(here, there.readline(), there, says))
+                    says.flush()
+            os._exit(0)
+        there.close()
+        says.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        os.waitpid(self.pid, 0)
+
+
+def pipes():
+    ends = os.pipe()
+    return os.fdopen(ends[0], "rb"), os.fdopen(ends[1], "wb")
 
 
 def begun(node, nodes=("n1", "n2"), guests=1, **facts):
@@ -205,6 +288,13 @@ def begun(node, nodes=("n1", "n2"), guests=1, **facts):
     job.kept.add_facts(**known | facts)
     leases = [(Lease("address", f"10.0.0.{9 - index}"), index) for index in range(guests)]
     job.journal._record(leases, "core", "plan", ())
+    if node.world.disks:
+        disks = [(restore.Disk(str(node.disk(uuid)), -1), at) for at, uuid in enumerate(job.uuids)]
+        job.journal._record(disks, "survive", "plan", ())
+        for made, _ in disks:
+            shutil.rmtree(Path(made.path).parent, ignore_errors=True)
+            Path(made.path).parent.mkdir(parents=True)
+            made.create()
     for path in node.paths.journal.glob("*.jsonl"):
         path.write_text(path.read_text().replace("qemu:///system", node.uri))
     return job
@@ -231,6 +321,12 @@ def two(tmp_path, monkeypatch):
     return a_world(World(tmp_path, guests=2), monkeypatch)
 
 
+@pytest.fixture
+def disked(tmp_path, monkeypatch):
+    """Return a world in which the guest has a disk of its own."""
+    return a_world(World(tmp_path, disks=True), monkeypatch)
+
+
 def a_world(made, monkeypatch):
     monkeypatch.setattr(hypervisor, "domain_state", lambda uri, uuid: made.at(uri).state(uuid))
     ended = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).unlink(missing_ok=True)  # noqa: E731
@@ -240,8 +336,9 @@ def a_world(made, monkeypatch):
     monkeypatch.setattr(hypervisor, "migrate_domain", made.migrate)
     monkeypatch.setattr(hypervisor, "migratable_xml", lambda *_: "<domain/>")
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10.0.13"})
-    resume = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).write_text("runs")  # noqa: E731
-    monkeypatch.setattr(hypervisor, "resume_domain", resume)
+    monkeypatch.setattr(hypervisor, "resume_domain", made.resume)
+    monkeypatch.setattr(hypervisor, "suspend_domain", made.suspend)
+    monkeypatch.setattr(move_disk, "_asked", lambda argv, _: Way(made, argv))
     monkeypatch.setattr(Here, "lives", lambda _, ids: dict.fromkeys(ids, made.life()))
     monkeypatch.setattr(move, "on_step", made.step)
     monkeypatch.setattr(move, "_receiver", made.receiver)
@@ -376,15 +473,17 @@ def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkey
     lock = job.guests[0].run_dir / "fs-home.lock"
     lock.touch()
 
-    def late(*_):
+    def late(*_, **_how):
         time.sleep(0.5)  # what is given up takes that
         raise HostFault("no answer within 0.1 s")
 
     monkeypatch.setattr(hypervisor, "migrate_domain", late)
     monkeypatch.setattr(move, "_TIME", 0.1)
     with holding(lock) as daemon:
-        with pytest.raises(HostFault, match="no answer"):
-            move._send_all(world.n2.here, job, "", {world.uuid: "<domain/>"})
+        held = saving.held(world.n2.paths, job, suspend.RUNS)
+        with held as guests, pytest.raises(HostFault, match="no answer"):
+            xml = {world.uuid: "<domain/>"}
+            move._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
         assert daemon.poll() is None
 
 
@@ -437,6 +536,102 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     assert is_the_targets(world) if came else is_the_sources(world)
     early = STEPS.index("in send") >= STEPS.index(step)
     assert came == (ends in ("well", "not told") and not early)
+
+
+@pytest.mark.parametrize("ends", ["well", "not told"])
+@pytest.mark.parametrize("step", [*STEPS[:5], "still", *STEPS[5:]])
+def test_killed_at_each_step_one_with_its_own_disk_runs_only_where_all_of_that_is(
+    disked, step, ends
+):
+    """It stands still on both if libvirtd ends before it has said that it is there: it stays."""
+    disked.dies, disked.ends = step, ends
+    migrate(disked)
+    watch(disked)
+    late = step not in {*STEPS[:6], "still"}
+    assert is_the_targets(disked) if late and ends == "well" else is_the_sources(disked)
+
+
+@pytest.mark.parametrize("ends", ["fails", "not told", "stands still"])
+def test_one_with_its_own_disk_goes_on_here_also_if_the_other_node_is_lost(
+    disked, monkeypatch, ends
+):
+    """That has it go on only when told that it is here no more. Its clock is set."""
+    migrates, lost, disked.ends = disked.migrate, disked.top / "lost-n3", ends
+    set_clocks = suspend.set_clocks
+    monkeypatch.setattr(
+        suspend, "set_clocks", lambda *them: disked.note("clocks") or set_clocks(*them)
+    )
+
+    def loses(*args, **how):
+        lost.touch()
+        migrates(*args, **how)
+
+    monkeypatch.setattr(hypervisor, "migrate_domain", loses)
+    assert "n3 cannot be asked" in migrate(disked)
+    assert disked.n2.state() == "runs" and disked.n3.state() != "runs"
+    assert disked.did() == ["clocks"]
+    lost.unlink()
+    assert watch(disked).startswith("it is on n2 still")
+    assert is_the_sources(disked)
+
+
+def test_one_with_its_own_disk_that_libvirt_leaves_here_goes_on_here(disked):
+    """It warns of that alone ("Guest probably left in 'paused' state on source")."""
+    disked.ends = "left"
+    assert migrate(disked) == "it is on n2 still: libvirt has left here what it has sent"
+    assert is_the_sources(disked)
+
+
+def test_one_of_a_job_that_has_ended_does_not_go_on_there(disked):
+    disked.dies = "sent"
+    migrate(disked)
+    assert (disked.n2.state(), disked.n3.state()) == ("", "still")
+    ends(disked)
+    assert watch(disked) == "job 42 has ended"
+    assert disked.n3.state() == ""
+
+
+def test_what_libvirt_is_still_at_there_comes(disked, monkeypatch):
+    """It says so by an error (only the source has figures of a migration)."""
+    disked.dies = "sent"
+    migrate(disked)
+
+    def says(uri, *_):
+        if uri == disked.n3.uri:
+            raise HostFault("migration statistics are available only on the source host")
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hypervisor, "is_busy", says)
+        assert "n3 cannot say yet whether they come there" in watch(disked)
+    assert disked.n3.state() == "still"
+    assert watch(disked) == ""
+    assert is_the_targets(disked)
+
+
+def test_one_that_nobody_has_go_on_there_does_so_once_that_node_is_asked(disked, monkeypatch):
+    """The way between the nodes is lost when libvirt is done."""
+    migrates, lost = disked.migrate, disked.top / "lost-n3"
+
+    def loses(*args, **how):
+        migrates(*args, **how)
+        lost.touch()
+        os.killpg(disked.ways[0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(hypervisor, "migrate_domain", loses)
+    for said in (migrate(disked), watch(disked)):
+        assert "n3 cannot be asked: no route to host: what guest is not moved further" in said
+    assert (disked.n2.state(), disked.n3.state()) == ("", "still")
+    lost.unlink()
+    assert watch(disked) == ""
+    assert is_the_targets(disked)
+
+
+@pytest.mark.parametrize("ends", ["fails", "stands still"])
+def test_one_with_its_own_disk_that_does_not_go_runs_on_here(disked, ends):
+    disked.ends = ends
+    assert migrate(disked) == "it is on n2 still: migrate domain: the connection is broken"
+    assert is_the_sources(disked)
 
 
 def test_all_guests_of_a_node_move_at_once(two):
@@ -514,7 +709,7 @@ def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
     given_up = two.top / "broken-off"
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
 
-    def migrates(_uri, uuid, *_):
+    def migrates(_uri, uuid, *_, **_how):
         if uuid == two.uuid:
             eventually(given_up.exists)
             raise HostFault("canceled by client")
@@ -528,7 +723,7 @@ def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, mon
     """Other users' starts have all of libvirt's workers but one."""
     worker = threading.Lock()
 
-    def migrates(_uri, uuid, *_):
+    def migrates(_uri, uuid, *_, **_how):
         two.note(f"sent {uuid}")
         raise HostFault("a file that is open was deleted")
 
@@ -923,7 +1118,7 @@ def test_elsewhere_it_says_where(world, monkeypatch):
 )  # fmt: skip
 def test_what_no_node_asks_is_refused(world, question):
     with pytest.raises(UsageError):
-        arrival.answer(world.n3.here, question)
+        arrival.answer(world.n3.here, question, *NOTHING)
 
 
 def test_a_word_that_a_shell_could_take_for_something_is_not_sent():

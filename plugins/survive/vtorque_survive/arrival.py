@@ -10,32 +10,40 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import kept, moving, suspend
 from vtorque_core.live.jobs import RunningJob
-from vtorque_survive import move_record, request
+from vtorque_survive import move_disk, move_record, request
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import ELSEWHERE, elsewhere
 
-_MOST = 1 << 16  # bytes of a question
+MOST = 1 << 16  # bytes of a question, a line
 _WAIT = 45.0  # seconds for this node's watcher: less than who asked waits for theirs
 log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
 
-def answer(here: Here, question: bytes) -> bytes:
-    """Return the answer to a question. Raises UsageError: it is none; HostFault."""
+def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> bytes:
+    """Return the answer to a question. ``more``: what comes after it; ``first``: where is written
+    what is said before.
+
+    Raises UsageError: it is none; HostFault.
+    """
     try:
-        asked: dict[str, Any] = json.loads(question[:_MOST])
+        asked: dict[str, Any] = json.loads(question)
         what, job_id, key = str(asked["ask"]), str(asked["job"]), str(asked["key"])
         if not _KEY.fullmatch(key) or key.rpartition(".")[0] != job_id:
             raise ValueError(key)
         if what == "settle":
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
             said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
+        elif what == "disk":
+            uuid = str(asked["guest"])
+            awaited = lambda: _is_awaited(here, key)  # noqa: E731
+            said = move_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
         elif what == "gone":
             said = have_gone(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))
         elif what == "phase":
@@ -47,7 +55,7 @@ def answer(here: Here, question: bytes) -> bytes:
             raise ValueError(what)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"another node asks what this one does not know: {error}") from None
-    return json.dumps({"answer": said}).encode()
+    return json.dumps({"answer": said}).encode() + b"\n"
 
 
 def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -62,12 +70,17 @@ def settled(
     If none of them is or comes, release their place. To be asked when the other node's libvirt has
     done with all; ``theirs``: UUID to what it does there. It is here if it has run here, also if it
     runs no more: what stands still here is older. While it runs there what stands still here is
-    what libvirt has left, and is ended. What other guests of the job have here is theirs. Raises
+    what libvirt has left, and is ended. One with a disk of its own stands still on both: here it
+    goes on if it is not there any more. What other guests of the job have here is theirs. Raises
     HostFault.
     """
     try:
         with moving.at_rest(here.paths, key) as domains:
-            said = {uuid: _is(here, uuid, does, domains or {}) for uuid, does in theirs.items()}
+            disks, come = moving.disks(here.paths, key), domains or {}
+            said = {
+                uuid: _is(here, uuid, does, come, with_disk=uuid in disks)
+                for uuid, does in theirs.items()
+            }
             if "comes" in said.values():
                 return said
             if "here" in said.values():
@@ -82,10 +95,18 @@ def settled(
     return said
 
 
-def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool]) -> str:
+def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with_disk: bool) -> str:
     state, came = moving.state(here.node.uri, uuid), domains.get(uuid)
     if came or (came is not None and state == "runs"):
         return "here"
+    if with_disk and state == "still":
+        try:
+            moving.settled(here.node.uri, uuid, 0.0)  # libvirt has done with it
+        except HostFault:
+            return "comes"
+        if not theirs:
+            moving.go_on(here.node.uri, uuid)
+        return "none" if theirs else "here"
     if state == "runs" or (state and theirs != "runs"):
         return "comes"
     return "none"
@@ -140,6 +161,11 @@ def as_asked(here: Here, key: str, word: str) -> str:
     if job is None:
         raise HostFault("nothing of it is here")
     return request.ask(request.path_of(here.paths, key), job.kept, word, _WAIT)
+
+
+def _is_awaited(here: Here, key: str) -> bool:
+    job = _job(here, key)
+    return job is not None and job.phases[-1][0] == "arrives"
 
 
 def _job(here: Here, key: str) -> RunningJob | None:

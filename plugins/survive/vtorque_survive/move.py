@@ -6,6 +6,9 @@ then the other node is asked. What stands still here is ended only if it runs th
 only if there is none there; while the other node cannot be asked it stands still. If one does not
 go the others go no further; those that have gone by then stay there, and both nodes the job's.
 
+One with a disk of its own stands still before libvirt sends it, so on both nodes: what of such is
+here goes on here, whatever the other node says; there it goes on when it is here no more.
+
 Each step is on disk before it is done (:mod:`vtorque_survive.move_record`), so that the watcher
 goes on after a killed one.
 """
@@ -22,8 +25,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,15 +35,17 @@ from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, prin
 from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
+from vtorque_core.api.read_apart import reader
 from vtorque_core.live import kept, moving, saving, service, suspend
-from vtorque_core.live.jobs import Running, RunningGuest, RunningJob
+from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive import move_record, reach
+from vtorque_survive import move_disk, move_record, reach
 from vtorque_survive.move_record import AWAY, GONE, Move
 from vtorque_survive.settings import Settings
 
 _READY = 90.0  # seconds that the other node has beside what any start has: its placeholder
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
+_DISK = 1800.0  # seconds for a guest's own disk: less than it is awaited for
 _COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
 _AT_ONCE = 4  # libvirtd reads five calls of a connection (max_client_requests), one breaks off
 _ENDS = 5.0  # seconds between two looks whether the job ends while its guest is sent
@@ -166,8 +172,8 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     """Have the guests go; return what was wrong, if anything. Who has them is not said."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as guests:
-            if any(each.disk or saving.has_user_disk(each.guest.run_dir) for each in guests):
-                raise Refused("its guests have disks of their own: such cannot be moved yet")
+            if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
+                raise Refused("its guests have a disk file of their user's: such cannot be moved")
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
@@ -181,32 +187,56 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
                 _bridge(here, job, to, guests) as uri,
             ):
                 on_step("before send")
-                _send_all(here, job, uri, xml)
+                _send_all(here, job, guests, to, uri, xml, over)
                 on_step("after send")
     except (VtorqueError, OSError) as error:
         return str(error)
     return ""
 
 
-def _send_all(here: Here, job: RunningJob, uri: str, xml: Mapping[str, str]) -> None:
-    """Send all at once; if one does not go, the others no further. Raises HostFault."""
-    seconds = min(_TIME, _FIRST + sum(guest.ram_mib for guest in job.guests) / _SLOWEST)
-    failed, errors = threading.Event(), list[HostFault]()
+def _send_all(
+    here: Here, job: RunningJob, guests: Sequence[Saveable], to: str, uri: str,
+    xml: Mapping[str, str], over: int,
+) -> None:  # fmt: skip
+    """Send all at once; if one does not go, the others no further. Raises HostFault.
 
-    def send(guest: RunningGuest) -> None:
-        with saving.of_libvirt(here.paths, job, guest, seconds, failed, _TIME):
-            if failed.is_set():
-                raise HostFault("another guest of the job does not go")
-            try:
-                moving.send(guest, uri, xml[guest.uuid], seconds)
-            except HostFault as error:
-                errors.append(error)
-                failed.set()  # before another one has the worker
-                raise
+    ``over``: can be read if their job ends.
+    """
+    seconds = min(_TIME, _FIRST + sum(each.guest.ram_mib for each in guests) / _SLOWEST)
+    failed, errors, until = threading.Event(), list[HostFault](), time.monotonic() + _DISK
+
+    def stop() -> bool:
+        return time.monotonic() >= until or failed.is_set() or bool(readable([over], 0))
+
+    def fails(error: HostFault) -> None:
+        if not failed.is_set():
+            errors.append(error)
+            failed.set()
+
+    def send(each: Saveable) -> None:
+        guest, limit = each.guest, seconds + (move_disk.REST if each.disk else 0.0)
+        try:
+            with (
+                _disk_sent(here, job, to, each, stop) as rest_of_disk,
+                saving.of_libvirt(here.paths, job, guest, limit, failed, _TIME),
+            ):
+                if failed.is_set():
+                    raise HostFault("another guest of the job does not go")
+                try:
+                    rest_of_disk()
+                    moving.send(each, uri, xml[guest.uuid], seconds)
+                    if each.disk and moving.state(guest.uri, guest.uuid):
+                        raise HostFault("libvirt has left here what it has sent")
+                except HostFault as error:
+                    fails(error)  # before another one has the worker
+                    raise
+        except HostFault as error:
+            fails(error)
+            raise
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(job.guests))) as threads:
         done, left = wait(
-            [threads.submit(send, guest) for guest in job.guests], return_when=FIRST_EXCEPTION
+            [threads.submit(send, each) for each in guests], return_when=FIRST_EXCEPTION
         )
         while left:  # again and again: of one that libvirt has not begun to send none is given up
             _break_off(job)
@@ -215,6 +245,15 @@ def _send_all(here: Here, job: RunningJob, uri: str, xml: Mapping[str, str]) -> 
         raise error
     for each in done:
         each.result()
+
+
+def _disk_sent(
+    here: Here, job: RunningJob, to: str, each: Saveable, stop: Callable[[], bool]
+) -> AbstractContextManager[Callable[[], None]]:
+    """Send a guest's own disk, and have it go on there when it has been sent; see move_disk."""
+    argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
+    asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
+    return move_disk.sent(argv, asked, each.disk, partial(moving.stand_still, each.guest), stop)
 
 
 def _break_off(job: RunningJob) -> None:
@@ -353,7 +392,8 @@ def _settle(here: Here, move: Move, why: str) -> None:
         job = here.job(move.job)
         stays = f"it is on {move.node} still: {why or 'it did not come there'}"
         if job is None or job.job.key != move.key:  # an epilogue was here
-            gone, stays = _there(_said(here, move, {})), f"job {move.job} has ended"
+            said = _said(here, move, dict.fromkeys(move.guests, "still"))  # none is to go on there
+            gone, stays = _there(said), f"job {move.job} has ended"
         else:
             gone = _gone(here, move, job, why)
         if not gone:
@@ -386,6 +426,8 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     # Not under the job's lock, since an epilogue may need it: nobody moves them meanwhile.
     mine = {uuid: moving.settled(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
+    if why and moving.disks(here.paths, move.key):
+        _go_on_here(here, job, mine)
     try:
         # Without a reason why not the other node has just said that they run there.
         gone = _there(_said(here, move, mine)) if why else set(move.guests)
@@ -402,13 +444,29 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     with saving.held(here.paths, job, moving.MOVES) as guests:
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
-                moving.go_on(each.guest)
+                moving.go_on(each.guest.uri, each.guest.uuid)
         if gone:
             log.info("%d of %d guests have gone to %s", len(gone), len(mine), move.to)
         else:
             log.info("its guests stay on %s: %s", move.node, why or "they did not come there")
             moving.mark(here.paths, job, suspend.RUNS)
         return gone
+
+
+def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> None:
+    """Have guests with a disk of their own go on that have not gone: on the other node none does.
+
+    Which has it go on only if told that it is here no more. Raises HostFault: the job ends.
+    """
+    with saving.held(here.paths, job, moving.MOVES) as guests:
+        stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
+        with ExitStack() as each_goes_on:  # if one does not, the others do
+            for guest in stand:
+                each_goes_on.callback(moving.go_on, guest.uri, guest.uuid)
+        if stand:
+            with suppress(VtorqueError, OSError), reader():
+                suspend.set_clocks(here.paths, job).wait()
+        mine.update({guest.uuid: "runs" for guest in stand})
 
 
 def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:

@@ -43,4 +43,5 @@ def arrives(config: Path) -> None:
     """Answer what another node asks of a guest that goes there or comes from there."""
     if os.geteuid() != 0:
         raise UsageError("only root of another node asks this")
-    sys.stdout.buffer.write(arrival.answer(move.Here.of(config), sys.stdin.buffer.read()))
+    asked, said = sys.stdin.buffer, sys.stdout.buffer
+    said.write(arrival.answer(move.Here.of(config), asked.readline(arrival.MOST), asked, said))

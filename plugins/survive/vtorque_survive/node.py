@@ -34,6 +34,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     placeholder.hold(job)
     if placeholder.comes(job):
         move_record.comes_back(paths, key)
+        restore.await_disks(job)
     else:
         periodic.plan(job)
         restore.bring(job)

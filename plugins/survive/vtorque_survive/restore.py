@@ -49,7 +49,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Disk(Resource):
-    """A guest's own disk as it was saved, copied to where the guest has it now."""
+    """A guest's own disk as it was saved, copied to where the guest has it now.
+
+    Without a ``source`` it is empty: :mod:`vtorque_survive.move_disk` writes it.
+    """
 
     kind = "survive-disk"
     volatile = False
@@ -60,7 +63,7 @@ class Disk(Resource):
     def create(self) -> None:
         """Copy it. Raises HostFault."""
         try:
-            source = os.open(self.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(source, "rb") as reads, _made(self.path) as writes:
                 os.fchown(writes.fileno(), self.uid, -1)
                 copy_data(reads.fileno(), writes.fileno())
@@ -206,6 +209,13 @@ def _others(
 def _made(path: str) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def await_disks(job: NodeJob) -> None:
+    """Make the own disks of guests that come from another node, whose content comes with them."""
+    for guest in job.guests:
+        if guest.image.disk is not None:
+            job.acquire(Disk(str(root_disk(guest)), guest.qemu_uid), guest=guest)
 
 
 def bring(job: NodeJob) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import by_hand
 import ill
+import mpi_turns
 import reaching
 import slurm_cluster as slurm
 from vtorque_core.resources import virtiofs_daemon
@@ -122,6 +123,41 @@ def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
     assert held == [f"vtorque-{job_id}-n3", "root"]
     site.wait(lambda: "n2 idle" in site.root("head", "sinfo", "-hN", "-o", "%N %T"), what="n2 idle")
     ends_right(site, job_id)
+
+
+# Guest root, in the guest that moves, writes to its disk, and reads all of that past its cache.
+OWN_DISK = """#!/bin/bash
+[ "$(hostname)" = vn2 ] || exit 0
+head -c 50000000 /dev/urandom >/var/tmp/own
+cp /var/tmp/own /dev/shm/own
+setsid bash -c '
+  i=0
+  until [ -e /home/vtslurm1/ended ]; do
+    i=$((i + 1)); printf "%4096d" $i | tee -a /dev/shm/own >>/var/tmp/own; sync /var/tmp/own
+  done
+  dd if=/var/tmp/own iflag=direct bs=1M status=none | cmp - /dev/shm/own 2>&1
+  echo "$? after $i" >/home/vtslurm1/own
+' >/home/vtslurm1/own.log 2>&1 </dev/null &
+"""
+
+
+@moves
+@pytest.mark.full
+@pytest.mark.releases
+def test_a_guest_with_its_own_disk_goes_while_mpi_runs_and_it_writes(site):
+    mpi_turns.prepare(site)
+    (site.home / "own").unlink(missing_ok=True)
+    for machine in slurm.MACHINES:
+        site.root(machine, "sh", "-c", f"cat > {SCRIPTS}/a", stdin=OWN_DISK.encode())
+    script = mpi_turns.SCRIPT.replace("exit", "until [ -s own ]; do sleep 0.2; done\nexit")
+    job_id = site.submit(script, "-wn1,n2", *mpi_turns.ASKED)
+    site.wait(lambda: mpi_turns.turn(site) > 50, 400, what="turns")
+    for source, to in (("n2", "n3"), ("n3", "n2")):
+        moved(site, job_id, source, to)
+    assert mpi_turns.turn(site) < mpi_turns.TURNS
+    site.wait_state(job_id, "COMPLETED", seconds=300)
+    mpi_turns.check(site)
+    assert site.read("own").startswith(b"0 after "), site.read("own.log")
 
 
 def pairs(site):

@@ -1,0 +1,167 @@
+"""A guest's own disk on its way: real files, a pipe; where QEMU is asked for there is a double."""
+
+import io
+import os
+import struct
+import sys
+import threading
+
+import pytest
+
+from vtorque_core.api import HostFault
+from vtorque_core.live import moving
+from vtorque_survive import move_disk
+
+MIB = 1 << 20
+
+
+def part(at, data=b""):
+    return struct.pack(">QQ", at, len(data)) + data
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return tmp_path / "root.qcow2"
+
+
+@pytest.fixture
+def receive(disk, monkeypatch):
+    """Return what receives a disk in place of what is there; ``does`` is what its guest does."""
+    disk.touch()
+    resumed = []
+    monkeypatch.setattr(moving, "disks", lambda *_: {"7": disk})
+    monkeypatch.setattr(moving, "go_on", lambda *_: resumed.append(disk.read_bytes()))
+
+    def received(*parts, uuid="7", does="", awaits=3):
+        asked = iter(range(10))
+        awaited = lambda: next(asked) < awaits  # noqa: E731
+        monkeypatch.setattr(moving, "state", lambda *_: does)
+        first = io.BytesIO()
+        try:
+            said = move_disk.receive(
+                None, "", "42.0", uuid, awaited, io.BytesIO(b"".join(parts)), first
+            )
+        except HostFault as error:
+            said = str(error)
+        return said, first.getvalue(), resumed
+
+    return received
+
+
+TWICE = (part(0, b"one"), part(MIB, b"two"), part(2 * MIB), part(MIB, b"2"), part(MIB + 2))
+
+
+def test_it_goes_on_there_with_all_of_it_when_that_is_said(receive):
+    assert receive(*TWICE, b"!") == ("here", b"\n\n", [b"one".ljust(MIB, b"\0") + b"2w"])
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_who_ends_before_has_nothing_go_on(receive, count):
+    whole = b"".join(TWICE)
+    said, _, resumed = receive(whole[: len(whole) * count // 5])
+    assert (said, resumed) == ("who sends it has ended", [])
+
+
+@pytest.mark.parametrize(("uuid", "does"), [("8", ""), ("7", "still"), ("7", "runs")])
+def test_one_that_is_here_or_does_not_come_is_not_written(receive, disk, uuid, does):
+    disk.write_bytes(b"has")
+    assert receive(*TWICE, b"!", uuid=uuid, does=does) == ("no guest awaits its disk here", b"", [])
+    assert disk.read_bytes() == b"has"
+
+
+def test_one_that_is_awaited_no_more_does_not_go_on(receive):
+    """Its owner may have had it stand still meanwhile."""
+    assert receive(*TWICE, b"!", awaits=1) == ("it is not to go on", b"\n\n", [])
+    assert receive(*TWICE, b"!", awaits=0)[1:] == (b"", [])
+
+
+@pytest.mark.parametrize("wrong", [struct.pack(">QQ", 0, MIB + 1), struct.pack(">QQ", 1 << 45, 0)])
+def test_what_is_no_part_of_a_disk_is_refused(receive, wrong):
+    assert receive(wrong)[0] == "what comes is no disk"
+
+
+def test_it_is_no_link(receive, disk, tmp_path):
+    disk.rename(tmp_path / "other")
+    disk.symlink_to(tmp_path / "other")
+    assert "Too many levels of symbolic links" in receive(part(0))[0]
+
+
+def changed(file, had):
+    return b"".join(move_disk._changed(file.fileno(), had))
+
+
+def test_only_what_has_changed_is_sent_again_also_where_a_hole_is_now(disk):
+    had = {}
+    with disk.open("w+b") as file:
+        file.write(b"a" * MIB)
+        file.seek(3 * MIB)
+        file.write(b"b" * MIB + b"c")
+        file.flush()
+        every = part(0, b"a" * MIB) + part(3 * MIB, b"b" * MIB) + part(4 * MIB, b"c")
+        assert changed(file, had) == every + part(4 * MIB + 1)
+        assert changed(file, had) == part(4 * MIB, b"c") + part(4 * MIB + 1)  # its last block
+        said = list(move_disk._changed(file.fileno(), had))
+        assert said.count(b"") == 3, "that it is at work is seen also where nothing has changed"
+        os.pwrite(file.fileno(), b"d", 4 * MIB)
+        os.truncate(file.fileno(), 3 * MIB)
+        os.truncate(file.fileno(), 4 * MIB + 2)
+        again = part(3 * MIB, bytes(MIB)) + part(4 * MIB, bytes(2))
+        assert changed(file, had) == again + part(4 * MIB + 2)
+
+
+ANSWERS = """
+import sys, time
+for answer in sys.argv[1:]:
+    print(answer, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("answers", "still"), [((), False), (("",), True)])
+def test_one_whose_job_ends_waits_for_no_answer(disk, answers, still):
+    disk.write_bytes(b"a")
+    argv = [sys.executable, "-c", ANSWERS, *answers]
+    stood, asked = threading.Event(), threading.Event()
+
+    def stop():
+        asked.set()
+        return stood.is_set() == still
+
+    with (
+        pytest.raises(HostFault, match="its disk does not go: no answer in time"),
+        move_disk.sent(argv, {}, disk, stood.set, stop) as rest,
+    ):
+        rest()
+        raise AssertionError
+    assert asked.is_set()
+
+
+def test_what_is_wrong_there_is_said(disk):
+    disk.write_bytes(b"a")
+    argv = [sys.executable, "-c", "raise SystemExit('noise\\nno room')"]
+    with (
+        pytest.raises(HostFault, match="its disk does not go: no room"),
+        move_disk.sent(argv, {}, disk, lambda: None, lambda: False),
+    ):
+        raise AssertionError
+
+
+def test_a_way_that_is_a_script_is_ended_with_what_it_has_started(disk):
+    disk.write_bytes(b"a")
+    with (
+        pytest.raises(HostFault, match="no answer in time"),
+        move_disk.sent(["sh", "-c", "sleep 600; :"], {}, disk, lambda: None, lambda: True),
+    ):
+        raise AssertionError
+
+
+def test_what_is_cut_and_grows_again_is_sent_again(disk):
+    had = {}
+    with disk.open("w+b") as file:
+        file.write(b"a" * 2 * MIB)
+        file.flush()
+        changed(file, had)
+        os.truncate(file.fileno(), MIB + 5)
+        assert changed(file, had) == part(MIB, b"aaaaa") + part(MIB + 5)
+        os.pwrite(file.fileno(), b"a" * MIB, MIB)
+        assert changed(file, had) == part(MIB, b"a" * MIB) + part(2 * MIB)
