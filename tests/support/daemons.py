@@ -42,8 +42,12 @@ def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None
 def holders(path: str) -> set[int]:
     """Return every live process but this one that has the file open."""
     either = {path, f"{path} (deleted)"}
-    pids = [int(place.name) for place in Path("/proc").glob("[0-9]*")]
-    return {pid for pid in pids if pid != os.getpid() and either & open_files(pid)}
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if either & open_files(place.name):
+                found.add(int(place.name))
+    return found - {os.getpid()}
 
 
 def kill_a_start(module: str, call: str, delay: float) -> None:

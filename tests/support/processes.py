@@ -17,12 +17,14 @@ def alive(pid: int | str) -> bool:
 
 
 def open_files(pid: int | str) -> set[str]:
-    """Return where a process's descriptors lead to, proc_pid_fd(5); nothing if it has ended."""
+    """Return where a process's descriptors lead to, proc_pid_fd(5).
+
+    Raises OSError: it has ended, which is no answer to whether it has something open.
+    """
     found = set()
-    with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                found.add(str(link.readlink()))
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(link.readlink()))
     return found
 
 
