@@ -246,9 +246,9 @@ def migrate_domain(
     """Move a domain to the libvirtd at the URI ``to``, which has it with this XML.
 
     By this node's libvirtd, over that one connection (VIR_MIGRATE_TUNNELLED): it goes on if the
-    caller is killed. After ``timeout`` seconds it is given up. ``paused``: it does so,
-    there as well, and its disks are there: libvirt need not look. Raises HostFault: which of the
-    two has the domain then has to be asked.
+    caller is killed. After ``timeout`` seconds it is given up. ``paused``: it
+    stands still, and does there; its disks are there already, which libvirt cannot know. Raises
+    HostFault: which of the two has the domain then has to be asked.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED

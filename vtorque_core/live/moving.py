@@ -17,9 +17,9 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
+from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable, own_disks
-from vtorque_core.live.suspend import RUNS
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
 from vtorque_core.resources import netfilter, stopped_daemons
@@ -31,7 +31,6 @@ MOVES = "moves"
 
 State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
-_STOPS = 20.0  # seconds: less than daemons have that QEMU waits for
 _PATIENCE = 30.0  # seconds for the job's lock: who received the guest may just end
 
 
@@ -130,7 +129,7 @@ def mark(paths: Paths, job: RunningJob, phase: str) -> None:
 def stand_still(guest: RunningGuest) -> None:
     """Have a guest stand still that is about to go. Raises HostFault, also if it has ended."""
     with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
-        hypervisor.suspend_domain(guest.uri, guest.uuid, _STOPS)
+        hypervisor.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 
 def go_on(uri: str, uuid: str) -> None:
@@ -154,7 +153,7 @@ def have_gone(paths: Paths, job: RunningJob, uuids: Collection[str]) -> None:
             if record.kind == DOMAIN and record.args["uuid"] in uuids:
                 end(str(record.args["uri"]), str(record.args["uuid"]))
                 journal.released(record.seq)
-        journal.phase(RUNS)
+        journal.phase(suspend.RUNS)
 
 
 @contextmanager
@@ -184,7 +183,7 @@ def arrived(paths: Paths, key: str, uuids: Collection[str]) -> None:
     with job_lock(paths, lock_name(path), _PATIENCE), Journal.open(paths, path) as journal:
         state = read(path)
         marks = [each.name for each in state.phases if each.guest is None]
-        if marks[marks.index(ARRIVES) :].count(RUNS):
+        if marks[marks.index(ARRIVES) :].count(suspend.RUNS):
             return
         domains = [each for each in state.open if each.kind == DOMAIN]
         came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
@@ -194,4 +193,4 @@ def arrived(paths: Paths, key: str, uuids: Collection[str]) -> None:
         for record in came.values():
             if not record.created:
                 journal.created(record.seq)
-        journal.phase(RUNS)
+        journal.phase(suspend.RUNS)

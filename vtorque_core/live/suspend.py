@@ -35,11 +35,14 @@ from vtorque_core.records.reading import lock_name, read
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.site.plugins import Plugins
 
-# Seconds that libvirt has for all guests of the job. Less than stopped_daemons.HANDSHAKE, after
-# which also daemons end that were not stopped: a job that runs has use for them.
-_STOPS = 20.0
+STOPS = 20.0
+"""Seconds that libvirt has for all guests of the job to stand still.
+
+Less than stopped_daemons.HANDSHAKE, after which also daemons end that were not stopped: a job that
+runs has use for them.
+"""
 _GOES_ON = 10.0  # the same, to let them run
-_TIME = _STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
+_TIME = STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
 _PATIENCE = 2.0  # seconds for the job's lock
 _CLOCK = 5.0  # seconds for a guest to say that it has set its clock
 
@@ -119,7 +122,7 @@ def set_clocks(paths: Paths, job: RunningJob) -> Child:
 def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
     with _changing(paths, job, to) as mark:
         try:
-            _all(paths, job, hypervisor.suspend_domain, _STOPS)
+            _all(paths, job, hypervisor.suspend_domain, STOPS)
         except HostFault:
             with suppress(HostFault):  # else it is tried again
                 _all(paths, job, hypervisor.resume_domain, _GOES_ON)

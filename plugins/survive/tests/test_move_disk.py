@@ -1,6 +1,7 @@
 """A guest's own disk on its way: real files, a pipe; where QEMU is asked for there is a double."""
 
 import io
+import itertools
 import os
 import struct
 import sys
@@ -33,13 +34,12 @@ def receive(disk, monkeypatch):
     monkeypatch.setattr(moving, "go_on", lambda *_: resumed.append(disk.read_bytes()))
 
     def received(*parts, uuid="7", does="", awaits=3):
-        asked = iter(range(10))
-        awaited = lambda: next(asked) < awaits  # noqa: E731
+        asked = itertools.chain([True] * awaits, itertools.repeat(False))
         monkeypatch.setattr(moving, "state", lambda *_: does)
         first = io.BytesIO()
         try:
             said = move_disk.receive(
-                None, "", "42.0", uuid, awaited, io.BytesIO(b"".join(parts)), first
+                None, "", "42.0", uuid, lambda: next(asked), io.BytesIO(b"".join(parts)), first
             )
         except HostFault as error:
             said = str(error)

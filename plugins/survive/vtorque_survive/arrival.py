@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
@@ -27,10 +28,10 @@ _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
 
 def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> bytes:
-    """Return the answer to a question. ``more``: what comes after it; ``first``: where is written
-    what is said before.
+    """Return the answer to a question, which is a line.
 
-    Raises UsageError: it is none; HostFault.
+    ``more``: what comes after it; ``first``: where is written what is said before the answer.
+    Raises UsageError: it is no question; HostFault.
     """
     try:
         asked: dict[str, Any] = json.loads(question)
@@ -41,8 +42,7 @@ def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> by
             theirs = {str(uuid): str(does) for uuid, does in asked["guests"].items()}
             said: Any = settled(here, job_id, key, str(asked["node"]), theirs)
         elif what == "disk":
-            uuid = str(asked["guest"])
-            awaited = lambda: _is_awaited(here, key)  # noqa: E731
+            uuid, awaited = str(asked["guest"]), partial(_is_awaited, here, key)
             said = move_disk.receive(here.paths, here.node.uri, key, uuid, awaited, more, first)
         elif what == "gone":
             said = have_gone(here, key, str(asked["node"]), str(asked["to"]), _guests(asked))

@@ -65,12 +65,13 @@ def sent(
         tempfile.TemporaryFile() as errors,
         _asked(argv, errors) as there,
     ):
+        assert there.stdin is not None  # noqa: S101
 
         def rest() -> None:
             stand_still()
             until = time.monotonic() + REST
-            late = lambda: time.monotonic() >= until or stop()  # noqa: E731
-            _require(_ALL, _said(there, _changed(file, had), late), errors)
+            parts = _changed(file, had)
+            _require(_ALL, _said(there, parts, lambda: stop() or time.monotonic() >= until), errors)
 
         try:
             parts = itertools.chain(first, _changed(file, had))
@@ -80,7 +81,7 @@ def sent(
         finally:
             _end(there)
             with suppress(BrokenPipeError):
-                there.stdin.close()  # type: ignore[union-attr]
+                there.stdin.close()
 
 
 def _asked(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -61,14 +61,14 @@ class Disk(Resource):
     source: str = unjournalled("")
 
     def create(self) -> None:
-        """Copy it. Raises HostFault."""
+        """Copy it, or make it empty. Raises HostFault."""
         try:
             source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(source, "rb") as reads, _made(self.path) as writes:
                 os.fchown(writes.fileno(), self.uid, -1)
                 copy_data(reads.fileno(), writes.fileno())
         except OSError as error:
-            raise HostFault(f"cannot copy {self.source}: {error.strerror}") from None
+            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove it; missing is fine."""
