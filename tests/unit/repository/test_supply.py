@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parents[3]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+DEBIAN_PYTHONS = ("3.11.2", "3.13.5")  # /usr/bin/python3 of Debian 12 and 13
 WITH_PYTHON = {"pip"}
 ASKED_BY_BACKEND = {"editables", "setuptools"}  # of hatchling; to compile libvirt-python
 
@@ -99,6 +101,15 @@ def test_the_tests_run_with_what_is_pinned():
         if name != "setuptools" and (found := metadata.version(name)) != version:
             other[name] = found
     assert other == {}
+
+
+def test_pins_admit_python_of_debian_12_and_13():
+    rejected = {}
+    for name in pins():
+        supported = metadata.metadata(name)["Requires-Python"] or ""
+        if not all(SpecifierSet(supported).contains(each) for each in DEBIAN_PYTHONS):
+            rejected[name] = supported
+    assert rejected == {}
 
 
 def test_pins_are_names_and_versions_only():
