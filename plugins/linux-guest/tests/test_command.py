@@ -44,6 +44,20 @@ def test_ssh_has_the_jobs_own_client_configuration(called):
     assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"rank": 3, "index": 1, "hostname": "-oProxyCommand=touch evil"},
+        {"rank": 3, "index": "../../../../home/ada", "hostname": "vm-1"},
+        "guest",
+    ],
+)
+def test_ssh_takes_no_option_and_no_path_from_forged_facts(called, forged):
+    (called.run_dir / "ssh_config").write_text("")
+    called.place.add_facts(guests=[forged])
+    assert "of a guest of rank 3 of job 42.srv of yours" in called("42.srv", "3")
+
+
 def test_what_is_not_there_is_said(called):
     assert "of rank 3 offers no ssh" in called("42.srv", "3")
     assert "of a guest of rank 0 of job 42.srv of yours" in called("42.srv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import click
 from vtorque_core.api import Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_linux_guest.guest.contract import SSH_CONFIG
+
+_HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 
 
 @click.command(short_help="Attach to the serial console of a job's guest, or watch it.")
@@ -48,7 +51,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, os.getuid())
     facts = places[-1].facts() if places else {}
-    guests = [each for each in facts.get("guests", ()) if each.get("rank") == rank]
+    guests = [each for each in facts.get("guests", ()) if _is_guest(each, rank)]
     if not guests:
         raise Refused(
             f"nothing is kept here, or can be read, of a guest of rank {rank} of job "
@@ -60,6 +63,17 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     if not client.exists():
         raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
     os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606
+
+
+def _is_guest(found: object, rank: int) -> bool:
+    """Return whether an entry of the kept facts is a guest of this rank.
+
+    On a user's own site these facts lie in the home, where guests can write: no name may become an
+    option of ssh, and no index a part of a path.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("index"), int):
+        return False
+    return found.get("rank") == rank and bool(_HOSTNAME.fullmatch(str(found.get("hostname"))))
 
 
 _LEFT = """#!/bin/sh
