@@ -54,3 +54,34 @@ def test_guests_and_bare_metal_on_a_node(node, clean):
     looked_at(call, node.home, 4)
     again = node.as_user("vmgr", "experiment", "resume", "e.results")
     assert again.stdout.decode() == "4 points of 4 combinations: 4 done\n"
+
+
+ATTACK = """#!/bin/sh
+[ "$EXPERIMENT_POINT" = 1 ] || exit 0
+results=$EXPERIMENT_ROOT/e.results
+mkdir -p "$results/points/000/000002"
+{
+    echo '#!/bin/sh'
+    echo '#VSUB -vm none'
+    echo "hostname >>$EXPERIMENT_ROOT/evil"
+} >"$results/points/000/000002/job.sh"
+cp "$results/points/000/000002/job.sh" "$results/scripts/0-job.sh"
+echo "0 0 0" >ended
+"""
+
+
+def test_code_in_a_guest_decides_nothing_that_runs_on_the_host(node, clean):
+    node.script(ATTACK)
+    node.script(
+        'script = "job.sh"\nrepetitions = 2\nvm.ram = "256M"\n'
+        "limits = {jobs = 1, poll = 10}\n", "e.toml",
+    )  # fmt: skip
+    done = node.as_user("vmgr", "experiment", "run", "e.toml", timeout=600, check=False)
+    assert done.returncode == 4, done.stderr
+    assert not (node.home / "evil").exists()
+    status = node.as_user("vmgr", "experiment", "status", "e.results", "--json")
+    (failed,) = json.loads(status.stdout)["failed"]
+    assert failed["point"] == 2 and "this script was changed" in failed["reason"]
+    again = node.as_user("vmgr", "experiment", "resume", "e.results", "--failed", check=False)
+    assert again.returncode == 2 and b"resume --accept " in again.stderr
+    assert not (node.home / "evil").exists()

@@ -47,9 +47,7 @@ def test_vsub_is_asked_once_for_what_differs_in_variables_alone(tmp_path, run):
 def test_a_script_s_own_lines_are_asked_for(tmp_path):
     script = "#!/bin/sh\n#VSUB -vm ram=1G\n#PBS -q long\nexit 1\n"
     file = experiments.write(tmp_path, 'script = "job.sh"\n', script)
-    shows = batch.Batch(
-        ("/bin/sh", "-c", 'for job; do :; done; cat "$job" >&2; exit 2', "sh"), dict
-    )
+    shows = batch.Batch(("/bin/sh", "-c", "cat >&2; exit 2", "sh"), dict)
     found = definition.read(file)
     said = check.refused(file, found, matrix.cells(found), shows, print)
     assert said == {0: "#!/bin/sh | #VSUB -vm ram=1G | #PBS -q long"}

@@ -245,7 +245,7 @@ def test_a_script_claimed_by_another_job_is_not_run(tmp_path):
     runs.write_text(f"#!/bin/sh\necho x >>{tmp_path}/ran\n")
     runs.chmod(0o755)
     job = tmp_path / "job.sh"
-    job.write_bytes(wrapper.script(b"", runs, point, {}))
+    job.write_bytes(wrapper.script(runs.read_bytes(), runs, point, {}))
 
     def as_job(name):
         environ = {"PATH": "/usr/bin:/bin", "PBS_JOBID": name}
@@ -262,7 +262,7 @@ def test_a_killed_script_has_its_exit_code_noted(tmp_path):
     runs = tmp_path / "run.sh"
     runs.write_text("#!/bin/sh\nexec sleep 600\n")
     runs.chmod(0o755)
-    (tmp_path / "job.sh").write_bytes(wrapper.script(b"", runs, point, {}))
+    (tmp_path / "job.sh").write_bytes(wrapper.script(runs.read_bytes(), runs, point, {}))
     job = subprocess.Popen(["sh", tmp_path / "job.sh"])
     eventually((point / "begun").exists)
     eventually(lambda: Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text())

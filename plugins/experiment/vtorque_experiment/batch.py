@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from vtorque_core.api import HostFault, VtorqueError, printable
-from vtorque_core.live import service
-from vtorque_experiment import wrapper
-from vtorque_experiment.definition import Definition
+from vtorque_core.live import images, service
+from vtorque_experiment import files, wrapper
+from vtorque_experiment.definition import Definition, Scalar
 from vtorque_experiment.matrix import Cell
-from vtorque_experiment.place import end_of
+from vtorque_experiment.place import Place, end_of
 
 LEAST = 10.0  # seconds between two questions to a batch system's server, whoever wants less
-VSUB_OUT, VSUB_ERR = "vsub.out", "vsub.err"
+LEAST_OF_OWN = 1.0  # the same of the batch system local
+JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people to read
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
 REFUSED = 2  # vsub's exit code for what it will refuse again
+MAX_SAID = 1 << 20  # bytes that are kept of what vsub prints
+GUEST: Mapping[str, Scalar] = {"keep": False}  # -vm of a point in a guest that has no other key
+_ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,14 @@ class Batch:
         vsub: a command line without its arguments.
         jobs: returns name to id of the jobs that the batch system knows of this user's.
         interval: seconds between two calls of that.
+        least: seconds between two calls where a job seems to have ended.
         naming: the option that names a job.
     """
 
     vsub: Sequence[str]
     jobs: Callable[[], Mapping[str, str]]
     interval: float = 30.0
+    least: float = LEAST
     naming: str = "-N"
 
 
@@ -52,7 +61,9 @@ def of_site(config: Path, interval: float) -> Batch:
 
     program = str(Path(sys.prefix, "bin", "vsub"))
     vsub = (program, "--config", str(config))
-    return Batch(vsub, jobs, max(interval, LEAST), submitter.naming)
+    own = images.site_of(config).batch.system == "local"  # it serves this machine alone
+    least = LEAST_OF_OWN if own else LEAST
+    return Batch(vsub, jobs, max(interval, LEAST), least, submitter.naming)
 
 
 @contextlib.contextmanager
@@ -61,7 +72,11 @@ def locked(path: Path, wait: bool) -> Iterator[int]:
 
     Raises HostFault: another process has it, and ``wait`` is false.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise HostFault(f"{printable(str(path))}: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -76,55 +91,94 @@ def locked(path: Path, wait: bool) -> Iterator[int]:
 
 
 def arguments(
-    naming: Sequence[str], definition: Definition, cell: Cell, point: Path, job: Path
-) -> list[str]:
-    """Return vsub's arguments for a point of a combination.
+    naming: Sequence[str], definition: Definition, cell: Cell, point: Path
+) -> list[str]:  # fmt: skip
+    """Return vsub's arguments for a point of a combination; the job script is for its stdin.
 
-    ``naming``: the words that name its job; ``point``: its directory; ``job``: its job script.
+    ``naming``: the words that name its job; ``point``: its directory. On the command line ``-vm``
+    wins over the lines of the script, so they cannot move the job from a guest to bare metal.
     """
-    argv = [*naming, "-o", str(point / JOB_OUT), "-e", str(point / JOB_ERR), *definition.batch]
+    argv = [*naming, "-o", str(point / JOB_OUT), "-e", str(point / JOB_ERR)]
+    if cell.get("bare") is True:
+        argv += ["-vm", "none"]
+    else:
+        pairs = {**definition.vm}
+        pairs |= {axis[3:]: value for axis, value in cell.items() if axis.startswith("vm.")}
+        for key, value in (pairs or GUEST).items():
+            argv += ["-vm", f"{key}={wrapper.text(value)}"]
+    argv += definition.batch
     for axis, value in cell.items():
         if axis.startswith("batch."):
             argv += str(value).split()
-    if cell.get("bare") is True:
-        return [*argv, "-vm", "none", str(job)]
-    pairs = {**definition.vm}
-    pairs |= {axis[3:]: value for axis, value in cell.items() if axis.startswith("vm.")}
-    for key, value in pairs.items():
-        argv += ["-vm", f"{key}={wrapper.text(value)}"]
-    return [*argv, str(job)]
+    return argv
 
 
-def submit(batch: Batch, argv: Sequence[str], point: Path, lock: int) -> int:
-    """Run vsub for a point; return its exit code. What it prints goes to the point's files.
+@dataclass(frozen=True)
+class Submission:
+    """What vsub did: its exit code, what it printed, and its messages."""
 
-    It inherits ``lock``: while any vsub of a killed runner lives, that is held. It is in a session
-    of its own, so that Ctrl-C leaves it alone. Raises HostFault if it cannot be started.
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def job(self) -> str:
+        """The id of the job, the last word that vsub printed; empty if it is not one."""
+        words = self.out[-4096:].decode("utf-8", "replace").split()
+        return words[-1] if words and is_job_id(words[-1]) else ""
+
+    @property
+    def said(self) -> str:
+        """The end of its messages, printable."""
+        return _in_a_line(self.err[-400:].decode("utf-8", "replace"), 400)
+
+
+def submit(
+    batch: Batch, argv: Sequence[str], script: bytes, place: Place, number: int, lock: int
+) -> Submission:  # fmt: skip
+    """Run vsub in a point's directory, with the job script on its standard input.
+
+    No file that a guest can write takes part. vsub inherits ``lock``: while any vsub of a killed
+    runner lives, that is held. It is in a session of its own, so that Ctrl-C leaves it alone.
+    Raises HostFault if vsub cannot be started, OSError.
     """
-    with (point / VSUB_OUT).open("wb") as out, (point / VSUB_ERR).open("wb") as err:
+    names = place.point(number).relative_to(place.top).parts
+    with (
+        tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err, files.directory(place.top, *names) as point,
+    ):  # fmt: skip
+        given.write(script)
+        given.seek(0)
         try:
             done = subprocess.run(
-                [*batch.vsub, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                cwd=point, pass_fds=(lock,), start_new_session=True, check=False,
+                [*batch.vsub, *argv], stdin=given, stdout=out, stderr=err,
+                cwd=f"/proc/self/fd/{point}", pass_fds=(lock,), start_new_session=True, check=False,
             )  # fmt: skip
         except OSError as error:
             raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
-    return done.returncode
+        return Submission(done.returncode, *(_all_of(stream) for stream in (out, err)))
 
 
-def job_id(point: Path) -> str:
-    """Return the id that vsub has printed for a point: the last word; empty if there is none."""
-    words = tail(point / VSUB_OUT, 4096).split()
-    return words[-1] if words else ""
+def _all_of(stream: IO[bytes]) -> bytes:
+    stream.seek(0)
+    return stream.read(MAX_SAID)
 
 
-def tail(path: Path, most: int = 400) -> str:
-    """Return the end of a file, printable; empty if there is none."""
+def is_job_id(word: str) -> bool:
+    """Return whether a word can be the id of a job, so that no command takes it for an option."""
+    return bool(_ID.fullmatch(word))
+
+
+def tail(point: Path, name: str, most: int = 400) -> str:
+    """Return the end of a file in a point's directory, printable; empty if there is none."""
     try:
-        lines = end_of(path, most).split("\n")
+        return _in_a_line(end_of(point, name, most), most)
     except OSError:
         return ""
-    return " | ".join(printable(line.strip(), most) for line in lines if line.strip())
+
+
+def _in_a_line(text: str, most: int) -> str:
+    return " | ".join(printable(line.strip(), most) for line in text.split("\n") if line.strip())
 
 
 class Questions:
@@ -138,11 +192,17 @@ class Questions:
         now = time.time()
         self._next = time.monotonic() + min(batch.interval, max(0.0, last + batch.interval - now))
         self.problem = ""
+        self._hurried = False
 
     @property
     def due(self) -> bool:
         """Whether a question may be asked now."""
         return time.monotonic() >= self._next
+
+    def hurry(self) -> None:
+        """Ask earlier, since a job seems to have ended: ``least`` seconds after the last time."""
+        early = self._next - max(0.0, self._batch.interval - self._batch.least)
+        self._hurried, self._next = True, self._next if self._hurried else early
 
     @property
     def wait(self) -> float:
@@ -152,6 +212,7 @@ class Questions:
     def ask(self) -> Mapping[str, str] | None:
         """Return name to id of the jobs that are there; None: the batch system did not answer."""
         self._note(time.time())
+        self._hurried = False
         self._next = time.monotonic() + self._batch.interval
         try:
             found = self._batch.jobs()

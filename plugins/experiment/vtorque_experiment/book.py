@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from vtorque_core.api import HostFault, Refused, printable
+from vtorque_experiment import files
 from vtorque_experiment.matrix import Cell, Point
 
 SCHEMA = 1
@@ -63,8 +66,9 @@ class Book:
         with self._told():
             self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
         try:
+            self._db.execute("PRAGMA trusted_schema=OFF")  # a guest may have written it
             self._db.execute("PRAGMA synchronous=FULL")
-            about = self.about()
+            about = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise Refused(f"{printable(str(path))}: {error}; it is no book") from None
@@ -88,6 +92,8 @@ class Book:
                 f"{printable(str(self._path))}: {error}; nothing is lost: make room, or see to its "
                 "rights, then vmgr experiment resume"
             ) from None
+        except sqlite3.Error as error:
+            raise HostFault(f"{printable(str(self._path))}: is damaged: {error}") from None
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -103,7 +109,7 @@ class Book:
 
     def about(self) -> dict[str, str]:
         """Return what is noted of the whole."""
-        return dict(self._db.execute("SELECT name, value FROM about"))
+        return dict(self._all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
 
     def note(self, name: str, value: str) -> None:
         """Note something of the whole."""
@@ -112,27 +118,34 @@ class Book:
 
     def cells(self) -> list[Cell]:
         """Return the combinations by their numbers."""
-        rows = self._db.execute("SELECT axes FROM cells ORDER BY cell")
-        return [json.loads(axes) for (axes,) in rows]
+        rows = self._all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
+        try:
+            found = [json.loads(axes) for (axes,) in rows]
+        except ValueError:
+            found = [None]
+        if not all(isinstance(cell, dict) for cell in found):
+            raise Refused(f"{printable(str(self._path))}: is damaged: cells")
+        return found
 
     def counts(self) -> dict[str, int]:
         """Return how many points are in each state."""
-        found = dict(self._db.execute("SELECT state, count(*) FROM points GROUP BY state"))
+        found = dict(self._all("SELECT state, count(*) FROM points GROUP BY state"))
         return {state: found.get(state, 0) for state in STATES}
 
     def rows(self, *states: str, limit: int = -1) -> list[Row]:
         """Return the points in these states, or all, in the order of their submission."""
         marks = ",".join("?" * len(states))
         where = f"WHERE state IN ({marks})" if states else ""
-        names = ", ".join(field.name for field in fields(Row))
-        query = f"SELECT {names} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
-        found = self._db.execute(query, (*states, limit))
-        return [Row(*row) for row in found]
+        kinds = {"int": "INTEGER", "str": "TEXT"}  # others than a guest has perhaps put there
+        typed = (f"CAST({f.name} AS {kinds.get(str(f.type), 'REAL')})" for f in fields(Row))
+        query = f"SELECT {', '.join(typed)} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
+        return [Row(*row) for row in self._all(query, *states, limit)]
 
     def numbers(self) -> dict[int, dict[str, float]]:
         """Return the numbers of each point by name."""
         found: dict[int, dict[str, float]] = {}
-        for point, name, value in self._db.execute("SELECT point, name, value FROM numbers"):
+        typed = "CAST(point AS INTEGER), CAST(name AS TEXT), CAST(value AS REAL)"
+        for point, name, value in self._all(f"SELECT {typed} FROM numbers"):  # noqa: S608 - ours
             found.setdefault(point, {})[name] = value
         return found
 
@@ -185,6 +198,10 @@ class Book:
                 (number,),
             )
 
+    def _all(self, query: str, *values: object) -> list[Any]:
+        with self._told():
+            return self._db.execute(query, values).fetchall()
+
     def _set(self, what: str, values: Sequence[object], number: int) -> None:
         with self._told():
             changed = f"UPDATE points SET {what} WHERE number=?"  # noqa: S608 - our own words
@@ -194,21 +211,21 @@ class Book:
 def make(
     path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[Point]
 ) -> None:
-    """Make a book that has all points, in one step. Raises HostFault, FileExistsError."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    try:
-        db = sqlite3.connect(fresh)
-        with contextlib.closing(db), db:
-            db.executescript(_TABLES)
-            db.executemany(
-                "INSERT INTO about VALUES (?, ?)", [*about.items(), ("schema", str(SCHEMA))]
-            )
-            db.executemany("INSERT INTO cells VALUES (?, ?)", enumerate(map(json.dumps, cells)))
-            db.executemany(
-                "INSERT INTO points (number, cell, repetition) VALUES (?, ?, ?)",
-                ((p.number, p.cell, p.repetition) for p in points),
-            )
-    except sqlite3.OperationalError as error:
-        raise HostFault(f"{printable(str(path))}: {error}") from None
-    fresh.rename(path)
+    """Make a book that has all points, in one step. Raises HostFault, OSError."""
+    with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
+        fresh = Path(scratch, path.name)
+        try:
+            db = sqlite3.connect(fresh)
+            with contextlib.closing(db), db:
+                db.executescript(_TABLES)
+                db.executemany(
+                    "INSERT INTO about VALUES (?, ?)", [*about.items(), ("schema", str(SCHEMA))]
+                )
+                db.executemany("INSERT INTO cells VALUES (?, ?)", enumerate(map(json.dumps, cells)))
+                db.executemany(
+                    "INSERT INTO points (number, cell, repetition) VALUES (?, ?, ?)",
+                    ((p.number, p.cell, p.repetition) for p in points),
+                )
+        except sqlite3.OperationalError as error:
+            raise HostFault(f"{printable(str(path))}: {error}") from None
+        files.write(path.parent, path.name, content=fresh.read_bytes(), sync=True)

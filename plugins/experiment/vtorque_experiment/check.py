@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from vtorque_core.api import HostFault, printable
 from vtorque_experiment import batch as b
@@ -39,38 +40,40 @@ def refused(
             warned.add(line)
             told(line)
 
+    jobs = {
+        name: b"#!/bin/sh\n" + wrapper.directives(source(file.parent / name))
+        for name in definition.scripts
+    }
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         top = Path(scratch)
-        jobs = {}
-        for number, name in enumerate(definition.scripts):
-            jobs[name] = top / f"{number}.sh"
-            head = b"#!/bin/sh\n" + wrapper.directives(source(file.parent / name))
-            jobs[name].write_bytes(head)
         for number, cell in enumerate(cells):
-            job = jobs[str(cell.get("script", definition.scripts[0]))]
-            argv = tuple(b.arguments((batch.naming, "x"), definition, cell, top, job))
-            if argv not in said:
+            name = str(cell.get("script", definition.scripts[0]))
+            argv = b.arguments((batch.naming, "x"), definition, cell, top)
+            question = (name, *argv)
+            if question not in said:
                 if len(said) == MOST:
                     unasked += 1
                     continue
-                said[argv] = _asked(batch, argv, top, once)
-            if said[argv]:
-                found[number] = said[argv]
+                said[question] = _asked(batch, argv, jobs[name], top, once)
+            if said[question]:
+                found[number] = said[question]
     if unasked:
         told(f"vsub was asked for {len(cells) - unasked} of {len(cells)} combinations")
     return found
 
 
-def _asked(batch: b.Batch, argv: Sequence[str], top: Path, told: Callable[[str], None]) -> str:
+def _asked(
+    batch: b.Batch, argv: Sequence[str], script: bytes, top: Path, told: Callable[[str], None]
+) -> str:  # fmt: skip
     """Return why vsub refuses, empty if it does not; what else it says is told at once.
 
     ``top``: where it is called, since a job is submitted from a directory of its own, too.
     """
     lines = []
     try:
-        with subprocess.Popen(
-            [*batch.vsub, "--dry-run", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, cwd=top,
+        with tempfile.TemporaryFile() as given, subprocess.Popen(
+            [*batch.vsub, "--dry-run", *argv], stdin=_filled(given, script),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=top,
         ) as asked:  # fmt: skip
             for raw in asked.stderr or ():
                 line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)
@@ -85,3 +88,10 @@ def _asked(batch: b.Batch, argv: Sequence[str], top: Path, told: Callable[[str],
     for line in lines if asked.returncode else ():  # else of the image that is made, step by step
         told(line)
     return ""
+
+
+def _filled(file: IO[bytes], content: bytes) -> IO[bytes]:
+    """Return a file for another program to read from its begin."""
+    file.write(content)
+    file.seek(0)
+    return file

@@ -93,19 +93,28 @@ def run(
         sys.exit(EXIT_REFUSED)
     if dry_run:
         return
-    create.create(file, place, functools.partial(versions.known, config), repetitions)
+    plan = create.create(file, place, functools.partial(versions.known, config), repetitions)
     click.echo(f"results go to {place.top}", err=True)
-    _end(running.run(config, place, hours, _told), as_json)
+    _end(running.run(config, place, hours, _told, begun=plan), as_json)
 
 
 @experiment.command(short_help="Go on with an experiment, however it was stopped.")
 @_directory
 @click.option("--failed", is_flag=True, help="Run the points that have failed again, too.")
+@click.option(
+    "--accept", metavar="SEAL", default="",
+    help="Submit the plan of this seal, though it was changed or begun on another host.",
+)  # fmt: skip
 @_hours
 @_json
 @click.pass_obj
-def resume(config: Path, directory: Path, failed: bool, hours: float | None, as_json: bool) -> None:
+def resume(
+    config: Path, directory: Path, failed: bool, accept: str, hours: float | None, as_json: bool
+) -> None:
     """Go on with an experiment, however it was stopped. No point is run twice.
+
+    Jobs in guests can write in DIR. What was changed there since vmgr experiment run is submitted
+    only with --accept; so is an experiment that was begun on another host.
 
     Numbers of failed points whose jobs have ended are taken again: experiment.toml, in DIR, may
     have been corrected.
@@ -113,7 +122,10 @@ def resume(config: Path, directory: Path, failed: bool, hours: float | None, as_
     from vtorque_experiment import running  # noqa: PLC0415
     from vtorque_experiment.place import existing  # noqa: PLC0415
 
-    _end(running.run(config, existing(directory), hours, _told, failed=failed), as_json)
+    ended = running.run(
+        config, existing(directory), hours, _told, failed=failed, accept=accept
+    )  # fmt: skip
+    _end(ended, as_json)
 
 
 @experiment.command(short_help="Say how far an experiment is, and what has failed.")

@@ -5,24 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import HostFault, Refusal, Refused, printable
-from vtorque_experiment import book, definition, matrix
+from vtorque_experiment import book, definition, files, matrix
 from vtorque_experiment.place import Place
-
-MAX_SCRIPT = 4 << 20  # bytes
+from vtorque_experiment.plan import MAX_SCRIPT, Plan
 
 
 def create(
     file: Path, place: Place, versions: Callable[[], Mapping[str, Any]],
     repetitions: int | None = None,
-) -> definition.Definition:  # fmt: skip
-    """Make it; ``repetitions`` win over the file's.
+) -> Plan:  # fmt: skip
+    """Make it; ``repetitions`` win over the file's. Return the plan, which nobody can change.
 
     Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
 
@@ -45,32 +43,27 @@ def create(
             Refusal("is not empty", key="directory", value=str(place.top), fix="take another one")
         )
     seed = found.seed if found.seed is not None else secrets.randbits(32)
+    root = str(file.parent.absolute())
+    plan = Plan(secrets.token_hex(3), root, seed, found.repetitions, found, sources)
     try:
-        place.scripts.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place.definition)
-        for number, content in enumerate(sources.values()):
-            path = place.scripts / f"{number}-{Path(found.scripts[number]).name}"
-            path.write_bytes(content)
-            path.chmod(0o755)
-        place.versions.write_text(json.dumps(versions(), indent=2) + "\n")
+        place.top.mkdir(parents=True, exist_ok=True)
+        with files.directory(place.top, place.scripts.name, make=True):
+            pass
+        place.write(place.definition, file.read_bytes())
+        for name, content in sources.items():
+            place.write(plan.copy_of(place, name), content, 0o755)
+        place.write(place.versions, json.dumps(versions(), indent=2).encode() + b"\n")
         about = {
-            "id": secrets.token_hex(3),
+            "id": plan.id,
             "title": found.title,
             "seed": str(seed),
-            "root": str(file.parent.absolute()),
+            "root": root,
             "made": str(time.time()),
         }
-        points = matrix.ordered(len(cells), found.repetitions, seed)
-        book.make(place.database, about, cells, points)
+        book.make(place.database, about, cells, plan.points.values())
     except OSError as error:
         raise disk(error) from None
-    return found
-
-
-def script_of(place: Place, found: definition.Definition, cell: matrix.Cell) -> Path:
-    """Return the copy of the script that a combination runs."""
-    name = str(cell.get("script", found.scripts[0]))
-    return place.scripts / f"{found.scripts.index(name)}-{Path(name).name}"
+    return plan
 
 
 def disk(error: OSError) -> HostFault:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import Refusal, Refused, printable
-from vtorque_experiment import schema
+from vtorque_experiment import files, schema
 
 BUILT_IN = ("wall", "wait", "code")
 """Numbers that each point has: seconds of the script, seconds until it began, its exit code."""
@@ -66,14 +66,29 @@ class Definition:
 
 
 def read(path: Path, repetitions: int | None = None) -> Definition:
-    """Return what a file says; ``repetitions`` win over its own.
+    """Return what a file of the user's says; ``repetitions`` win over its own.
 
     Raises Refused with all that is wrong with it.
     """
+    return _parsed(path, lambda: _begin_of(path), repetitions)
+
+
+def read_copy(path: Path) -> Definition:
+    """Return what the copy in the results says, not behind a symbolic link. Raises Refused."""
+    return _parsed(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
+
+
+def _begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_FILE + 1)
+
+
+def _parsed(
+    path: Path, content: Callable[[], bytes], repetitions: int | None = None
+) -> Definition:  # fmt: skip
     name = printable(str(path))
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+        data = content()
         if len(data) > MAX_FILE:
             raise Refused(f"{name}: is longer than {MAX_FILE >> 20} MiB")
         values = tomllib.loads(data.decode())
@@ -150,7 +165,18 @@ def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> It
         if axis not in found.matrix:
             yield Refusal("is not in the matrix", key="exclude", value=axis, where=name,
                           fix=schema.meant(axis, found.matrix))  # fmt: skip
+    for option in found.batch:
+        yield from _no_vm("batch", option, name)
+    for axis, listed in found.matrix.items():
+        for each in listed if axis.startswith("batch.") else ():
+            yield from _no_vm(f"matrix.{axis}", str(each), name)
     yield from _in_both(found, name)
+
+
+def _no_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
+    if "-vm" in option.split():
+        yield Refusal("-vm is no option of the batch system", key=key, value=option, where=name,
+                      fix="write vm.KEY = VALUE; for bare metal matrix.bare = [true]")  # fmt: skip
 
 
 def _in_both(found: Definition, name: str) -> Iterator[Refusal]:

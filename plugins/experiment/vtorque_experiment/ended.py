@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vtorque_core.api import printable
 from vtorque_core.live import service
-from vtorque_experiment import batch, take, wrapper
+from vtorque_experiment import batch, files, take, wrapper
 from vtorque_experiment.book import Row
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.place import end_of
@@ -41,8 +41,8 @@ class Collector:
     def ended(self, row: Row, point: Path, bare: bool) -> Ended:
         """Return how a point has ended. Never raises for what stands there."""
         try:
-            code, start, stop = end_of(point / wrapper.ENDED, _SHORT).split()
-            begun = float(end_of(point / wrapper.BEGUN, _SHORT).split()[-2])
+            code, start, stop = end_of(point, wrapper.ENDED, _SHORT).split()
+            begun = float(end_of(point, wrapper.BEGUN, _SHORT).split()[-2])
             values = {"code": float(int(code)), "wall": max(0.0, float(stop) - float(start))}
         except (OSError, ValueError, IndexError) as error:
             return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
@@ -67,7 +67,7 @@ class Collector:
 
 def _last_words(point: Path) -> str:
     try:
-        lines = end_of(point / wrapper.STDERR, _SHORT).split("\n")
+        lines = end_of(point, wrapper.STDERR, _SHORT).split("\n")
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip()]
@@ -76,10 +76,10 @@ def _last_words(point: Path) -> str:
 
 def _machine(point: Path, bare: bool) -> str:
     try:
-        text = end_of(point / wrapper.MACHINE, _SHORT)
+        text = end_of(point, wrapper.MACHINE, _SHORT)
     except OSError:
         return ""
-    said = [text, *(batch.tail(point / name, 4096) for name in (batch.VSUB_ERR, batch.JOB_ERR))]
+    said = [text, *(batch.tail(point, name, 4096) for name in (batch.VSUB_ERR, batch.JOB_ERR))]
     emulated = not bare and any(sign in each for sign in _SIGNS for each in said)
     machine = printable(", ".join(line.strip() for line in text.splitlines()), 280)
     return f"{machine}, {EMULATED}" if emulated else machine
@@ -89,6 +89,8 @@ def reporter(config: Path) -> Callable[[str, Path], str]:
     """Return what keeps a job's report beside its other output, and says why not, if not."""
 
     def keep(job: str, point: Path) -> str:
+        if not batch.is_job_id(job):
+            return "it has no job"
         try:
             done = subprocess.run(
                 service.vmgr(config, "report", "--json", job), stdin=subprocess.DEVNULL,
@@ -99,7 +101,12 @@ def reporter(config: Path) -> Callable[[str, Path], str]:
         if done.returncode or len(done.stdout) > MAX_REPORT:
             said = done.stderr.decode("utf-8", "replace").strip().split("\n")[-1]
             return printable(said, 300) or f"vmgr report ended with {done.returncode}"
-        (point / take.REPORT).write_bytes(done.stdout)
+        try:
+            files.write(
+                point.parents[2], *point.parts[-3:], take.REPORT, content=done.stdout
+            )  # fmt: skip
+        except OSError as error:
+            return printable(f"{point / take.REPORT}: {error.strerror}", 300)
         return ""
 
     return keep

@@ -22,7 +22,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
     for row in results.rows:
         flat = asdict(row)
         del flat["missed"]
-        cell, values = results.cells[row.cell], results.numbers.get(row.number, {})
+        cell, values = results.cell(row.cell), results.numbers.get(row.number, {})
         flat |= {axis: cell.get(axis) for axis in axes}
         found.append(flat | {name: values.get(name) for name in results.names})
     return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import Refusal, Refused, printable
+from vtorque_experiment import files
 
 _PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
 
@@ -44,22 +43,18 @@ class Place:
         """Return a point's directory; at most 1,000 lie in one."""
         return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
 
+    def write(self, path: Path, content: bytes, mode: int = 0o644) -> None:
+        """Write a file below ``top``, behind no symbolic link. Raises OSError."""
+        files.write(self.top, *path.relative_to(self.top).parts, content=content, mode=mode)
 
-def end_of(path: Path, most: int) -> str:
-    """Return the end of a file that a job has left, ``most`` bytes. Raises OSError: it is none.
 
-    A FIFO would hang, and a large one is not read whole.
+def end_of(point: Path, name: str, most: int) -> str:
+    """Return the last ``most`` bytes of a file that a job has left in a point's directory.
+
+    Raises OSError: the file is missing, is not a regular file, or lies behind a symbolic link.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "is no file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            file.seek(max(0, about.st_size - most))
-            return file.read(most).decode("utf-8", "replace")
-    finally:
-        os.close(descriptor)
+    names = (*point.parts[-3:], *Path(name).parts)  # see Place.point
+    return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")
 
 
 def usable(path: Path) -> Place:
@@ -81,7 +76,7 @@ def usable(path: Path) -> Place:
 def existing(path: Path) -> Place:
     """Return the place of an experiment that is there. Raises Refused."""
     place = usable(path)
-    if not place.database.is_file():
+    if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():
         raise Refused(
             f"{printable(str(path))}: is no directory of an experiment's results; "
             "vmgr experiment run FILE makes one"

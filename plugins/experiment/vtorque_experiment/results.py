@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refusal, Refused, printable
 from vtorque_experiment import definition
 from vtorque_experiment.book import DONE, FAILED, Book, Row
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
@@ -61,8 +61,12 @@ class Results:
         return found
 
     def label(self, cell: int) -> str:
-        """Return a combination in words."""
-        return label(self.cells[cell])
+        """Return a combination in words, printable: a guest may have written the book."""
+        return printable(label(self.cell(cell)), 200)
+
+    def cell(self, number: int) -> Cell:
+        """Return a combination; an empty one if the book has none of this number."""
+        return self.cells[number] if 0 <= number < len(self.cells) else {}
 
     def emulated(self) -> Mapping[int, int]:
         """Return of how many done points of a combination the guest had no KVM, if of any."""
@@ -83,7 +87,7 @@ def read(directory: Path) -> Results:
     book = Book(place.database)
     try:
         return Results(
-            place, definition.read(place.definition), book.about(), book.cells(), book.rows(),
+            place, definition.read_copy(place.definition), book.about(), book.cells(), book.rows(),
             book.numbers(),
         )  # fmt: skip
     finally:

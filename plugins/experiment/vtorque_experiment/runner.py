@@ -1,16 +1,21 @@
 """Run the points of an experiment: submit, collect, and go on where a killed runner stopped.
 
 A point is noted as *submitting* before vsub is called. After a kill such a point is found again by
-what vsub has printed, by its claim (:mod:`vtorque_experiment.wrapper`), or by its job's name in
-the batch system's list; only if none of these knows it, and no vsub is left that could still
-submit it, it is submitted anew.
+its claim (:mod:`vtorque_experiment.wrapper`), or by its job's name in the batch system's list; only
+if none of these knows it, and no vsub is left that could still submit it, it is submitted anew.
+
+Guests can write in the directory of results, its book included. Therefore the runner submits only
+the :class:`~vtorque_experiment.plan.Plan`, and a job has ended when the batch system no longer
+lists it. A guest can falsify the numbers of the experiment, or have points lost, and no more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +23,21 @@ from pathlib import Path
 from vtorque_core.api import printable
 from vtorque_experiment import batch as b
 from vtorque_experiment import book as k
-from vtorque_experiment import wrapper
+from vtorque_experiment import files, wrapper
 from vtorque_experiment.batch import Batch, Questions
 from vtorque_experiment.book import Book, Row
-from vtorque_experiment.create import disk, script_of
+from vtorque_experiment.create import disk
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
 from vtorque_experiment.matrix import counted
 from vtorque_experiment.place import Place
+from vtorque_experiment.plan import Plan, of_results, unsealed
 
 TRIES = 3  # of a submission that failed otherwise
 REASONS = 20  # that are told while it runs
 IN_A_ROW = 5  # failed submissions, after which nothing is submitted until the next question
 LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two looks at the files of open points
 MISSES = 2  # questions in which a job must be missing before it counts as lost
-_ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -51,25 +56,30 @@ class Runner:
         stop: set by whoever wants it to end; what is submitted goes on.
         hours: None is no limit.
         seen: called with the counts after each round.
+        plan: what is submitted; None: what the directory of results says.
+        accepted: whether such a plan of the directory may be submitted.
     """
 
     def __init__(
         self, place: Place, definition: Definition, book: Book, batch: Batch,
         collect: Collector, *, told: Callable[[str], None], stop: threading.Event,
         hours: float | None = None, seen: Callable[[dict[str, int]], None] = lambda _: None,
+        plan: Plan | None = None, accepted: Callable[[Plan], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._place, self._definition, self._book, self._batch = place, definition, book, batch
         self._collector, self._told, self._stop, self._seen = collect, told, stop, seen
         about = book.about()
-        self._id, self._root = about["id"], about["root"]
+        self._id = about.get("id", "") if plan is None else plan.id
         self._cells = book.cells()
+        self._plan, self._accepted = plan, accepted
         self._questions = Questions(
-            batch, float(about.get("asked", 0)), lambda when: book.note("asked", str(when))
+            batch, _seconds(about.get("asked", "")), lambda when: book.note("asked", str(when))
         )
         self._end = None if hours is None else time.monotonic() + hours * 3600
         self._refused = self._failures = 0
         self._reasons: set[str] = set()
-        self._directives: dict[Path, bytes] = {}
+        self._gone: Counter[int] = Counter()  # questions in which a point's job was missing
+        self._tries: Counter[int] = Counter()  # submissions of a point, whatever the book says
 
     def run(self) -> End:
         """Run until all points are over, or it must stop. Raises HostFault: disk, vsub."""
@@ -79,7 +89,8 @@ class Runner:
         before: dict[str, int] = {}
         pause = LEAST_PAUSE
         while not self._stop.is_set():
-            self._collect()
+            if self._collect():
+                self._questions.hurry()
             if self._questions.due and self._book.rows(k.SUBMITTED, k.SUBMITTING, limit=1):
                 self._ask()
             why = self._why_not_more()
@@ -104,7 +115,7 @@ class Runner:
         for row in self._book.rows(k.FAILED):
             if self._stop.is_set():
                 break
-            if row.job and (self._place.point(row.number) / wrapper.ENDED).exists():
+            if row.job and self._has_ended(row):
                 self._take(row)
                 taken += 1
         if taken:
@@ -132,27 +143,27 @@ class Runner:
     def _adopt(self) -> None:
         """Find the jobs of points whose submission was not noted to its end."""
         for row in self._book.rows(k.SUBMITTING):
-            point = self._place.point(row.number)
-            job = b.job_id(point)
-            if not _ID.fullmatch(job):
-                job = _claimed(point)
+            job = _claimed(self._place.point(row.number))
             if job:
                 self._book.submitted(row.number, job, time.time())
 
-    def _collect(self) -> None:
-        for row in self._book.rows(k.SUBMITTED):
-            if (self._place.point(row.number) / wrapper.ENDED).exists():
-                reported = self._definition.report and not self._cells[row.cell].get("bare")
-                if row.missed or not reported:  # a report is whole when its job is gone
-                    self._over(row)
+    def _collect(self) -> bool:
+        """Take the numbers of what has ended; return whether a job says so that is still listed."""
+        said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
+        for row in said:
+            if self._gone[row.number]:
+                self._count(row, self._take(row))
+        return any(not self._gone[row.number] for row in said)
 
-    def _over(self, row: Row) -> None:
-        self._count(row, self._take(row))
+    def _has_ended(self, row: Row) -> bool:
+        """Return whether a point's job says that it has ended: a guest can write that, too."""
+        return (self._place.point(row.number) / wrapper.ENDED).exists()
 
     def _take(self, row: Row) -> str:
         """Take the numbers of a job that has ended; return why its point has failed, if it has."""
         point = self._place.point(row.number)
-        ended = self._collector.ended(row, point, bool(self._cells[row.cell].get("bare")))
+        cell = self._cells[row.cell] if 0 <= row.cell < len(self._cells) else {}
+        ended = self._collector.ended(row, point, bool(cell.get("bare")))
         if row.begun is None or ended.reason != row.reason:
             self._book.over(row.number, ended.values, ended.begun, ended.machine, ended.reason)
         return ended.reason
@@ -179,8 +190,8 @@ class Runner:
             self._settle(row, names.get(self.token(row.number), ""))
         gone = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
         for row in gone:
-            there = (self._place.point(row.number) / wrapper.ENDED).exists()
-            if row.missed + 1 >= MISSES and not there:
+            self._gone[row.number] += 1
+            if self._gone[row.number] >= MISSES and not self._has_ended(row):
                 self._fail(row, self._lost(row))
         self._book.missed([row.number for row in gone])
 
@@ -196,7 +207,7 @@ class Runner:
     def _lost(self, row: Row) -> str:
         point = self._place.point(row.number)
         begun = (point / wrapper.BEGUN).exists()
-        said = b.tail(point / b.JOB_ERR) or b.tail(point / b.JOB_OUT)
+        said = b.tail(point, b.JOB_ERR) or b.tail(point, b.JOB_OUT)
         how = "began and did not end" if begun else "did not begin"
         why = said or "the node was lost, the job was cancelled, or a disk was full"
         return f"job {row.job} is gone, its script {how}: {why}"
@@ -214,56 +225,66 @@ class Runner:
             self._submit_one(row)
 
     def _submit_one(self, row: Row) -> None:
-        point = self._place.point(row.number)
+        if self._plan is None:
+            self._plan = self._plan_of_results()
+        if row.number not in self._plan.points or self._tries[row.number] >= TRIES:
+            self._fail(row, "not submitted: results.sqlite was changed while the experiment ran")
+            return
+        self._tries[row.number] += 1
+        self._book.begin(row.number)
+        self._gone[row.number] = 0
         try:
-            job = self._prepare(row, point)
+            done = self._submission(self._plan, row.number)
         except OSError as error:
             raise disk(error) from None
-        naming = (self._batch.naming, self.token(row.number))
-        argv = b.arguments(naming, self._definition, self._cells[row.cell], point, job)
-        self._book.begin(row.number)
-        with b.locked(self._place.top / "submit.lock", wait=True) as lock:
-            try:
-                code = b.submit(self._batch, argv, point, lock)
-            except OSError as error:
-                raise disk(error) from None
-        found = b.job_id(point)
-        if code == 0 and found:
+        if done.code == 0 and done.job:
             self._refused = 0
-            self._book.submitted(row.number, found, time.time())
+            self._book.submitted(row.number, done.job, time.time())
             return
-        said = b.tail(point / b.VSUB_ERR) or f"vsub ended with {code}"
-        if code == b.REFUSED:
+        said = done.said or f"vsub ended with {done.code}"
+        if done.code == b.REFUSED:
             self._fail(row, f"refused: {said}")
         else:  # it may be there all the same: the next list of jobs tells
             self._refused += 1
             self._book.note_reason(row.number, said)
 
-    def _prepare(self, row: Row, point: Path) -> Path:
-        """Write a point's job script; return it."""
-        point.mkdir(parents=True, exist_ok=True)
-        (point / b.VSUB_OUT).unlink(missing_ok=True)  # an earlier try's
-        cell = self._cells[row.cell]
-        runs = script_of(self._place, self._definition, cell)
-        if runs not in self._directives:
-            self._directives[runs] = wrapper.directives(runs.read_bytes())
-        of_cell = {a[4:]: v for a, v in cell.items() if a.startswith("env.")}
-        environment = {
-            "EXPERIMENT_ROOT": self._root,
-            "EXPERIMENT_POINT": str(row.number),
-            "EXPERIMENT_REPETITION": str(row.repetition),
-            **self._definition.env,
-            **of_cell,
-        }
-        path = point / "job.sh"
-        path.write_bytes(wrapper.script(self._directives[runs], runs, point, environment))
-        path.chmod(0o755)
-        return path
+    def _submission(self, plan: Plan, number: int) -> b.Submission:
+        """Submit a point, and keep beside its output what vsub said. Raises OSError, HostFault."""
+        place, point = self._place, self._place.point(number)
+        with files.directory(place.top, *point.relative_to(place.top).parts, make=True):
+            pass
+        naming = (self._batch.naming, self.token(number))
+        cell = plan.cells[plan.points[number].cell]
+        argv = b.arguments(naming, plan.definition, cell, point)
+        script = plan.job_script(place, number)
+        with b.locked(place.top / "submit.lock", wait=True) as lock:
+            done = b.submit(self._batch, argv, script, place, number, lock)
+        for name, content in ((b.JOB, script), (b.VSUB_OUT, done.out), (b.VSUB_ERR, done.err)):
+            with contextlib.suppress(OSError):  # they are for people to read
+                place.write(point / name, content)
+        return done
+
+    def _plan_of_results(self) -> Plan:
+        """Return the plan in the directory of results. Raises Refused: it is not to be trusted."""
+        points = sum(self._book.counts().values())
+        found = of_results(self._place, self._definition, self._book.about(), points)
+        if not self._accepted(found):
+            raise unsealed(found, self._place)
+        self._id = found.id
+        return found
 
 
 def _claimed(point: Path) -> str:
     """Return which job has begun to run a point; empty: none."""
     try:
-        return printable(str((point / wrapper.CLAIM).readlink()), 100)
+        job = str((point / wrapper.CLAIM).readlink())
     except OSError:
         return ""
+    return job if b.is_job_id(job) else ""
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import printable
+from vtorque_core.api import HostFault, printable
 from vtorque_experiment import (
     batch,
     book,
@@ -21,7 +22,9 @@ from vtorque_experiment import (
     definition,
     ended,
     figures,
+    files,
     matrix,
+    plan,
     tables,
     versions,
 )
@@ -46,13 +49,23 @@ class Ended:
 
 def run(
     config: Path, place: Place, hours: float | None, told: Callable[[str], None],
-    *, failed: bool = False,
+    *, failed: bool = False, begun: plan.Plan | None = None, accept: str = "",
 ) -> Ended:  # fmt: skip
     """Run an experiment until it is over, or a signal or a limit stops it.
 
+    Args:
+        failed: run failed points again.
+        begun: the plan of an experiment that begins; None: it is resumed.
+        accept: the seal of a plan that is submitted, whoever has written it there.
+
     Raises HostFault (another runs it, the disk), Refused, ConfigError.
     """
-    found = definition.read(place.definition)
+    found = definition.read_copy(place.definition) if begun is None else begun.definition
+    if begun is not None:
+        try:
+            plan.keep_seal(begun)
+        except HostFault as error:
+            told(f"{error}: vmgr experiment resume will want --accept")
     with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
         there = Book(place.database)
         try:
@@ -60,17 +73,27 @@ def run(
                 runner = Runner(
                     place, found, there, batch.of_site(config, found.limits.poll),
                     ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
-                    hours=hours or found.limits.hours, seen=seen,
+                    hours=hours or found.limits.hours, seen=seen, plan=begun,
+                    accepted=functools.partial(_is_accepted, accept=accept),
                 )  # fmt: skip
                 runner.take_again()
                 if failed:
                     _forget(there, place)
                 end = runner.run()
+                if begun is not None and end.finished and not there.counts()[book.FAILED]:
+                    plan.drop_seal(begun)
         finally:
             there.close()
         with contextlib.suppress(OSError, ValueError):
             versions.note_end(config, place.versions)
     return Ended(end.finished, end.why, place.top, status(place.top))
+
+
+def _is_accepted(found: plan.Plan, accept: str) -> bool:
+    """Return whether a plan may be submitted; one that the user accepts gets its seal."""
+    if accept == found.seal:
+        plan.keep_seal(found)
+    return plan.has_seal(found)
 
 
 def status(directory: Path) -> dict[str, Any]:
@@ -79,8 +102,8 @@ def status(directory: Path) -> dict[str, Any]:
     counts = {s: sum(row.state == s for row in results.rows) for s in book.STATES}
     failed = [
         {
-            "point": row.number, "job": row.job, "combination": results.label(row.cell),
-            "reason": printable(row.reason, 500),
+            "point": row.number, "job": printable(row.job, 200),
+            "combination": results.label(row.cell), "reason": printable(row.reason, 500),
         }
         for row in results.rows if row.state == book.FAILED
     ]  # fmt: skip
@@ -172,10 +195,14 @@ def _forget(there: Book, place: Place) -> None:
     for row in there.rows(book.FAILED):
         point = place.point(row.number)
         number = 1
-        while (old := point.with_name(f"{point.name}.old{number}")).exists():
+        while os.path.lexists(point.with_name(f"{point.name}.old{number}")):
             number += 1
-        with contextlib.suppress(FileNotFoundError):
-            point.rename(old)
+        names = point.parent.relative_to(place.top).parts
+        with (
+            contextlib.suppress(FileNotFoundError), files.directory(place.top, *names) as parent,
+        ):  # fmt: skip
+            old = f"{point.name}.old{number}"
+            os.rename(point.name, old, src_dir_fd=parent, dst_dir_fd=parent)
         there.forget(row.number)
 
 

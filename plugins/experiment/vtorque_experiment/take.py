@@ -76,7 +76,7 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 def _text(point: Path, name: str) -> str:
     """Return the end of a file of the user's own. Raises Missing."""
     try:
-        return end_of(point / name, MAX_READ)
+        return end_of(point, name, MAX_READ)
     except OSError as error:
         raise Missing(f"{printable(name)}: {error.strerror}") from None
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from vtorque_core.api import VtorqueError, printable
 from vtorque_core.live import images
+from vtorque_experiment import files
+from vtorque_experiment.definition import MAX_FILE
 
 _TOOLS = {
     "qemu": ("/usr/bin/qemu-system-x86_64", "--version"),
@@ -53,13 +55,12 @@ def note_end(config: Path, path: Path) -> None:
     A user's own site makes its image for the first job; a node may be upgraded in between. Raises
     OSError, ConfigError.
     """
-    begun = json.loads(path.read_bytes())
+    begun = json.loads(files.read(path.parent, path.name, most=MAX_FILE))
     now = json.loads(json.dumps(known(config)))
     changed = {name: value for name, value in now.items() if value != begun.get(name)}
     if changed and changed != begun.get("at_end"):
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(begun | {"at_end": changed}, indent=2) + "\n")
-        fresh.replace(path)
+        text = json.dumps(begun | {"at_end": changed}, indent=2) + "\n"
+        files.write(path.parent, path.name, content=text.encode())
 
 
 def _said(argv: tuple[str, ...]) -> str:

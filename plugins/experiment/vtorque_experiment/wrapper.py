@@ -5,10 +5,15 @@ its own way, and some not at all:
 
 - ``claim``: a symbolic link to the job's id. It is made in one step, also on NFS, and whoever
   finds it made by another job runs nothing. So a point is never run twice, whatever was submitted.
-- ``begun``: a line for each start (a batch system may start a job again): Unix time, seconds since
-  the boot of the machine.
+- ``begun``: the last start (a batch system may start a job again): Unix time, seconds since the
+  boot of the machine.
 - ``machine``: what it ran on. ``stdout``, ``stderr``, ``metrics``: the script's.
 - ``ended``: exit code and seconds since the boot, renamed into place when all else is there.
+
+On bare metal this script runs on the host, in a directory where guests can write. Therefore it
+runs a private copy of the user's script whose SHA-256 it has checked, and it writes only files that
+it creates (``set -C``), so it follows no symbolic link. Where /tmp is mounted noexec it starts the
+interpreter of the ``#!`` line itself.
 
 Busybox is enough for it. Seconds are those of /proc/uptime (0.01 s): no clock that is set
 meanwhile is in them.
@@ -16,6 +21,7 @@ meanwhile is in them.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,13 +40,36 @@ if ! ln -s "$job" claim 2>/dev/null && [ "$(readlink claim)" != "$job" ]; then
     exit 1
 fi
 [ ! -e ended ] || exit 0
+path=$PATH
+PATH=/usr/bin:/bin
+own=$(mktemp -d /tmp/vtorque.XXXXXX) || exit 1
+trap 'rm -rf "$own"' EXIT
+run=$own/{name}
+head -c {size} {script} >"$run"
+if ! echo "{sum}  $run" | sha256sum -c >/dev/null 2>&1; then
+    echo "vmgr experiment: nothing is run: this script was changed after vmgr experiment run:" \
+        {script} >&2
+    exit 1
+fi
+chmod 700 "$run"
+set -- "$run"
+if [ ! -x "$run" ]; then
+    read -r line <"$run"
+    case $line in
+    "#!"*) set -- ${{line#??}} "$run" ;;
+    *) set -- /bin/sh "$run" ;;
+    esac
+fi
+rm -f machine metrics begun stdout stderr ended.new
+set -C
 {{ uname -srm; hostname; sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1; }} >machine
 site=${{VTORQUE_METRICS:-}}
 export VTORQUE_METRICS={point}/metrics
 : >metrics
 read -r start rest </proc/uptime
-echo "$(date +%s) $start" >>begun || exit 1
-{script} >stdout 2>stderr &
+echo "$(date +%s) $start" >begun || exit 1
+PATH=$path
+"$@" >stdout 2>stderr &
 child=$!
 cut=
 trap 'cut=1; kill -TERM $child 2>/dev/null' TERM
@@ -50,18 +79,32 @@ if [ -n "$cut" ]; then
     wait $child
     code=143
 fi
+PATH=/usr/bin:/bin
 read -r stop rest </proc/uptime
-[ -z "$site" ] || cat metrics >>"$site" 2>/dev/null
+[ -z "$site" ] || [ -h metrics ] || cat metrics >>"$site" 2>/dev/null
+rm -f ended.new
 echo "$code $start $stop" >ended.new && mv ended.new ended
 exit $code
 """
 
 
-def script(directives: bytes, runs: Path, point: Path, environment: Mapping[str, Scalar]) -> bytes:
-    """Return the job script. ``runs``: the copy of the user's; ``point``: an absolute directory."""
+def script(
+    content: bytes, runs: Path, point: Path, environment: Mapping[str, Scalar]
+) -> bytes:  # fmt: skip
+    """Return the job script.
+
+    Args:
+        content: the user's script.
+        runs: a copy of it, which the job reads and compares with ``content``.
+        point: an absolute directory.
+        environment: variables of the user's script.
+    """
     lines = [f"export {name}={shlex.quote(text(value))}" for name, value in environment.items()]
-    body = _BODY.format(point=shlex.quote(str(point)), script=shlex.quote(str(runs)))
-    head = b"#!/bin/sh\n" + directives
+    body = _BODY.format(
+        point=shlex.quote(str(point)), script=shlex.quote(str(runs)), name=shlex.quote(runs.name),
+        size=len(content) + 1, sum=hashlib.sha256(content).hexdigest(),
+    )  # fmt: skip
+    head = b"#!/bin/sh\n" + directives(content)
     return head + "\n".join([*lines, body]).encode("utf-8", "surrogateescape")
 
 

@@ -1,9 +1,10 @@
 """A double of vsub and of a batch system: files in a directory, jobs as processes of this user.
 
-As a program it is vsub: ``python batch_double.py DIRECTORY ARGUMENT...``. What goes wrong is in the
-file ``DIRECTORY/mode``: ``mute`` (every third submission is accepted, and vsub dies before it says
-so), ``refuse-odd`` (a point of an odd number is refused), ``full`` (each first try fails, as where
-a queue is full), ``lost`` (jobs begin and their node is lost).
+As a program it is vsub: ``python batch_double.py DIRECTORY ARGUMENT...``, with the job script on
+standard input. What goes wrong is in the file ``DIRECTORY/mode``: ``mute`` (every third submission
+is accepted, and vsub dies before it says so), ``refuse-odd`` (a point of an odd number is refused),
+``full`` (each first try fails, as where a queue is full), ``lost`` (jobs begin and their node is
+lost).
 """
 
 import os
@@ -19,6 +20,7 @@ def main(directory, argv):
     mode = (directory / "mode").read_text() if (directory / "mode").exists() else ""
     name, out, err = (argv[argv.index(option) + 1] for option in ("-N", "-o", "-e"))
     number = int(name.rpartition("-")[2])
+    script = sys.stdin.buffer.read()
     with (directory / "submissions").open("a") as log:
         log.write(" ".join(argv) + "\n")
     if mode == "refuse-odd" and number % 2:
@@ -34,7 +36,7 @@ def main(directory, argv):
     if os.fork() == 0:
         os.setsid()
         os.closerange(3, 256)
-        _run(argv[-1], job, out, err, mode)
+        _run(directory, script, job, out, err, mode)
         there.unlink()
         os._exit(0)
     if mode == "mute" and int(job.partition(".")[0]) % 3 == 0:
@@ -50,12 +52,12 @@ def _asked(directory, argv):
     if "vcpu=1" in argv or "vcpu=2" in argv:
         sys.stderr.write("vsub: there is no -vm key vcpu; did you mean vcpus?\n")
         return 2
-    if argv[-2] != "none":
+    if argv[-2:] != ["-vm", "none"]:
         sys.stderr.write("vsub: warning: no working KVM\n")
     return 0
 
 
-def _run(script, job, out, err, mode):
+def _run(directory, script, job, out, err, mode):
     environ = {"PATH": "/usr/bin:/bin", "PBS_JOBID": job, "HOME": "/"}
     with (
         Path(out).open("wb") as stdout,
@@ -67,7 +69,10 @@ def _run(script, job, out, err, mode):
         if mode == "lost":
             stderr.write(b"=>> vtorque: 1.double: the node was lost\n")
             return
-        subprocess.run(["/bin/sh", script], env=environ, check=False)
+        spooled = Path(directory, "spool", job)
+        spooled.parent.mkdir(exist_ok=True)
+        spooled.write_bytes(script)
+        subprocess.run(["/bin/sh", spooled], env=environ, check=False)
 
 
 def _new(directory):

@@ -1,0 +1,402 @@
+"""Code in a guest writes in the directory of results: it decides nothing that runs on the host."""
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import batch_double
+import experiments
+from patience import eventually
+from vtorque_core.api import HostFault, Refused
+from vtorque_experiment import batch, command, definition, ended, files, plan, take
+from vtorque_experiment.batch import Batch
+from vtorque_experiment.book import DONE, FAILED, Book
+from vtorque_experiment.definition import Take
+from vtorque_experiment.place import usable
+
+TWO = 'script = "job.sh"\nrepetitions = 2\nlimits.jobs = 1\n'
+EVIL = "#!/bin/sh\n#VSUB -vm none\n#PBS -vm none\necho evil >>{top}/evil\n"
+
+
+@pytest.fixture(autouse=True)
+def seals(tmp_path, monkeypatch):
+    """Keep the seals of these tests in a directory of their own."""
+    monkeypatch.setattr(plan, "SEALS", tmp_path)
+
+
+def submitted(top):
+    return [line.split() for line in (top / "batch" / "submissions").read_text().splitlines()]
+
+
+def settled(top):
+    """Wait until no job is left: it would write into a directory that goes."""
+    eventually(lambda: not list((top / "batch" / "jobs").iterdir()))
+
+
+def racing(top, number, act):
+    """Return a batch system whose vsub calls ``act`` with a point's directory before it reads."""
+    place, double = usable(top / "results"), experiments.double(top)
+    hook = top / "vsub.py"
+    hook.write_text(
+        "import runpy, sys\nfrom pathlib import Path\n"
+        f"point = Path({str(place.point(number))!r})\n"
+        f"if sys.argv[-1] and any(word.endswith('-{number}') for word in sys.argv):\n"
+        + "".join(f"    {line}\n" for line in act.splitlines())
+        + f"sys.argv[0] = {batch_double.__file__!r}\n"
+        f"runpy.run_path({batch_double.__file__!r}, run_name='__main__')\n"
+    )
+    return Batch((sys.executable, str(hook), str(top / "batch")), double.jobs, double.interval)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "(point / 'job.sh').write_text({evil!r})",
+        "(point / 'job.sh').unlink(missing_ok=True); (point / 'job.sh').symlink_to({file!r})",
+        "(point / 'vsub.out').write_text('1.forged')",
+    ],
+)
+def test_job_script_changed_before_vsub_reads_it_is_not_submitted(tmp_path, act):
+    experiments.made(tmp_path, TWO)
+    evil = EVIL.format(top=tmp_path)
+    (tmp_path / "evil.sh").write_text(evil)
+    double = racing(tmp_path, 2, act.format(evil=evil, file=str(tmp_path / "evil.sh")))
+    assert experiments.run(tmp_path, batch=double).finished
+    settled(tmp_path)
+    assert not (tmp_path / "evil").exists()
+    assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
+    assert all(row.job.endswith(".double") for row in experiments.rows(tmp_path))
+    for argv in submitted(tmp_path):
+        assert "job.sh" not in " ".join(argv)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_script_copy_changed_after_the_run_has_begun_is_not_executed(tmp_path, bare):
+    text = f'script = "job.sh"\nmatrix.bare = [{str(bare).lower()}]\nrepetitions = 2\n'
+    script = f"#!/bin/sh\necho mine >>{tmp_path}/mine\n"
+    place = experiments.made(tmp_path, text + "limits.jobs = 1\n", script)
+    copy = place.scripts / "0-job.sh"
+    evil = EVIL.format(top=tmp_path)
+    double = racing(tmp_path, 2, f"Path({str(copy)!r}).write_text({evil!r})")
+    assert experiments.run(tmp_path, batch=double).finished
+    settled(tmp_path)
+    assert not (tmp_path / "evil").exists()
+    assert (tmp_path / "mine").read_text() == "mine\n"
+    last = experiments.rows(tmp_path)[1]
+    assert last.state == FAILED and "this script was changed" in last.reason
+
+
+def test_point_in_a_guest_always_has_a_vm_option_that_wins_over_its_script(tmp_path):
+    place = experiments.made(
+        tmp_path, 'script = "job.sh"\nmatrix.bare = [true, false]\n',
+        "#!/bin/sh\n#VSUB -vm none\nexit 0\n",
+    )  # fmt: skip
+    assert experiments.run(tmp_path).finished
+    settled(tmp_path)
+    cells = Book(place.database)
+    bare = {row.number: cells.cells()[row.cell]["bare"] for row in cells.rows()}
+    cells.close()
+    for argv in submitted(tmp_path):
+        number = int(argv[argv.index("-N") + 1].rpartition("-")[2])
+        assert argv[argv.index("-vm") + 1] == ("none" if bare[number] else "keep=false")
+        assert argv.count("-vm") == 1
+
+
+@pytest.mark.parametrize("text", ['batch = ["-vm", "none"]', 'matrix.batch.x = ["-q a -vm none"]'])
+def test_vm_among_the_options_of_the_batch_system_is_refused(tmp_path, text):
+    file = experiments.write(tmp_path, f'script = "job.sh"\n{text}\n')
+    with pytest.raises(Refused, match="-vm is no option of the batch system"):
+        definition.read(file)
+
+
+def test_forged_end_is_not_believed_while_the_batch_system_lists_the_job(tmp_path):
+    script = (
+        "#!/bin/sh\n"
+        'if [ "$EXPERIMENT_POINT" = 1 ]; then\n'
+        "    echo '0 1 2' >ended\n"
+        f"    while [ ! -e {tmp_path}/go ]; do sleep 0.05; done\n"
+        "fi\n"
+    )
+    experiments.made(tmp_path, TWO, script)
+    stop = threading.Event()
+    runner = threading.Thread(target=experiments.run, args=(tmp_path,), kwargs={"stop": stop})
+    runner.start()
+    try:
+        forged = usable(tmp_path / "results").point(1) / "ended"
+        eventually(forged.exists)
+        questions = tmp_path / "batch" / "questions"
+        eventually(questions.exists)
+        asked = questions.stat().st_size
+        eventually(lambda: questions.stat().st_size > asked + 2)
+        assert len(submitted(tmp_path)) == 1
+        (tmp_path / "go").touch()
+        eventually(lambda: len(submitted(tmp_path)) == 2)
+    finally:
+        (tmp_path / "go").touch()
+        runner.join()
+    settled(tmp_path)
+
+
+def test_claim_that_names_an_option_is_no_job(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    there = Book(place.database)
+    there.begin(1)
+    there.close()
+    place.point(1).mkdir(parents=True)
+    (place.point(1) / "claim").symlink_to("--config=/home/ada/evil.toml")
+    assert experiments.run(tmp_path).finished
+    (row,) = experiments.rows(tmp_path)
+    assert not row.job.startswith("-")
+    assert ended.reporter(tmp_path)("--config=/x", place.point(1)) == "it has no job"
+    settled(tmp_path)
+
+
+def links(place, target):
+    """Put a link to ``target`` in the place of each file that the host writes."""
+    point = place.point(1)
+    point.mkdir(parents=True)
+    for name in (batch.JOB, batch.VSUB_OUT, batch.VSUB_ERR, take.REPORT):
+        (point / name).symlink_to(target)
+    for name in ("machine", "metrics", "begun", "stdout", "stderr", "ended.new"):
+        (point / name).symlink_to(target)
+    place.versions.unlink()
+    place.versions.symlink_to(target)
+
+
+def test_links_in_the_place_of_what_is_written_are_not_followed(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    target = tmp_path / "precious"
+    target.write_text("mine\n")
+    links(place, target)
+    assert experiments.run(tmp_path).finished
+    settled(tmp_path)
+    place.write(place.versions, b"{}")
+    assert target.read_text() == "mine\n"
+    assert experiments.rows(tmp_path)[0].state == DONE
+
+
+def test_directory_of_points_that_is_a_link_is_not_entered(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (place.top / "points").symlink_to(elsewhere)
+    with pytest.raises(HostFault, match="nothing is lost"):
+        experiments.run(tmp_path)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path):
+    (tmp_path / "run.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(HostFault), batch.locked(tmp_path / "run.lock", wait=False):
+        pass
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["link", "sub/stdout"])
+def test_output_behind_a_link_is_not_read(tmp_path, name):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "stdout").write_text("rate 5\n")
+    point = tmp_path / "points" / "000" / "000001"
+    point.mkdir(parents=True)
+    (point / "link").symlink_to(secret / "stdout")
+    (point / "sub").symlink_to(secret)
+    with pytest.raises(take.Missing):
+        take.number(Take("x", pattern="rate (.*)", file=name), point)
+
+
+def test_a_link_that_is_the_book_or_the_directory_is_refused(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    (tmp_path / "linked").symlink_to(place.top)
+    moved = place.database.rename(tmp_path / "elsewhere.sqlite")
+    place.database.symlink_to(moved)
+    for directory in (tmp_path / "linked", place.top):
+        with pytest.raises(Refused, match="is no directory of an experiment's results"):
+            CliRunner().invoke(
+                command.experiment, ["resume", str(directory)], catch_exceptions=False,
+                obj=tmp_path / "site.toml",
+            )  # fmt: skip
+
+
+@pytest.fixture
+def vmgr(tmp_path, monkeypatch):
+    """Give a function that calls ``vmgr experiment`` on the double."""
+    monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
+    monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
+
+    def call(*argv):
+        done = CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
+        settled(tmp_path)
+        return done
+
+    return call
+
+
+def begun(top, vmgr, text=TWO):
+    """Begin an experiment that its hours end before anything is submitted."""
+    file = experiments.write(top, text)
+    (top / "batch" / "jobs").mkdir(exist_ok=True)
+    done = vmgr("run", str(file), "--dir", str(top / "results"), "--hours", "1e-9")
+    assert done.exit_code == 5, done.output
+    return usable(top / "results")
+
+
+def changed_script(place):
+    (place.scripts / "0-job.sh").write_text(EVIL.format(top=place.top.parent))
+
+
+def changed_options(place):
+    text = place.definition.read_text()
+    place.definition.write_text(f'batch = ["-v", "LD_PRELOAD=/home/ada/evil.so"]\n{text}')
+
+
+def changed_to_bare(place):
+    place.definition.write_text(f"matrix.bare = [true]\n{place.definition.read_text()}")
+
+
+def changed_book(place):
+    with contextlib.closing(sqlite3.connect(place.database)) as there, there:
+        there.execute("UPDATE about SET value = '/tmp/evil' WHERE name = 'root'")
+
+
+CHANGES = [changed_script, changed_options, changed_to_bare, changed_book]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_resume_submits_no_plan_that_was_changed_since_run(tmp_path, vmgr, change):
+    place = begun(tmp_path, vmgr)
+    change(place)
+    seal = refused(vmgr("resume", str(place.top)))
+    assert not (tmp_path / "batch" / "submissions").exists()
+    assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
+    assert len(submitted(tmp_path)) == 2
+
+
+def refused(done):
+    """Return the seal of the plan that the user has to accept."""
+    assert isinstance(done.exception, Refused), done.output
+    said, seal = str(done.exception).split(" --accept ")
+    there = Path(re.search("read it in (.*), then", said)[1])
+    assert {path.name for path in there.iterdir()} == {"plan.json", "0-job.sh"}
+    return seal
+
+
+def test_plan_that_a_guest_changes_after_the_user_has_read_it_is_not_accepted(tmp_path, vmgr):
+    place = begun(tmp_path, vmgr)
+    changed_to_bare(place)
+    seal = refused(vmgr("resume", str(place.top)))
+    changed_script(place)
+    assert refused(vmgr("resume", str(place.top), "--accept", seal)) != seal
+    assert not (tmp_path / "batch" / "submissions").exists()
+
+
+def test_resume_submits_what_run_has_begun_though_numbers_to_take_were_corrected(tmp_path, vmgr):
+    place = begun(tmp_path, vmgr)
+    text = place.definition.read_text()
+    place.definition.write_text(f'{text}take.rate.pattern = "rate (.*)"\nexit_codes = [0, 4]\n')
+    assert vmgr("resume", str(place.top)).exit_code == 0
+    assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
+
+
+def test_resume_on_another_host_is_for_the_user_to_accept(tmp_path, vmgr, monkeypatch):
+    place = begun(tmp_path, vmgr)
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setattr(plan, "SEALS", other)
+    seal = refused(vmgr("resume", str(place.top)))
+    assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
+
+
+def test_combination_of_a_point_is_not_taken_from_the_book(tmp_path, vmgr):
+    text = 'script = "job.sh"\nmatrix.bare = [true, false]\n'
+    place = begun(tmp_path, vmgr, text)
+    with contextlib.closing(sqlite3.connect(place.database)) as there, there:
+        there.execute("UPDATE cells SET axes = ?", (json.dumps({"bare": True}),))
+        there.execute("UPDATE points SET cell = 0")
+    assert vmgr("resume", str(place.top)).exit_code == 0
+    options = [argv[argv.index("-vm") + 1] for argv in submitted(tmp_path)]
+    assert sorted(options) == ["keep=false", "none"]
+
+
+def test_point_that_the_book_has_again_and_again_is_not_submitted_for_ever(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\nlimits.jobs = 1\n')
+    stop = threading.Event()
+
+    def rewind():
+        while not stop.is_set():
+            with (
+                contextlib.suppress(sqlite3.Error),
+                contextlib.closing(sqlite3.connect(place.database)) as there, there,
+            ):  # fmt: skip
+                there.execute("UPDATE points SET state = 'waiting' WHERE state = 'submitted'")
+            (place.point(1) / "claim").unlink(missing_ok=True)
+            time.sleep(0.01)
+
+    guest = threading.Thread(target=rewind)
+    guest.start()
+    try:
+        experiments.run(tmp_path)
+    finally:
+        stop.set()
+        guest.join()
+    settled(tmp_path)
+    (row,) = experiments.rows(tmp_path)
+    assert len(submitted(tmp_path)) <= 3
+    assert row.state in (DONE, FAILED)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE cells SET axes = 'no JSON'",
+        "UPDATE about SET value = 'never' WHERE name = 'asked'",
+        "UPDATE points SET cell = 77",
+        "DROP TABLE numbers",
+        "ALTER TABLE points RENAME TO dots",
+    ],
+)
+def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
+    place = begun(tmp_path, vmgr)
+    with contextlib.closing(sqlite3.connect(place.database)) as there, there:
+        there.execute("INSERT OR REPLACE INTO about VALUES ('asked', '0')")
+        there.execute(damage)
+    done = vmgr("resume", str(place.top))
+    assert done.exception is None or isinstance(done.exception, Refused | HostFault | SystemExit), (
+        done.exception
+    )
+
+
+def test_seals_of_another_user_are_not_believed(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "SEALS", tmp_path)
+    (tmp_path / f"vtorque-experiment-{os.geteuid()}").mkdir(mode=0o777)
+    (tmp_path / f"vtorque-experiment-{os.geteuid()}").chmod(0o777)
+    with pytest.raises(HostFault, match="is not a directory of yours alone"):
+        plan.has_seal(plan.Plan("0" * 6, "/", 1, 1, definition.of_values({"script": "a"}, "e"),
+                                {"a": b""}))  # fmt: skip
+
+
+def test_copy_that_replaces_the_experiments_file_follows_no_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("mine\n")
+    file = experiments.write(tmp_path, 'script = "job.sh"\n')
+    top = tmp_path / "results"
+    (top / "scripts").mkdir(parents=True)
+    for name in ("experiment.toml", "versions.json", "scripts/0-job.sh", "results.new"):
+        (top / name).symlink_to(target)
+    experiments.create.create(file, usable(top), dict)
+    assert target.read_text() == "mine\n"
+
+
+def test_a_file_is_written_behind_no_link(tmp_path):
+    (tmp_path / "d").symlink_to("/tmp")
+    with pytest.raises(NotADirectoryError):
+        files.write(tmp_path, "d", "x", content=b"")

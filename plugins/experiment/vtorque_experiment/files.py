@@ -1,0 +1,77 @@
+"""Read and write files in the directory of results, where guests can write, too.
+
+Each path begins at a directory that the caller trusts. Below it no symbolic link is followed, and
+only regular files are read. A file is written under a new name and renamed into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
+    """Open the directory ``names`` below ``top``, as a descriptor for ``dir_fd`` arguments.
+
+    ``make`` creates missing directories. Raises OSError: one is missing, or a symbolic link.
+    """
+    descriptor = os.open(top, _DIRECTORY)
+    try:
+        for name in names:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=descriptor)
+            below = os.open(name, _DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
+    """Return at most ``most`` bytes of a file below ``top``, its last ones if ``end`` is true.
+
+    Raises OSError: the file is missing, or is not a regular file. A FIFO does not block.
+    """
+    with directory(top, *names[:-1]) as parent:
+        descriptor = os.open(names[-1], _READ, dir_fd=parent)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "is no file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            file.seek(max(0, about.st_size - most) if end else 0)
+            return file.read(most)
+    finally:
+        os.close(descriptor)
+
+
+def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
+    """Replace a file below ``top`` in one step, or create it. Raises OSError.
+
+    ``sync``: the content is on disk when the file has its name.
+    """
+    fresh = f".{names[-1]}.{secrets.token_hex(4)}"
+    with directory(top, *names[:-1]) as parent:
+        descriptor = os.open(fresh, _WRITE, mode, dir_fd=parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                if sync:
+                    os.fsync(descriptor)
+            os.rename(fresh, names[-1], src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            os.unlink(fresh, dir_fd=parent)
+            raise

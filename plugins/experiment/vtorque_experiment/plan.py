@@ -1,0 +1,196 @@
+"""The plan of an experiment: everything that decides what its jobs run.
+
+Guests can write in the directory of results, so a run takes its plan from memory. A resume has to
+read the plan from that directory. It submits the plan only if ``vmgr experiment run`` has left its
+seal on this host, in a directory that no guest sees, or if the user accepts the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_experiment import files, matrix, wrapper
+from vtorque_experiment.definition import Definition
+from vtorque_experiment.matrix import Cell, Point
+from vtorque_experiment.place import Place
+
+MAX_SCRIPT = 4 << 20  # bytes
+SEALS = Path("/var/tmp")  # noqa: S108 - on disk, this host's alone, and never shared with guests
+_ID = re.compile(r"[0-9a-f]{6}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an experiment submits.
+
+    Attributes:
+        id: part of the names of its jobs.
+        root: the directory of the experiment's file, for scripts.
+        seed: of the order of the points.
+        repetitions: of each combination.
+        scripts: the bytes of each job script, by its name in the experiment's file.
+    """
+
+    id: str
+    root: str
+    seed: int
+    repetitions: int
+    definition: Definition
+    scripts: Mapping[str, bytes]
+
+    @cached_property
+    def cells(self) -> Sequence[Cell]:
+        """The combinations, by their numbers."""
+        return matrix.cells(self.definition)
+
+    @cached_property
+    def points(self) -> Mapping[int, Point]:
+        """The points, by their numbers."""
+        ordered = matrix.ordered(len(self.cells), self.repetitions, self.seed)
+        return {point.number: point for point in ordered}
+
+    def copy_of(self, place: Place, script: str) -> Path:
+        """Return where the results have the copy of a script that the jobs read."""
+        return place.scripts / copy_name(self.definition, script)
+
+    def job_script(self, place: Place, number: int) -> bytes:
+        """Return the job script of a point."""
+        point = self.points[number]
+        cell = self.cells[point.cell]
+        name = str(cell.get("script", self.definition.scripts[0]))
+        environment = {
+            "EXPERIMENT_ROOT": self.root,
+            "EXPERIMENT_POINT": str(number),
+            "EXPERIMENT_REPETITION": str(point.repetition),
+            **self.definition.env,
+            **{axis[4:]: value for axis, value in cell.items() if axis.startswith("env.")},
+        }
+        return wrapper.script(
+            self.scripts[name], self.copy_of(place, name), place.point(number), environment
+        )
+
+    @property
+    def text(self) -> str:
+        """Everything here that decides what a job runs, and where, as JSON."""
+        found = self.definition
+        sums = {name: hashlib.sha256(self.scripts[name]).hexdigest() for name in found.scripts}
+        decides = {
+            "id": self.id, "root": self.root, "seed": self.seed, "repetitions": self.repetitions,
+            "scripts": sums, "vm": dict(found.vm), "batch": found.batch, "env": dict(found.env),
+            "matrix": dict(found.matrix), "exclude": [dict(each) for each in found.exclude],
+        }  # fmt: skip
+        return json.dumps(decides, indent=2) + "\n"
+
+    @property
+    def seal(self) -> str:
+        """What stands for :attr:`text`: 128 bits of its SHA-256."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+
+
+def copy_name(definition: Definition, script: str) -> str:
+    """Return the name of the copy of a job script, without its directory."""
+    return f"{definition.scripts.index(script)}-{Path(script).name}"
+
+
+def of_results(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
+    """Return the plan in a directory of results, which a guest may have changed.
+
+    ``about``, ``points``: what the book says. Raises Refused: the plan is damaged, or incomplete.
+    """
+    try:
+        scripts = {
+            name: files.read(
+                place.top, place.scripts.name, copy_name(definition, name), most=MAX_SCRIPT
+            )
+            for name in definition.scripts
+        }
+        repetitions = points // len(matrix.cells(definition))
+        found = Plan(
+            about["id"], about["root"], int(about["seed"]), repetitions, definition, scripts
+        )
+    except OSError as error:
+        raise _damaged(place, f"{error.filename or 'scripts'}: {error.strerror}") from None
+    except (KeyError, ValueError) as error:
+        raise _damaged(place, str(error)) from None
+    if not _ID.fullmatch(found.id):
+        raise _damaged(place, f"id {found.id}")
+    return found
+
+
+def keep_seal(plan: Plan) -> None:
+    """Leave the seal of a plan on this host. Raises HostFault."""
+    try:
+        (_seals() / plan.seal).touch(mode=0o600)
+    except OSError as error:
+        raise _no_place(error) from None
+
+
+def has_seal(plan: Plan) -> bool:
+    """Return whether this user has begun exactly this plan on this host."""
+    try:
+        os.utime(_seals() / plan.seal, follow_symlinks=False)  # systemd-tmpfiles removes old ones
+    except OSError:
+        return False
+    return True
+
+
+def drop_seal(plan: Plan) -> None:
+    """Remove the seal of a plan of which everything is done."""
+    (_seals() / plan.seal).unlink(missing_ok=True)
+    shutil.rmtree(_to_read(plan), ignore_errors=True)
+
+
+def unsealed(plan: Plan, place: Place) -> Refused:
+    """Return why a plan without a seal is not submitted.
+
+    The user reads a copy that no guest can change between reading and accepting. Raises HostFault.
+    """
+    there = _to_read(plan)
+    try:
+        there.mkdir(mode=0o700, exist_ok=True)
+        (there / "plan.json").write_text(plan.text)
+        for name, content in plan.scripts.items():
+            (there / copy_name(plan.definition, name)).write_bytes(content)
+    except OSError as error:
+        raise _no_place(error) from None
+    return Refused(
+        f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run has begun "
+        "on this host: run was called on another host, or the plan was changed, by you or by a job "
+        f"in a guest; read it in {there}, then vmgr experiment resume --accept {plan.seal}"
+    )
+
+
+def _to_read(plan: Plan) -> Path:
+    return _seals() / f"{plan.seal}.plan"
+
+
+def _no_place(error: OSError) -> HostFault:
+    return HostFault(f"{SEALS}: {error.strerror}: the plan's seal cannot be kept")
+
+
+def _seals() -> Path:
+    """Return the directory of this user's seals; make it. Raises OSError, HostFault."""
+    uid = os.geteuid()
+    place = SEALS / f"vtorque-experiment-{uid}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    about = place.lstat()
+    if about.st_uid != uid or about.st_mode != stat.S_IFDIR | 0o700:
+        raise HostFault(f"{place}: is not a directory of yours alone (0700): remove it")
+    return place
+
+
+def _damaged(place: Place, why: str) -> Refused:
+    return Refused(
+        f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}): nothing more "
+        "can be submitted; begin anew with vmgr experiment run --dir DIR"
+    )
