@@ -11,7 +11,6 @@ from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import request_channel
 from vtorque_pbs.batch_commands import for_user
-from vtorque_pbs.inside_guests import PBSDSH
 from vtorque_pbs.settings import Settings
 from vtorque_testing.submit import run_vsub
 
@@ -223,35 +222,6 @@ def test_jobs_and_cancel(torque, monkeypatch):
     assert torque.system.submitter(torque.site).cancel(job.job_id) == 0
     assert torque.pbs.state()["jobs"][job.job_id]["deleted"]
     assert torque.system.submitter(torque.site).cancel("99.server") == 153
-
-
-def test_pbsdsh_in_a_guest(tmp_path):
-    """By itself for this guest, by ssh for others; quoting; what failed is told."""
-    (tmp_path / "pbsdsh").write_bytes(PBSDSH)
-    here = os.uname().nodename
-    (tmp_path / "nodes").write_text(f"{here}\n{here}\nother\n")
-    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$4" = other ] || exit 255\nexec sh -c "$5"\n')
-    (tmp_path / "ssh").chmod(0o755)
-    environ = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"),
-        "PBS_JOBID": "5[1].s", "HOME": str(tmp_path),
-    }  # fmt: skip
-
-    def pbsdsh(*argv):
-        argv = ["sh", str(tmp_path / "pbsdsh"), *argv]
-        done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
-        return done.returncode, sorted(done.stdout.splitlines()), done.stderr
-
-    tell = ("sh", "-c", 'echo "$PBS_VNODENUM $PBS_JOBID $1"', "x", 'it\'s "a"  b')
-    assert pbsdsh(*tell)[1] == [f'{i} 5[1].s it\'s "a"  b' for i in range(3)]
-    assert len(pbsdsh("-u", *tell)[1]) == 2
-    assert len(pbsdsh("-c", "5", "-s", *tell)[1]) == 5
-    assert pbsdsh("-n", "2", *tell)[1] == ['2 5[1].s it\'s "a"  b']
-    assert pbsdsh("-h", "other", "true") == (0, [], "")
-    assert pbsdsh("-h", "nobody", "true")[0] == 1
-    code, _, said = pbsdsh("-n", "1", "sh", "-c", "exit 3")
-    assert (code, said) == (0, "pbsdsh: task 1 exit status 3\n")
-    assert pbsdsh("-q")[0] == 1 and pbsdsh()[0] == 1
 
 
 def test_the_golden_token_is_what_it_says():

@@ -8,106 +8,104 @@ from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, GuestFile
 from vtorque_pbs import nodefile
 
-# pbsdsh(1B): -o and -v change nothing here, output is as it comes. As on the host the exit code is
-# 0 when all could be started; what they ended with is said.
+# pbsdsh(1B): -o and -v change nothing here, output is as it comes. Tasks have the environment of
+# the caller on every guest; in Torque they have the job's. As on the host the exit code is 0 when
+# all could be started; what they ended with is said.
 PBSDSH = rb"""#!/bin/sh
-# pbsdsh(1B) among the guests of this job, by ssh; written by vTorque.
-usage() {
+# pbsdsh(1B) among the guests of this job, by ssh; written by vTorque. Names begin with _vt_: an
+# exported variable that has the name of one of this script's would reach the tasks changed.
+_vt_usage() {
   echo 'usage: pbsdsh [-c copies | -n node | -h hostname] [-o] [-s] [-u] [-v] program [arg ...]' >&2
   exit 1
 }
-quoted() {
-  word=$(printf '%sx\n' "$1" | sed "s/'/'\\\\''/g")
-  printf "'%s'" "${word%x}"
-}
-copies='' only='' host='' unique='' serial=''
-while getopts c:n:h:osuv option; do
-  case $option in
-    c) copies=$OPTARG ;;
-    n) only=$OPTARG ;;
-    h) host=$OPTARG ;;
-    u) unique=1 ;;
-    s) serial=1 ;;
+_vt_copies='' _vt_only='' _vt_wanted='' _vt_unique='' _vt_serial=''
+while getopts c:n:h:osuv _vt_option; do
+  case $_vt_option in
+    c) _vt_copies=$OPTARG ;;
+    n) _vt_only=$OPTARG ;;
+    h) _vt_wanted=$OPTARG ;;
+    u) _vt_unique=1 ;;
+    s) _vt_serial=1 ;;
     o | v) ;;
-    *) usage ;;
+    *) _vt_usage ;;
   esac
 done
 shift $((OPTIND - 1))
-[ $# -gt 0 ] || usage
-case $copies$only in *[!0-9]*) usage ;; esac
+[ $# -gt 0 ] || _vt_usage
+case $_vt_copies$_vt_only in *[!0-9]*) _vt_usage ;; esac
 if [ ! -r "${PBS_NODEFILE:-}" ]; then
   echo 'pbsdsh: PBS_NODEFILE is not set: this is no job' >&2
   exit 1
 fi
-nodes='' seen=' ' count=0
-while read -r node; do
-  if [ -n "$unique" ]; then
-    case $seen in *" $node "*) continue ;; esac
-    seen="$seen$node "
-  fi
-  [ -z "$host" ] || [ "$host" = "$node" ] || continue
-  nodes="$nodes $node"
-  count=$((count + 1))
-  [ -z "$host" ] || break
+# _vt_nodes: "LINE:HOST:NAME" of each node to run on, counted from 0.
+_vt_nodes='' _vt_seen=' ' _vt_count=0 _vt_line=-1 _vt_hosts=0
+while read -r _vt_node; do
+  _vt_line=$((_vt_line + 1)) _vt_known=''
+  case $_vt_seen in
+    *" $_vt_node:"*)
+      _vt_known=1 _vt_host=${_vt_seen##*" $_vt_node:"}
+      _vt_host=${_vt_host%% *}
+      ;;
+    *)
+      _vt_host=$_vt_hosts _vt_hosts=$((_vt_hosts + 1))
+      _vt_seen="$_vt_seen$_vt_node:$_vt_host "
+      ;;
+  esac
+  [ -z "$_vt_unique" ] || [ -z "$_vt_known" ] || continue
+  [ -z "$_vt_wanted" ] || [ "$_vt_wanted" = "$_vt_node" ] || continue
+  _vt_nodes="$_vt_nodes $_vt_line:$_vt_host:$_vt_node"
+  _vt_count=$((_vt_count + 1))
+  [ -z "$_vt_wanted" ] || break
 done <"$PBS_NODEFILE"
-if [ "$count" -eq 0 ]; then
-  echo "pbsdsh: ${host:-a node} not found" >&2
+if [ "$_vt_count" -eq 0 ]; then
+  echo "pbsdsh: ${_vt_wanted:-a node} not found" >&2
   exit 1
 fi
-if [ -n "$only" ] && [ "$only" -ge "$count" ]; then
-  echo "pbsdsh: there are only $count nodes" >&2
+if [ -n "$_vt_only" ] && [ "$_vt_only" -ge "$_vt_count" ]; then
+  echo "pbsdsh: there are only $_vt_count nodes" >&2
   exit 1
 fi
-here=$(hostname)
-if ! command -v ssh >/dev/null && grep -qvx "$here" "$PBS_NODEFILE"; then
-  echo "pbsdsh: this image has no ssh: of the job's guests only $here is reached" >&2
+_vt_here=$(hostname)
+if ! command -v ssh >/dev/null && grep -qvx "$_vt_here" "$PBS_NODEFILE"; then
+  echo "pbsdsh: this image has no ssh: of the job's guests only $_vt_here is reached" >&2
 fi
-line=''
-for word; do line="$line $(quoted "$word")"; done
-start() {  # number, node, program and arguments
-  number=$1 node=$2
+# As pbs_mom numbers them: the job's script is task 1 (Torque's src/resmom/mom_comm.c).
+_vt_start() {  # task, node, program and arguments
+  PBS_TASKNUM=$(($1 + 2)) PBS_VNODENUM=${2%%:*} PBS_NODENUM=${2#*:} _vt_node=${2##*:}
+  PBS_NODENUM=${PBS_NODENUM%:*}
+  export PBS_TASKNUM PBS_VNODENUM PBS_NODENUM
   shift 2
-  if [ "$node" = "$here" ]; then
-    cd || exit 254
-    PBS_VNODENUM=$number
-    export PBS_VNODENUM
-    exec "$@" </dev/null
-  fi
-  set -- PBS_JOBID "$PBS_JOBID" PBS_NODEFILE "$PBS_NODEFILE" PBS_VNODENUM "$number" \
-    PBS_O_WORKDIR "${PBS_O_WORKDIR:-}" PBS_JOBNAME "${PBS_JOBNAME:-}"
-  given=env
-  while [ $# -gt 0 ]; do
-    given="$given $1=$(quoted "$2")"
-    shift 2
-  done
-  exec ssh -n -o BatchMode=yes "$node" "exec $given$line"
+  cd || exit 254
+  if [ "$_vt_node" = "$_vt_here" ]; then exec "$@" </dev/null; fi
+  exec "${VTORQUE_ON_GUEST:-/usr/lib/vtorque/on-guest}" "$_vt_node" "$@"
 }
-tell() {
+_vt_tell() {
   [ "$2" -eq 0 ] || echo "pbsdsh: task $1 exit status $2" >&2
-  [ "$2" -ne 255 ] || failed=1
+  [ "$2" -ne 255 ] || _vt_failed=1
 }
-failed=0 number=0 pids=''
-[ -n "$copies" ] || copies=$count
-while [ "$number" -lt "$copies" ]; do
-  for node in $nodes; do
-    [ "$number" -lt "$copies" ] || break
-    if [ -z "$only" ] || [ "$only" -eq "$number" ]; then
-      (start "$number" "$node" "$@") &
-      if [ -n "$serial" ]; then
+_vt_failed=0 _vt_task=0 _vt_started=0 _vt_pids=''
+[ -n "$_vt_copies" ] || _vt_copies=$_vt_count
+while [ "$_vt_task" -lt "$_vt_copies" ]; do
+  for _vt_each in $_vt_nodes; do
+    [ "$_vt_task" -lt "$_vt_copies" ] || break
+    if [ -z "$_vt_only" ] || [ "$_vt_only" -eq "$_vt_task" ]; then
+      (_vt_start "$_vt_started" "$_vt_each" "$@") &
+      _vt_started=$((_vt_started + 1))
+      if [ -n "$_vt_serial" ]; then
         wait $!
-        tell "$number" $?
+        _vt_tell "$_vt_task" $?
       else
-        pids="$pids $number:$!"
+        _vt_pids="$_vt_pids $_vt_task:$!"
       fi
     fi
-    number=$((number + 1))
+    _vt_task=$((_vt_task + 1))
   done
 done
-for task in $pids; do
-  wait "${task#*:}"
-  tell "${task%%:*}" $?
+for _vt_each in $_vt_pids; do
+  wait "${_vt_each#*:}"
+  _vt_tell "${_vt_each%%:*}" $?
 done
-exit $failed
+exit $_vt_failed
 """
 
 REFUSING = rb"""#!/bin/sh

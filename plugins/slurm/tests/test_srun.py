@@ -5,6 +5,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+from importlib.resources import files
 
 import pytest
 
@@ -28,16 +30,22 @@ def srun(request, tmp_path):
     there = " ".join(request.param)  # the other guest has the same image
     ssh.write_text(
         '#!/bin/sh\n[ "$8 $9" = "exec /bin/sh" ] || exit 99\n'
-        f'via=$7\nshift 9\nVIA=ssh ON=$via {there} "$@"\n'
+        f'via=$7\nshift 9\nexec env -i PATH=/usr/bin:/bin VIA=ssh ON=$via {there} "$@"\n'
     )
     ssh.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(guests)}
+    on_guest = tmp_path / "on-guest"
+    on_guest.write_bytes(files("vtorque_linux_guest.guest").joinpath("on-guest").read_bytes())
+    on_guest.chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(guests),
+        "VTORQUE_ON_GUEST": str(on_guest),
+    }  # fmt: skip
 
-    def call(*args, stdin="", **more):
+    def call(*args, stdin="", umask=0o022, **more):
         argv = [*request.param, str(program), *args]
         return subprocess.run(
             argv, env=environ | more, input=stdin, capture_output=True, text=True, check=False,
-            cwd=tmp_path, timeout=30,
+            cwd=tmp_path, timeout=120, umask=umask,
         )  # fmt: skip
 
     return call
@@ -94,6 +102,18 @@ def test_words_and_variables_reach_the_other_guest(srun, tmp_path):
     srun("-N2", "sh", "-c", 'printf "%s." "$@" "$MINE" > $SLURM_PROCID', "sh", *odd, MINE="x'y\n")
     for rank in "01":
         assert (tmp_path / rank).read_text() == "".join(f"{word}." for word in [*odd, "x'y\n"])
+
+
+def test_the_environment_is_the_same_on_every_guest(srun, tmp_path):
+    """Values as they are; names that the script itself might use, too; and the umask."""
+    mine = {
+        "TWO": "x\nexport PWD=/\nexport FORGED=1\n", "nodes": "9", "count": "c", "host": "h",
+        "tasks": "7", "code": "e", "here": "e", "word": "w", "BYTES": "\udcff\udc81\udc88",
+    }  # fmt: skip
+    show = "import os, sys; print([os.environ.get(n) for n in sys.argv[1:]], os.umask(0))"
+    done = srun("-N2", sys.executable, "-c", show, *mine, **mine, umask=0o027)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [f"{list(mine.values())} {0o027}"] * 2
 
 
 def test_exit_codes_and_standard_input(srun):

@@ -31,7 +31,7 @@ from vtorque_core.api.guest_context import (
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files
 from vtorque_linux_guest.guest import agent_side
-from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, SITE, SPOOL
+from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, ON_GUEST, SITE, SPOOL
 from vtorque_linux_guest.guest.linux_family import (
     DEBIAN,
     MICRO,
@@ -261,6 +261,7 @@ def _ssh(script: _Script, guest: GuestPlan) -> None:
     script.step("ssh")
     for path, text, mode, users in etc_files.ssh_files(guest):
         script.put(path, text.encode(), mode, _owner(guest, "job" if users else "root"))
+    script.put(ON_GUEST, _data("on-guest").encode(), 0o755)
     script.call("ssh_settings", script.file(etc_files.sshd_text().encode()))
 
 

@@ -35,6 +35,9 @@ BREAK_MARKER = "break-expected"
 AS_USER = f"{SITE}/cloud-config/as-user"
 """Becomes the job's user, and does what their cloud-config says."""
 
+ON_GUEST = f"{SITE}/on-guest"
+"""Runs a program on another guest of the job: for the batch commands in guests."""
+
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"
 """In the run_dir, empty: the guest has a site epilogue."""
