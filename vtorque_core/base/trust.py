@@ -28,24 +28,23 @@ def require_root_owned(path: Path, uid: int = 0) -> None:
     others', and shows an ACL's mask too (acl(5)). Raises ConfigError with the path at fault and
     what to do.
     """
-    here = Path("/")
-    _check(here, uid)
-    pending = list(reversed(path.absolute().parts[1:]))
-    links = 0
-    while pending:
-        part = pending.pop()
-        if part == "..":
-            here = here.parent
-            continue
-        here = here / part
-        if not _check(here, uid):
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise ConfigError(f"{path}: too many symbolic links")
-        target = here.readlink()
-        here = Path("/") if target.is_absolute() else here.parent
-        pending.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+    _follow(path.absolute(), uid, _MAX_LINKS)
+
+
+def _follow(path: Path, uid: int, links: int) -> Path:
+    """Return the path without links, all of it checked. Raises ConfigError."""
+    if path == path.parent:
+        _check(path, uid)
+        return path
+    above = _follow(path.parent, uid, links)
+    if path.name == "..":
+        return above.parent
+    here = above / path.name
+    if not _check(here, uid):
+        return here
+    if not links:
+        raise ConfigError(f"{here}: too many symbolic links")
+    return _follow(above / here.readlink(), uid, links - 1)
 
 
 def require_secret(path: Path, uid: int = 0) -> None:
