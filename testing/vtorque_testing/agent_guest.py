@@ -42,6 +42,8 @@ class LocalAgent:
         sync: bool = False,
         notify: str = "",
         status: bool = True,
+        user: str = "tester",
+        shell: str = "/bin/sh",
     ) -> None:
         # Not pytest's directory: it is closed to other users, and the job is one.
         self.path = Path(tempfile.mkdtemp(prefix="vtorque-agent-"))
@@ -56,12 +58,12 @@ class LocalAgent:
         self.status_listener = self._listen("status")
         self.run_listener = self._listen("run")
         lines = [
-            "user=tester",
+            f"user={user}",
             f"uid={self.uid}",
             f"gid={self.gid}",
             f"groups={','.join(str(gid) for gid in groups)}",
             f"home={self.home}",
-            "shell=/bin/sh",
+            f"shell={shell}",
             *([f"status=unix:{self.path}/status"] if status else []),
             f"run=unix:{self.path}/run",
             f"spool={self.spool}",

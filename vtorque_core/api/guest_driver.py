@@ -37,6 +37,7 @@ class ReadyGuest:
     hostname: str
     rank: int
     run_dir: Path
+    image: str = ""
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,12 @@ class GuestPlan:
         """Whether it comes from another node, where it runs, and is not started or restored."""
         return self.saved is not None and self.saved.arrive is not None
 
+    @property
+    def home(self) -> str:
+        """The user's home in the guest: where the share named home is, else /home/NAME."""
+        shared = (share.target for share in self.shares if share.name == "home")
+        return next(shared, f"/home/{self.user.name}")
+
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""
         return self.request[option]

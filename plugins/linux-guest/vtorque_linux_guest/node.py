@@ -13,7 +13,6 @@ from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_linux_guest.boot import cloud_config, user_cloud_config
 from vtorque_linux_guest.boot.seed import Seed
-from vtorque_linux_guest.guest import agent_side
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
 from vtorque_linux_guest.guest.linux_family import family
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
@@ -44,7 +43,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     if (own := guest.request[CLOUD_CONFIG]) is not None:
         kin = family(guest.image) if guest.image.guest_type == "linux" else None
         wanted, allowed = user_cloud_config.read(own), site[Settings].user_modules
-        home = agent_side.home(guest)
+        home = guest.home
         yield from user_cloud_config.items(wanted, allowed, kin, guest.user, home)
     if guest.rank:
         return

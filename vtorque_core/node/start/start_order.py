@@ -282,7 +282,6 @@ def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
     """Return what the wrapper is told while the guests start."""
-    environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
     return Proof(
         job=start.job,
         state="starting",
@@ -296,7 +295,6 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
         off=tuple(start.plugins.withheld),
         keep=wanted[KEEP],
         show_log=wanted[SHOW_LOG],
-        environ=environ,
     )
 
 
@@ -314,13 +312,13 @@ def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
 def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:
     """Tell the job shell that it may run the script; ``first`` is the guest that gets it."""
     detail = dict.fromkeys((*(each.text for each in notices), *start.warnings))
-    guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir) for g in start.guests)
+    guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir, g.image.name) for g in start.guests)
     ready = replace(
         told,
         state="ready",
         guest_type=first.plan.image.guest_type,
         plugin=first.owner,
-        environ={**told.environ, **first.environ},
+        environ={"HOME": first.plan.home, **first.environ},
         unless=first.unless,
         detail=tuple(detail),
         guests=tuple(guests),

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pwd
 import resource
 import signal
 import sys
@@ -112,6 +113,22 @@ def test_shell_modes(session: Session) -> None:
     assert run(session, shell)[1].split()[0] == b"/bin/sh"
     login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
     assert run(session, login, b"echo $0\n")[1] == b"-sh\n"
+
+
+def test_the_login_shell_is_the_one_in_the_guests_passwd(binary: Path) -> None:
+    """The configuration has the node's, which the image may lack: in every mode, and as SHELL."""
+    root = pwd.getpwnam("root").pw_shell
+    with LocalAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field
+        agent.ready()
+        session = agent.session()
+        login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
+        assert run(session, login, b"echo $0\n")[1] == f"-{Path(root).name}\n".encode()
+        env = ENV | {"SHELL": "/no/zsh"}
+        files = (GuestFileData("s", b"echo $SHELL\n"),)
+        for mode in Mode:
+            words = ("", FileArg("s")) if mode is Mode.LOGIN else (FileArg("s"),)
+            start = Start(argv=words, env=env, files=files, mode=mode)
+            assert run(session, start)[1:] == (f"{root}\n".encode(), b""), mode
 
 
 @pytest.mark.parametrize("shell", ["", "/bin/bash", "/bin/dash"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 from dataclasses import replace
@@ -102,6 +103,18 @@ def test_a_login_shell_that_the_guest_lacks_becomes_sh(fake_root: FakeRoot, plan
     user = replace(USER, shell="/bin/zsh")  # noqa: S604
     assert fake_root.setup(plan(user=user), [HOME]).code == 0
     assert fake_root.read("/etc/passwd").startswith("alice:x:1000:1000::/home/alice:/bin/sh\n")
+
+
+def test_a_login_shell_that_the_setup_brings_is_used(fake_root: FakeRoot, plan) -> None:
+    """As a package of the site does."""
+    user = replace(USER, shell="/bin/zsh")  # noqa: S604
+    place = shlex.quote(f"{fake_root.path}/bin")
+    zsh = f"#!/bin/sh\nmkdir -p {place}\n: >{place}/zsh\nchmod +x {place}/zsh\n"
+    prologue = [SiteScript("zsh", zsh.encode())]
+    assert fake_root.setup(plan(user=user), [HOME], prologue=prologue).code == 0
+    assert fake_root.read("/etc/passwd") == (
+        "alice:x:1000:1000::/home/alice:/bin/zsh\nroot:x:0:0:root:/root:/bin/sh\n"
+    )
 
 
 def test_sudo_is_taken_away_where_there_is_sudo(fake_root: FakeRoot) -> None:

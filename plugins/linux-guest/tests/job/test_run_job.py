@@ -43,7 +43,7 @@ class Guest:
     ) -> tuple[int, bytes, bytes]:
         more = {"environ": PATH, "cwd": "/"} | more
         script = Script("42.srv.SC", content, **more)
-        ready = ReadyGuest("vt", "vn1", 0, self.run_dir)
+        ready = ReadyGuest("vt", "vn1", 0, self.run_dir, "tiny")
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             streams = Streams(stdin, out.fileno(), err.fileno(), terminal=terminal)
             code = run_job.run(ready, script, streams)
@@ -150,7 +150,8 @@ def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
         (b"#!/no/such/shell\n", {}, 127, b"interpreter"),
         (b"#!/bin/sh\r\n", {}, 127, b"interpreter"),
         (b"#!/etc/passwd\n", {}, 126, b"Permission denied"),
-        (b"echo\n", {"interpreter": "/no/shell"}, 127, b"/no/shell: No such file"),
+        (b"echo\n", {"interpreter": "/no/shell"}, 127, b"/no/shell (-S): image tiny does not have"),
+        (b"#!/bin/sh\n", {"interpreter": "/no/shell", "login": True}, 127, b"(-vm img=)"),
         (b"#!/bin/sh\n", {"cwd": "/no/dir"}, 126, b"working directory /no/dir"),
         (b"#!/bin/sh\n", {"environ": {"A": "x" * (3 << 20)}}, 126, b"cannot run"),
     ],

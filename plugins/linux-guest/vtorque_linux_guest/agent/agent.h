@@ -183,7 +183,7 @@ const char *start_add(const uint8_t *p, size_t n, bool last);
 bool start_begun(void);
 bool start_waits(void);
 void start_drop(void);
-_Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd);
+_Noreturn void start_exec(struct start *s, const int fds[3], int error_fd);
 
 /* job.c: functions that return a string return NULL or what is wrong with the frame */
 void job_window(uint32_t bytes);

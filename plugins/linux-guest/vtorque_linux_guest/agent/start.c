@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,6 +217,24 @@ static void lower_limits(const struct start *s) {
     }
 }
 
+/* The login shell that setup.sh has written to the guest's passwd(5): it knows what the image has.
+ * conf.shell, which is the node's, only if there is no such line. */
+static void use_login_shell(struct start *s) {
+    FILE *file = fopen("/etc/passwd", "re");
+    struct passwd *found = NULL;
+    while (file != NULL && (found = fgetpwent(file)) != NULL && strcmp(found->pw_name, conf.user) != 0)
+        continue;
+    if (found != NULL && found->pw_shell[0] == '/')
+        snprintf(conf.shell, sizeof conf.shell, "%s", found->pw_shell);
+    if (file != NULL)
+        fclose(file);
+    static char entry[sizeof conf.shell + 8];
+    snprintf(entry, sizeof entry, "SHELL=%s", conf.shell);
+    for (size_t i = 0; i < s->envc; i++)
+        if (strncmp(s->env[i], "SHELL=", 6) == 0)
+            s->env[i] = entry;
+}
+
 static _Noreturn void run(char **argv, int error_fd) {
     if (strchr(argv[0], '/') == NULL)
         execvp(argv[0], argv);
@@ -281,7 +300,7 @@ static _Noreturn void container_exec(const struct start *s, int error_fd) {
 }
 
 /* In the child, never returns: becomes the job, or writes why not to error_fd. */
-_Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd) {
+_Noreturn void start_exec(struct start *s, const int fds[3], int error_fd) {
     setsid();
     for (int i = 0; i < 3; i++)
         if (dup2(fds[i], i) < 0)
@@ -295,6 +314,7 @@ _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd)
     const char *cwd = s->cwd != NULL ? s->cwd : conf.home;
     if (chdir(cwd) < 0)
         give_up(error_fd, "working directory ", cwd, strerror(errno));
+    use_login_shell(s);
     environ = s->env;
     if (conf.container[0] != '\0')
         container_exec(s, error_fd);

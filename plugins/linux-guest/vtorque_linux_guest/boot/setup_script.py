@@ -30,7 +30,6 @@ from vtorque_core.api.guest_context import (
 )
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files
-from vtorque_linux_guest.guest import agent_side
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, ON_GUEST, SITE, SPOOL
 from vtorque_linux_guest.guest.linux_family import (
     DEBIAN,
@@ -139,6 +138,7 @@ def build(
     _site_scripts(script, guest, prologue, epilogue)
     _on_cancel(script, on_cancel(guest, items))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
+    _passwd(script, guest.user.shell)  # packages or a script may have brought it
     head = f"#!/bin/sh\nR={quote(root)}\n"
     text = head + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
     return {"setup.sh": text.encode("utf-8", "surrogateescape"), **script.seed}
@@ -212,7 +212,7 @@ def _dhcp(script: _Script, address: Address) -> None:
 
 def _identity(script: _Script, guest: GuestPlan) -> None:
     """The job's user and nobody else's: same ids in every family, whatever the image has."""
-    user, home = guest.user, agent_side.home(guest)
+    user, home = guest.user, guest.home
     script.step(f"user {user.name}")
     texts = {
         "passwd": etc_files.passwd_line(user, home, user.shell),
@@ -223,9 +223,7 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
     for name, text in texts.items():
         script.seed[f"ids/{name}"] = text.encode("utf-8", "surrogateescape")
     script.call('ids "$D/ids/group"', at("/etc/group"), "022")
-    script.call("passwd=passwd")
-    script.call(f"if [ ! -x {at(user.shell)} ]; then passwd=passwd.sh; fi")
-    script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
+    _passwd(script, user.shell)
     script.call('ids "$D/ids/shadow"', at("/etc/shadow"), "077")
     sudoers = script.file(etc_files.sudoers_text(user.uid).encode())
     script.call(
@@ -235,6 +233,15 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
     script.call("folder", at(SPOOL))
     script.step("hosts")
     script.write("/etc/hosts", etc_files.hosts_text(guest))
+
+
+def _passwd(script: _Script, shell: str) -> None:
+    """Write the user's line of passwd(5), with the login shell if the guest has it by now.
+
+    Everything else, the agent and sshd among it, takes the shell from that line.
+    """
+    script.call(f"passwd=passwd; if [ ! -x {at(shell)} ]; then passwd=passwd.sh; fi")
+    script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
 
 
 def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> None:
@@ -321,7 +328,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
             source = '"$DISK"'
         kind = "" if item.kind == "disk" else f"-t {item.kind}"
         script.call("run mount", kind, "-o", quote(",".join(options)), source, at(item.target))
-    home = PurePosixPath(agent_side.home(guest))
+    home = PurePosixPath(guest.home)
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")
         _folder(script, guest, str(home))

@@ -39,7 +39,7 @@ def who_and_where(guest: GuestPlan) -> dict[str, str]:
         "uid": str(user.uid),
         "gid": str(user.gid),
         "groups": ",".join(str(gid) for gid in dict.fromkeys(gid for _, gid in user.groups)),
-        "home": home(guest),
+        "home": guest.home,
         "shell": user.shell,
         "spool": SPOOL,
     }
@@ -49,9 +49,8 @@ def who_and_where(guest: GuestPlan) -> dict[str, str]:
 
 
 def home(guest: GuestPlan) -> str:
-    """Return the user's home in the guest: where the share is that is named so, else /home/NAME."""
-    shared = (share.target for share in guest.shares if share.name == "home")
-    return next(shared, f"/home/{guest.user.name}")
+    """Return the user's home in the guest."""
+    return guest.home
 
 
 def conf(values: Mapping[str, str]) -> bytes:

@@ -289,7 +289,7 @@ class _Job:
                 start, stdin, streams.stdout, streams.stderr, self.ending.events
             )
         except NotStarted as error:
-            self._say(str(error))
+            self._say(self._why_not(error.reason))
             missing = ("No such file or directory", "does not exist here")
             found = not (error.reason.startswith("cannot run") and error.reason.endswith(missing))
             return EXIT_CANNOT_RUN if found else EXIT_NOT_FOUND
@@ -299,6 +299,20 @@ class _Job:
         for lost in status.lost:
             self._say(f"output was lost: {lost}")
         return status.code
+
+    def _why_not(self, reason: str) -> str:
+        """Return the agent's reason, or for a missing ``-S`` shell one that says what to do."""
+        shell, missing = self.script.interpreter, "No such file or directory"
+        if reason not in (
+            f"cannot run {shell}: {missing}",
+            f"cannot run the shell {shell}: {missing}",
+        ):
+            return reason
+        image = f"image {self.guest.image}" if self.guest.image else "the image"
+        return (
+            f"cannot run the shell {shell} (-S): {image} does not have it. Name a shell of the "
+            "image with -S, or choose an image that has this one (-vm img=)"
+        )
 
     def _say(self, text: str) -> None:
         line = f"vtorque: {text}\n".encode("utf-8", "backslashreplace")
