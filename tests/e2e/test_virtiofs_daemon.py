@@ -125,9 +125,7 @@ def test_no_way_leads_out_of_the_directory(place: Path, home: Path, readonly: bo
 def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
     make(place / "hidden", None, 0o700, OTHER, OTHER)
     make(place / "hidden/target", None, 0o755, USER, USER)
-    (place / "link").symlink_to("home")
     cases = {
-        "link": "Not a directory|Too many levels",
         "home/other": "belongs to uid",
         "hidden/target": "Permission denied",
         "home/mine": "Not a directory",
@@ -140,6 +138,51 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
         assert holders(one.lock) == set()
         user_daemon.stop(one.lock, time.monotonic() + 30)
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_links_of_root_lead_to_the_source(place: Path, home: Path, readonly: bool) -> None:
+    """As where /home/u is a link to /data/u: absolute, relative, of links, on the way."""
+    make(place / "data", None, 0o755, 0, 0)
+    (place / "data/u").symlink_to("../home")
+    (place / "link").symlink_to(place / "data/u")
+    (place / "way").symlink_to("data")
+    for source in ("data/u", "link", "way/u"):
+        one = replace(share(place, "home"), source=str(place / source), readonly=readonly)
+        one.start()
+        (pid,) = holders(one.lock)
+        if one.user_is_root:
+            assert sorted(p.name for p in Path(f"/proc/{pid}/root").iterdir()) == ["mine", "other"]
+        user_daemon.stop(one.lock, time.monotonic() + 30)
+
+
+def test_links_that_others_can_make_or_replace_are_not_followed(place: Path, home: Path) -> None:
+    """The message names the link and the setting."""
+    (place / "theirs").symlink_to("home")
+    os.lchown(place / "theirs", USER, USER)
+    make(place / "open", None, 0o777, 0, 0)
+    (place / "open/link").symlink_to(home)
+    make(place / "group", None, 0o775, 0, USER)
+    (place / "group/link").symlink_to(home)
+    make(place / "user", None, 0o755, USER, USER)
+    make(place / "user/roots", None, 0o755, 0, 0)
+    (place / "user/roots/link").symlink_to(home)
+    (place / "circle").symlink_to("circle")
+    for name in ("theirs", "open/link", "group/link", "user/roots/link", "circle"):
+        one = replace(share(place, "home"), source=str(place / name))
+        refusal = rf"{place / name} is a symbolic link .*source in \[shares\]"
+        with pytest.raises(HostFault, match="Too many levels" if name == "circle" else refusal):
+            one.start()
+        assert holders(one.lock) == set()
+        user_daemon.stop(one.lock, time.monotonic() + 30)
+
+
+def test_a_root_link_in_a_sticky_directory_is_followed(place: Path, home: Path) -> None:
+    make(place / "sticky", None, 0o1777, 0, 0)
+    (place / "sticky/link").symlink_to(home)
+    one = replace(share(place, "home"), source=str(place / "sticky/link"))
+    one.start()
+    assert len(holders(one.lock)) == 1
 
 
 def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:

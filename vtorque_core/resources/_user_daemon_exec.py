@@ -64,6 +64,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 DENIED = "!"
 MOUNTED = "/mnt"  # every system has one, and the daemon alone sees what is on it
 _V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
+_NO_LINK = "name the directory that it leads to as the source in [shares]"
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
     errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a disk file",
@@ -268,12 +269,40 @@ def _check_qcow2(header: bytes) -> None:
         raise _Denied("is encrypted")
 
 
+def _resolve(path: str) -> tuple[str, bool]:
+    """Return a path without symbolic links, and whether root alone can change what it names.
+
+    Only links of root's in directories that root alone can write are followed: a user who could
+    make or replace a link would choose what is shared. The root directory is empty text. Raises
+    OSError, _Step.
+    """
+    above, _, name = path.rstrip("/").rpartition("/")
+    if not name:
+        return "", True
+    parent, trusted = _resolve(above)
+    if name == "..":
+        return parent.rpartition("/")[0], trusted
+    here = f"{parent}/{name}"
+    facts = os.lstat(here)
+    trusted = trusted and facts.st_uid == 0
+    if not stat.S_ISLNK(facts.st_mode):
+        return here, trusted and bool(facts.st_mode & stat.S_ISVTX or not facts.st_mode & 0o022)
+    if not trusted:
+        raise _Step(f"{here} is a symbolic link that others than root can change: {_NO_LINK}")
+    target = os.readlink(here)  # noqa: PTH115 - pathlib is an import
+    return _resolve(target if target.startswith("/") else f"{parent}/{target}")
+
+
 def _open_source(plan: Plan) -> int:
     """Open the shared directory; to be called with the user's fsuid, in whatever namespace."""
     try:
-        source = os.open(plan.source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.stat(plan.source)  # noqa: PTH116 - links in a circle are an OSError
+        path = _resolve(plan.source)[0] or "/"
+        source = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise _Step(f"cannot open as uid {plan.uid}: {error.strerror}") from None
+    if os.readlink(f"/proc/self/fd/{source}") != path:  # noqa: PTH115
+        raise _Step("was replaced while it was being opened")
     owner = os.fstat(source).st_uid
     if plan.owner_check and owner != plan.uid:
         raise _Step(f"belongs to uid {owner}, not to uid {plan.uid}")
@@ -428,6 +457,7 @@ def _launch(plan: Plan) -> None:
     else:
         host_source = (_open_disk if plan.disk else _open_source)(plan)
         _enter_own_namespace(plan)
+    plan = plan._replace(source=os.readlink(f"/proc/self/fd/{host_source}"))  # noqa: PTH115
     maps_wanted, child_maps_wanted = os.pipe()
     child_maps_done, maps_done = os.pipe()
     unshare(CLONE_NEWPID)

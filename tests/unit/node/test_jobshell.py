@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -187,6 +188,17 @@ def test_paths_follow_the_home_of_the_guest(job):
     assert job.seen.environ["OTHER"] == home
     job.run(PBS_O_INITDIR=f"{home}2/run")
     assert job.seen.cwd == f"{home}2/run"
+
+
+def test_a_home_that_is_a_link_has_both_names(job, tmp_path, monkeypatch):
+    """The batch system may name the directory as getcwd(3) does."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "home").symlink_to("data")
+    account = SimpleNamespace(pw_dir=f"{tmp_path}/home", pw_shell="/bin/sh", pw_name="u")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
+    proofs.write(job.paths, replace(READY, environ={"HOME": "/home/u"}))
+    job.run(PBS_O_INITDIR=f"{tmp_path}/data/run", PBS_O_WORKDIR=f"{tmp_path}/home/x")
+    assert (job.seen.cwd, job.seen.environ["PBS_O_WORKDIR"]) == ("/home/u/run", "/home/u/x")
 
 
 def test_no_proof_runs_nothing(job):
@@ -421,6 +433,7 @@ def test_no_job_waits_for_imports_that_few_jobs_need():
     code = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import vtorque_core.cli.vtorque, vtorque_core.cli.hook, vtorque_core.node.shell.jobshell
 from vtorque_core.site.load import load
 _, plugins = load(Path("/nonexistent"), node=False)

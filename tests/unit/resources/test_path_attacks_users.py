@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from path_attacks import Attack, between, flags, plain, statement
+from path_attacks import Attack, all_of, between, flags, plain, statement
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.run_tool import NOBODY
 from vtorque_core.node.shell import proof
 from vtorque_core.resources import _user_daemon_exec
 from vtorque_core.site import request
@@ -49,11 +50,25 @@ def disk(name: str, **changes: object):
 
 
 def share(name: str, **changes: object):
+    """Open a shared directory as root's launcher does."""
+    wanted = {"owner_check": True, "launched_by_root": True} | changes
+
     def act(top: Path) -> str:
-        os.close(_user_daemon_exec._open_source(a_plan(top, name, owner_check=True, **changes)))
+        os.close(_user_daemon_exec._open_source(a_plan(top, name, **wanted)))
         return "opened"
 
     return act
+
+
+def users_link(name: str, target: str):
+    """Make a link of a user's, in a directory of root's if this is root."""
+
+    def prepare(top: Path) -> None:
+        (top / name).symlink_to(top / target)
+        if ME == 0:
+            os.lchown(top / name, NOBODY, NOBODY)
+
+    return prepare
 
 
 def opened(_: Path, done: object) -> bool:
@@ -112,15 +127,35 @@ def fifo(name: str):
     return lambda top: os.mkfifo(top / name)
 
 
-def by_number(top: Path) -> object:
-    descriptor = os.open(top / "victim", os.O_PATH)
-    try:
-        return share(f"/proc/self/fd/{descriptor}")(top)
-    finally:
-        os.close(descriptor)
+def swapped_share(top: Path) -> object:
+    """Their own directory becomes a link just before it is opened."""
+    (top / "home").mkdir()
+
+    def swap() -> None:
+        (top / "home").rmdir()
+        (top / "home").symlink_to(top / "victim")
+
+    with between(_user_daemon_exec, "open", lambda path, *_: path == str(top / "home"), swap):
+        return share("home")(top)
+
+
+def swapped_way(top: Path) -> object:
+    """A directory on the way, which is theirs, becomes a link just before the share is opened."""
+    (top / "way/home").mkdir(parents=True)
+
+    def swap() -> None:
+        (top / "way/home").rmdir()
+        (top / "way").rmdir()
+        (top / "victim/home").mkdir()
+        (top / "way").symlink_to(top / "victim")
+
+    with between(_user_daemon_exec, "open", lambda path, *_: path == str(top / "way/home"), swap):
+        return share("way/home")(top)
 
 
 NO_LINK = flags(_user_daemon_exec, "O_NOFOLLOW")
+REPLACED = statement(_user_daemon_exec, "_open_source", "was replaced")
+LINKS = statement(_user_daemon_exec, "_resolve", "others than root can change")
 REGULAR = statement(_user_daemon_exec, "_open_disk", "is not a regular file")
 WHOSE = statement(_user_daemon_exec, "_open_disk", "not to you")
 SIZE = statement(_user_daemon_exec, "_open_disk", "a raw disk has")
@@ -166,7 +201,14 @@ DISKS = {
 }  # fmt: skip
 SHARES = {
     "a link to another's directory": Attack(
-        lambda top: (top / "home").symlink_to(top / "victim"), share("home"), NO_LINK, opened
+        users_link("home", "victim"), share("home"), LINKS, opened
+    ),
+    "a link on the way": Attack(users_link("way", "."), share("way/victim"), LINKS, opened),
+    "a link that comes at the last moment": Attack(
+        lambda top: None, swapped_share, all_of(NO_LINK, REPLACED), opened
+    ),
+    "a link on the way that comes at the last moment": Attack(
+        lambda top: None, swapped_way, REPLACED, opened
     ),
     "a file for a directory": Attack(
         file("home"), share("home"), flags(_user_daemon_exec, "O_DIRECTORY"), opened
@@ -174,9 +216,6 @@ SHARES = {
     "another's directory": Attack(
         lambda top: None, share("victim", uid=ME + 1),
         statement(_user_daemon_exec, "_open_source", "belongs to uid"), opened,
-    ),
-    "a descriptor for a directory": Attack(
-        lambda top: None, by_number, NO_LINK, opened
     ),
 }  # fmt: skip
 

@@ -270,8 +270,8 @@ def make_script(
     The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
     the login shell as SHELL (the batch system sets this program) and with what the proof adds, but
     for what gives way to variables that the user has set.
-    Where the proof's HOME is not the host's, the working directory and ``PBS_O_WORKDIR`` and the
-    like follow it.
+    The working directory, ``PBS_O_WORKDIR`` and the like may name the home as the user database
+    does or without symbolic links: both become the proof's HOME, which is the guest's.
     """
     try:
         account = pwd.getpwuid(os.getuid())
@@ -280,11 +280,12 @@ def make_script(
         message = f"no login or working directory on this node: {error}"
         raise _Stop(errors.EXIT_HOST_FAULT, message) from None
     home = ready.environ.get("HOME", account.pw_dir)
+    homes = (account.pw_dir, os.path.realpath(account.pw_dir))
     found = {k: v for k, v in environ.items() if k not in HOST_ONLY | shell.host_only}
     found["SHELL"] = account.pw_shell or "/bin/sh"
     for name in _PATHS:
         if name in found:
-            found[name] = _moved(found[name], account.pw_dir, home)
+            found[name] = _moved(found[name], homes, home)
     found |= ready.environ_beside(found)
     mask = os.umask(0o077)
     os.umask(mask)
@@ -296,7 +297,7 @@ def make_script(
             else shell.content(_read_script(job.script))
         ),
         environ={**found, **shell.inside(found, ready.environ)},
-        cwd=_moved(here, account.pw_dir, home),
+        cwd=_moved(here, homes, home),
         interpreter=ready.shell,
         login=shell.login,
         args=job.args,
@@ -371,10 +372,11 @@ def _read_script(path: Path) -> bytes:
     return content
 
 
-def _moved(path: str, host_home: str, guest_home: str) -> str:
-    """Return a path below the host's home as the guest sees it; other paths unchanged."""
-    if path == host_home or path.startswith(host_home.rstrip("/") + "/"):
-        return guest_home + path[len(host_home.rstrip("/")) :]
+def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
+    """Return a path below one of the home's names on the host as the guest has it."""
+    for home in host_homes:
+        if path == home or path.startswith(home.rstrip("/") + "/"):
+            return guest_home + path[len(home.rstrip("/")) :]
     return path
 
 

@@ -117,6 +117,19 @@ def test_a_login_shell_that_the_setup_brings_is_used(fake_root: FakeRoot, plan) 
     )
 
 
+def test_other_names_of_a_share_are_links(fake_root: FakeRoot) -> None:
+    """None over what the image has, none inside a share, where it would stay."""
+    (fake_root.path / "there").mkdir()
+    names = ("/data/u", "/there", "/home/alice/x", "/u")
+    links = dict.fromkeys(names, "/home/alice")
+    for _ in range(2):
+        assert fake_root.setup(PLAN, [HOME], links=links).code == 0
+        for name in names:
+            path = Path(f"{fake_root.path}{name}")
+            assert path.is_symlink() == (name in ("/data/u", "/u")), name
+    assert str((fake_root.path / "data/u").readlink()) == "/home/alice"
+
+
 def test_sudo_is_taken_away_where_there_is_sudo(fake_root: FakeRoot) -> None:
     (fake_root.path / "etc/sudoers.d").mkdir()
     assert fake_root.setup(PLAN, [HOME]).code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
 from vtorque_core.api.values import JobRequest
-from vtorque_linux_guest.boot import seed_contents
+from vtorque_linux_guest.boot import hardware, seed_contents
 from vtorque_linux_guest.boot.hardware import cmdline
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.job.driver import LinuxDriver
@@ -224,3 +225,28 @@ def test_guest_that_never_started(plan, tmp_path: Path) -> None:
 def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
     with pytest.raises(HostFault, match="built-in agent"):
         DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)
+
+
+def test_other_names_of_the_home_and_of_shares_lead_to_their_targets(plan) -> None:
+    """As the user database has them, and without symbolic links."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name).resolve()
+        top.chmod(0o755)
+        for real in ("data", "scratch"):
+            (top / real).mkdir(mode=0o755)
+        (top / "home").symlink_to("data")
+        (top / "work").symlink_to("scratch")
+        home, work = str(top / "home"), str(top / "work")
+        shares = (
+            Share("home", home, "/home/alice", user_owned=True),
+            Share("work", work, work),
+            Share("tools", str(top / "scratch"), "/opt-hpc"),
+            Share("far", "server:/far", "/far", kind="nfs"),
+        )
+        user = replace(plan().user, home=home)
+        assert hardware.other_names(replace(plan(), user=user, shares=shares)) == {
+            home: "/home/alice", f"{top}/data": "/home/alice", f"{top}/scratch": work,
+        }  # fmt: skip
+    plain = replace(plan().user, home="/home/alice")
+    same = (Share("home", "/home/alice", "/home/alice", user_owned=True),)
+    assert hardware.other_names(replace(plan(), user=plain, shares=same)) == {}

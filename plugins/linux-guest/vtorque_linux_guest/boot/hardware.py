@@ -5,9 +5,11 @@ As root on the node. Pure, but for the scripts and the agent's binary that :func
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from vtorque_core.api import HostFault, Image
+from vtorque_core.api import HostFault, Image, run_tool
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan, Share
@@ -32,6 +34,7 @@ DATA_SERIAL = "vtdata"
 
 DATA = "/data"
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
+_RESOLVE = 5.0  # seconds; a file system that hangs costs the other names, not the start
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
 
 
@@ -76,7 +79,7 @@ def resources(
 
     Raises Refused, HostFault for items that this guest cannot have.
     """
-    content = iso(seed_files(guest, items, settings))
+    content = iso(seed_files(guest, items, settings, other_names(guest)))
     has_epilogue = bool(site_scripts(settings.epilogue))
     marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
     path = str(guest.state_dir / SEED_NAME)
@@ -84,6 +87,24 @@ def resources(
     if on_cancel(guest, items):
         found.append(File(str(guest.run_dir / CANCEL_MARKER), mode=0o444))
     return found
+
+
+def other_names(guest: GuestPlan) -> dict[str, str]:
+    """Return the paths that lead to a shared directory on the node but not in the guest.
+
+    That is the user's home, and a share with the same path on both sides, by the name that users
+    know and by that without symbolic links, as getcwd(3) returns it. The value is the share's
+    target. Resolved as the user, who may be the only one to whom an NFS server answers; without
+    an answer there are no other names.
+    """
+    known = {s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"}
+    homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
+    known |= {path: s.target for s in homes for path in (guest.user.home, s.source)}
+    uid = guest.user.uid if os.geteuid() == 0 else None
+    with contextlib.suppress(HostFault):
+        said = run_tool("realpath", "-mz", "--", *known, timeout=_RESOLVE, uid=uid)
+        known |= dict(zip(said.split("\0"), known.values(), strict=False))
+    return {path: target for path, target in known.items() if path != target}
 
 
 def has_data(guest: GuestPlan) -> bool:

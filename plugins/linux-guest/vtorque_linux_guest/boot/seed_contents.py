@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
@@ -16,7 +17,10 @@ from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 
 def seed_files(
-    guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
+    guest: GuestPlan,
+    items: Sequence[ContextItem],
+    settings: Settings,
+    links: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, bytes]:
     """Return path on the seed to content. Raises Refused and HostFault (see setup_script.build)."""
     fragments = cloud_config.fragments(guest.image, settings)
@@ -27,6 +31,7 @@ def seed_files(
         prologue=site_scripts(settings.prologue),
         epilogue=site_scripts(settings.epilogue),
         cloud_config=bool(fragments),
+        links=links,
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)

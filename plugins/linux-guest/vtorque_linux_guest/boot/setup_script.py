@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import TypeVar
 
 from vtorque_core.api import HostFault, Refused
@@ -107,13 +108,15 @@ def build(
     epilogue: Sequence[SiteScript] = (),
     *,
     cloud_config: bool = False,
+    links: Mapping[str, str] = MappingProxyType({}),
     root: str = "",
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``cloud_config``: cloud-init has more than ours. ``root`` prefixes all paths that the script
-    touches: for tests. Raises Refused for what the image's family cannot do, HostFault for a value
-    that no guest can have.
+    ``cloud_config``: cloud-init has more than ours. ``links``: path of a symbolic link to what it
+    leads to, for the names that a shared directory has on the node beside its target. ``root``
+    prefixes all paths that the script touches: for tests. Raises Refused for what the image's
+    family cannot do, HostFault for a value that no guest can have.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -130,6 +133,7 @@ def build(
     _modules(script, _of(items, KernelModule))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "boot"))
     _mounts(script, guest, _of(items, Mount))
+    _links(script, guest, links, _of(items, Mount))
     _devices(script, guest, _of(items, GuestDevice))
     _pci_memory(script, guest, _of(items, PciMemory))
     if cloud_config:
@@ -334,6 +338,19 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
         _folder(script, guest, str(home))
         script.call(f"chown {_owner(guest, 'job')}", at(str(home)))
         script.call("chmod 0700", at(str(home)))
+
+
+def _links(
+    script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
+) -> None:
+    """Make links, but none inside what is mounted: it would stay on the user's disk or share."""
+    targets = [PurePosixPath(mount.target) for mount in mounts]
+    for link, leads_to in links.items():
+        path = PurePosixPath(link)
+        if not any(path.is_relative_to(target) for target in targets):
+            script.step(f"link {link}")
+            _folder(script, guest, str(path.parent))
+            script.call("link", quote(leads_to), at(link))
 
 
 def _folder(script: _Script, guest: GuestPlan, path: str) -> None:

@@ -53,6 +53,11 @@ own_path() {
     done
 }
 
+# what it leads to, path of the link: unless the image has something in its place.
+link() {
+    if [ ! -e "$2" ] && [ ! -h "$2" ]; then ln -s "$1" "$2"; fi
+}
+
 # number on the seed, path, mode, owner. Few processes: each costs 10 ms in an emulated guest.
 put() {
     folder "${2%/*}"
