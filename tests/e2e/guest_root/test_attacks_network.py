@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +138,34 @@ def test_guests_reach_no_service_of_the_node_but_what_the_site_opens(guest):
     assert said == {"ping": "ok"}
     listed = subprocess.run(["nft", "list", "table", *table], capture_output=True, check=True)
     assert str(open_port).encode() not in listed.stdout
+
+
+def _tracked(ip):
+    lines = Path("/proc/net/nf_conntrack").read_text().splitlines()
+    return [line for line in lines if f"src={ip} " in line.partition("dst=")[0]]
+
+
+def test_guest_root_cannot_fill_the_connection_tracking_table(guest):
+    own = guest.config.read_text()
+    limited = "[network]\nmax_connections = 1024\n"
+    guest.config.write_text(own.replace("[network]\n", limited))
+    try:
+        meeting = Meeting(
+            guest,
+            "ip -4 -o addr show scope global >nic\n"
+            "/bin/rootsh flood 198.51.100.1 || echo FLOOD-FAILED\n"  # RFC 5737: behind NAT
+            "meet flooded\n",
+        )
+        meeting.wait("flooded")
+        ip = re.search(r"inet ([\d.]+)/", (guest.home / "nic").read_text())[1]
+        entries = _tracked(ip)
+        meeting.go("flooded")
+        result = meeting.end()
+    finally:
+        guest.config.write_text(own)
+    assert b"FLOOD-FAILED" not in result.out
+    assert 512 <= len(entries) <= 1024
+    assert _tracked(ip) == [], "the release left entries of the guest"
 
 
 def _address_of_node():

@@ -10,16 +10,33 @@ from vtorque_core.site.schema import Network
 MAC = "52:54:00:01:02:03"
 
 
-def test_with_an_address_all_else_is_dropped() -> None:
+def test_rules_with_address_allow_that_address_only() -> None:
     script = rules("vt525400010203", MAC, "10.86.0.16")
     assert f"ether saddr != {MAC} drop" in script
-    assert "ether type ip ip saddr 10.86.0.16 accept" in script
+    assert "ether type ip ip saddr 10.86.0.16 jump ipv4" in script
     assert "ether type 0x8035 @nh,48,16 3 @nh,64,48 0x525400010203 accept" in script
-    assert script.rstrip().splitlines()[-3].strip() == "drop"
+    assert "senders" not in script
 
 
-def test_with_dhcp_only_the_mac_is_checked() -> None:
-    assert "ip saddr" not in rules("vt525400010203", MAC, None)
+def test_rules_without_address_check_the_mac_and_the_number_of_addresses() -> None:
+    script = rules("vt525400010203", MAC, None)
+    assert f"ether saddr != {MAC} drop" in script
+    assert "update @senders { ip saddr }" in script
+    assert "10.86." not in script
+
+
+def test_rules_limit_connections_only_if_the_node_tracks_them() -> None:
+    tables = ["bridge vt525400010203", "inet vt525400010203"]
+    for connections, made in ((0, tables[:1]), (8192, tables)):
+        script = rules("vt525400010203", MAC, "10.86.0.16", connections)
+        assert [each for each in tables if f"table {each} {{" in script] == made
+        assert all(f"delete table {each}\n" in script for each in tables)
+    assert "ct count over 128 " in script and "ct mark set 1979777539\n" in script
+
+
+def test_rules_are_complete_whatever_the_address() -> None:
+    for ip in ("10.86.0.16", None):
+        assert "$" not in rules("vt525400010203", MAC, ip, 64)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +63,7 @@ def test_the_node_is_closed_but_for_the_ports_of_the_site() -> None:
         "table inet vtorque-node-vtorque",
         "delete table inet vtorque-node-vtorque",
     ]
-    assert lines[5:-2] == [
+    assert lines[6:-2] == [
         'iifname != "vtorque0" accept',
         "ct state established,related accept",
         "meta l4proto { icmp, ipv6-icmp } accept",

@@ -334,11 +334,10 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         start.acquire(ImageUse(str(version)))
     guards = {}
     for network in of_site(start.site).values():
-        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
-        if guard:
+        if guard := netfilter.node_guard(network, start.site.node.libvirt_uri):
             guards[network.source] = guard
-        if guard and not network.filter:
-            netfilter.load(guard)  # no NIC of the site's brings it
+            if not network.filter:
+                netfilter.load(guard)  # no NIC of the site's brings it
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
@@ -360,4 +359,5 @@ def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> I
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
+            most = site.network.max_connections
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard, most)

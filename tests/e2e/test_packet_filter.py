@@ -1,0 +1,527 @@
+"""The packet filter of guests, real nft and real packets, in a network namespace of its own.
+
+The guest is the other end of a tap device on a bridge, as QEMU would be: it sends any frame.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import socket
+import struct
+import subprocess
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.plan.domain.render import tap_name
+from vtorque_core.resources.netfilter import Netfilter, guard
+
+pytestmark = pytest.mark.e2e
+
+MAC, OTHER_MAC = "52:54:00:76:74:01", "52:54:00:76:74:02"
+NODE_MAC, ROUTER_MAC = "52:54:00:ff:00:01", "52:54:00:ff:00:02"
+GATEWAY, IP, OTHER, OUTSIDE = "10.86.0.1", "10.86.0.16", "10.86.0.17", "198.18.0.1"
+GATEWAY6, IP6 = "fd00:86::1", "fd00:86::16"
+NOBODY, EVERYBODY = "0.0.0.0", "255.255.255.255"  # noqa: S104
+CLONE_NEWNET = 0x40000000
+LIMIT = 512  # connections of a guest
+TABLE = 262144  # entries of the node's connection tracking table
+IPV4, ARP, RARP, IPV6 = 0x0800, 0x0806, 0x8035, 0x86DD
+TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58
+SYN, ACK, RST = 2, 16, 4
+
+
+# -- packets ----------------------------------------------------------------------------------
+
+
+def mac_bytes(mac):
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def frame(kind, payload, source=MAC, target=NODE_MAC):
+    return mac_bytes(target) + mac_bytes(source) + struct.pack("!H", kind) + payload
+
+
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def ipv4(payload, protocol, source=IP, target=OUTSIDE, fragment=0, ihl=5):
+    """Return an IPv4 packet (RFC 791); ``ihl`` above 5: with as many words of NOP options."""
+    options = b"\x01" * 4 * (ihl - 5)
+    addresses = socket.inet_aton(source) + socket.inet_aton(target)
+    length = 4 * ihl + len(payload)
+    head = struct.pack("!BBHHHBBH", 0x40 | ihl, 0, length, 1, fragment, 64, protocol, 0)
+    total = checksum(head + addresses + options)
+    return head[:10] + struct.pack("!H", total) + addresses + options + payload
+
+
+def ipv6(payload, header, source=IP6, target=GATEWAY6):
+    addresses = b"".join(socket.inet_pton(socket.AF_INET6, each) for each in (source, target))
+    return struct.pack("!IHBB", 6 << 28, len(payload), header, 255) + addresses + payload
+
+
+def with_checksum6(payload, header, source, target, at):
+    """Return an IPv6 packet whose upper layer has its checksum at that offset (RFC 8200, 8.1)."""
+    addresses = b"".join(socket.inet_pton(socket.AF_INET6, each) for each in (source, target))
+    pseudo = addresses + struct.pack("!II", len(payload), header)
+    total = checksum(pseudo + payload + b"\0" * (len(payload) % 2))
+    return ipv6(payload[:at] + struct.pack("!H", total) + payload[at + 2 :], header, source, target)
+
+
+def udp(source, target, data=b""):
+    return struct.pack("!HHHH", source, target, 8 + len(data), 0) + data  # no checksum
+
+
+def tcp(source, target, flags, addresses, sequence=1, answered=0):
+    head = struct.pack("!HHIIBBHHH", source, target, sequence, answered, 0x50, flags, 512, 0, 0)
+    pseudo = b"".join(map(socket.inet_aton, addresses)) + struct.pack("!HH", TCP, len(head))
+    return head[:16] + struct.pack("!H", checksum(pseudo + head)) + head[18:]
+
+
+def echo(identifier, kind=8):
+    head = struct.pack("!BBHHH", kind, 0, 0, identifier, 1)
+    return head[:2] + struct.pack("!H", checksum(head)) + head[4:]
+
+
+def arp(operation, sender_mac, sender, target, target_mac="00:00:00:00:00:00"):
+    return (
+        struct.pack("!HHBBH", 1, IPV4, 6, 4, operation)
+        + mac_bytes(sender_mac) + socket.inet_aton(sender)
+        + mac_bytes(target_mac) + socket.inet_aton(target)
+    )  # fmt: skip
+
+
+def dhcp(operation, client_mac):
+    """Return a BOOTP message (RFC 951): request 1, reply 2."""
+    return struct.pack("!BBBB24x", operation, 1, 6, 0) + mac_bytes(client_mac).ljust(208, b"\0")
+
+
+# -- a node -----------------------------------------------------------------------------------
+
+
+def run(*words):
+    subprocess.run(words, check=True, timeout=180, stdout=subprocess.DEVNULL)
+
+
+def open_tap(name):
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))  # TAP, no header
+    run("ip", "link", "set", name, "up")
+    return descriptor
+
+
+class Node:
+    """A node's network: a bridge of guests, routed to a network outside behind NAT."""
+
+    def __init__(self, *, bridged=False):
+        run("ip", "link", "set", "lo", "up")
+        run(
+            "ip",
+            "link",
+            "add",
+            "name",
+            "vt-br",
+            "address",
+            NODE_MAC,
+            "type",
+            "bridge",
+            "mcast_snooping",
+            "0",
+        )
+        Path("/proc/sys/net/ipv6/conf/vt-br/accept_dad").write_text("0")
+        for tap in (MAC, OTHER_MAC):
+            setattr(self, "guest" if tap == MAC else "other", open_tap(tap_name(tap)))
+            run("ip", "link", "set", tap_name(tap), "master", "vt-br")
+        self.outside = open_tap("out")
+        for words in (
+            ("address", "add", f"{GATEWAY}/16", "dev", "vt-br"),
+            ("address", "add", f"{GATEWAY6}/64", "dev", "vt-br", "nodad"),
+            ("link", "set", "vt-br", "up"),
+            ("address", "add", "198.18.255.1/16", "dev", "out"),
+            ("neighbor", "add", OUTSIDE, "lladdr", ROUTER_MAC, "dev", "out"),
+            ("route", "add", "default", "via", OUTSIDE),
+            ("neighbor", "add", IP, "lladdr", MAC, "dev", "vt-br"),
+            ("neighbor", "add", IP6, "lladdr", MAC, "dev", "vt-br"),
+        ):
+            run("ip", *words)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        Path("/proc/sys/net/ipv4/conf/all/rp_filter").write_text("0")
+        Path("/proc/sys/net/netfilter/nf_conntrack_tcp_loose").write_text("1")
+        Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text(f"{bridged:d}")
+        nat = (
+            "table ip nat { chain post { type nat hook postrouting priority 100;"
+            ' oifname "out" masquerade; }; }'
+        )
+        run("nft", nat)
+
+    def send(self, payload, kind=IPV4, **words):
+        os.write(self.guest, frame(kind, payload, **words))
+
+    def drain(self, descriptor):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                yield os.read(descriptor, 70000)
+
+    def tracked(self):
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+    def connects(self):
+        """Return whether a new connection of the node itself works."""
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+            client.settimeout(2)
+            try:
+                client.connect(server.getsockname())
+            except OSError:
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def own_network():
+    """Put the calling thread, and what it starts, into a network namespace of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    host = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        yield
+    finally:
+        assert libc.setns(host, CLONE_NEWNET) == 0
+        os.close(host)
+
+
+@pytest.fixture(params=["routed", "br_netfilter"])
+def node(request):
+    with own_network():
+        yield Node(bridged=request.param == "br_netfilter")
+
+
+@contextlib.contextmanager
+def filtered(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC):
+    own = guard("test", "vt-br", ports, dhcp=ip is None)
+    table = Netfilter(tap_name(mac), mac, ip, own, LIMIT)
+    table.create()
+    try:
+        yield table
+    finally:
+        table.release()
+
+
+# -- row by row: floods -----------------------------------------------------------------------
+
+
+def ports():
+    return itertools.product(range(1024, 65536), range(1, 65536))
+
+
+def flood_udp_ports(target):
+    return (ipv4(udp(a, b), UDP, target=target) for a, b in ports())
+
+
+def flood_one_port(target):
+    return (ipv4(udp(a, 7), UDP, target=target) for a in range(1, 65536))
+
+
+def flood_syn(target):
+    for a, b in ports():
+        yield ipv4(tcp(a, b, SYN, (IP, target)), TCP, target=target)
+
+
+def flood_syn_one_port(target):
+    return (ipv4(tcp(a, 7, SYN, (IP, target)), TCP, target=target) for a in range(1, 65536))
+
+
+def flood_ack(target):
+    for a, b in ports():
+        yield ipv4(tcp(a, b, ACK, (IP, target), answered=1), TCP, target=target)
+
+
+def flood_echo(target):
+    return (ipv4(echo(number), ICMP, target=target) for number in range(65536))
+
+
+def flood_protocols(target):
+    return (ipv4(b"\0" * 8, protocol, target=target) for protocol in range(140, 255))
+
+
+def flood_addresses(_):
+    for number in range(1 << 17):
+        target = socket.inet_ntoa(struct.pack("!I", 0x09000000 + number))
+        yield ipv4(udp(9, 9), UDP, target=target)
+
+
+FORWARDED = [flood_udp_ports, flood_syn, flood_ack, flood_echo, flood_protocols, flood_addresses]
+
+
+@pytest.mark.parametrize("flood", FORWARDED)
+def test_forwarded_flood_stays_below_limit(node, flood):
+    with filtered():
+        for packet in itertools.islice(flood(OUTSIDE), 20000):
+            node.send(packet)
+        assert 0 < node.tracked() <= LIMIT
+        assert node.connects()
+    assert node.tracked() <= 2, "the guest's entries are not gone"  # connects()
+
+
+@pytest.mark.parametrize("flood", [flood_one_port, flood_syn_one_port, flood_echo])
+def test_flood_of_the_node_itself_stays_below_limit(node, flood):
+    with filtered(), socket.create_server((GATEWAY, 7), backlog=1):
+        for packet in itertools.islice(flood(GATEWAY), 20000):
+            node.send(packet)
+        assert 0 < node.tracked() <= LIMIT
+        assert node.connects()
+    assert node.tracked() <= 2
+
+
+def test_flood_of_another_guest_stays_below_limit_on_a_bridge():
+    with own_network():
+        node = Node(bridged=True)
+        with filtered():
+            for packet in itertools.islice(flood_udp_ports(OTHER), 20000):
+                node.send(packet, target=OTHER_MAC)
+            assert 0 < node.tracked() <= LIMIT
+            assert node.connects()
+        assert node.tracked() <= 2
+
+
+def test_accomplice_who_connects_to_the_guest_stays_below_limit():
+    """Not a guest of this node: it has no filter here."""
+    with own_network():
+        node = Node(bridged=True)
+        with filtered():
+            for a, b in itertools.islice(ports(), 20000):
+                packet = ipv4(udp(a, b), UDP, OTHER, IP)
+                os.write(node.other, frame(IPV4, packet, OTHER_MAC, MAC))
+            assert 0 < node.tracked() <= LIMIT
+            before = node.tracked()
+            node.send(ipv4(udp(9, 9), UDP))  # the guest's own budget is another
+            assert node.tracked() == before + 1
+        assert node.tracked() == 0
+
+
+def handshake(node, port, *last):
+    """Open a connection to port 80 outside, where an accomplice answers; then send ``last``."""
+    there = (IP, OUTSIDE)
+    node.send(ipv4(tcp(port, 80, SYN, there), TCP))
+    for answered in node.drain(node.outside):
+        if answered[12:14] != struct.pack("!H", IPV4) or answered[23] != TCP:
+            continue
+        source, target = (socket.inet_ntoa(answered[at : at + 4]) for at in (26, 30))
+        (translated,) = struct.unpack("!H", answered[34:36])
+        if not answered[47] & SYN:
+            continue
+        reply = tcp(80, translated, SYN | ACK, (target, source), 1, 2)
+        packet = ipv4(reply, TCP, target, source)
+        os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, router_of(answered)))
+        for flags in (ACK, *last):
+            node.send(ipv4(tcp(port, 80, flags, there, 2, 2), TCP))
+
+
+def router_of(received):
+    """Return the MAC of the node's interface outside, which sent a frame."""
+    return ":".join(f"{byte:02x}" for byte in received[6:12])
+
+
+@pytest.mark.parametrize("last", [(), (RST,)], ids=["established", "closed"])
+def test_flood_with_an_accomplice_outside_stays_below_limit(node, last):
+    """``ct count`` does not count closed connections, whose entries still take room."""
+    with filtered():
+        for port in range(1024, 9024):
+            handshake(node, port, *last)
+        assert 0 < node.tracked() <= 2 * LIMIT
+        assert node.connects()
+    assert node.tracked() <= 2
+
+
+def test_limit_leaves_open_connections_and_other_guests_alone(node):
+    other = {"ip": OTHER, "mac": OTHER_MAC}
+    with filtered(), filtered(**other):
+        handshake(node, 1024)
+        for packet in itertools.islice(flood_udp_ports(OUTSIDE), 5000):
+            node.send(packet)
+        list(node.drain(node.outside))
+        node.send(ipv4(tcp(1024, 80, ACK, (IP, OUTSIDE), 2, 2), TCP))
+        packet = ipv4(udp(9, 9), UDP, OTHER)
+        os.write(node.other, frame(IPV4, packet, OTHER_MAC))
+        received = [each[23] for each in node.drain(node.outside) if each[12:14] == b"\x08\0"]
+    assert sorted(received) == [TCP, UDP]
+
+
+def test_connections_below_limit_pass(node):
+    with filtered():
+        for packet in itertools.islice(flood_syn(OUTSIDE), LIMIT // 2):
+            node.send(packet)
+        assert node.tracked() == LIMIT // 2
+
+
+# -- other tables of the node's kernel --------------------------------------------------------
+
+
+def neighbors(family="-4"):
+    words = ("ip", family, "neighbor", "show", "nud", "all", "dev", "vt-br")
+    return subprocess.run(words, check=True, capture_output=True, timeout=180).stdout.splitlines()
+
+
+def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):
+    """The kernel's limit is 1,024 entries (gc_thresh3), for all of the node's networks."""
+    with filtered():
+        for number in range(1, 10000):
+            target = f"10.86.{100 + number // 250}.{1 + number % 250}"
+            node.send(ipv4(udp(9, 9), UDP, target=target))
+        assert len(neighbors()) < 512
+
+
+@pytest.mark.parametrize("kind", ["arp", "echo", "ipv6"])
+def test_invented_senders_leave_room_in_the_neighbor_table(node, kind):
+    """Where vTorque does not know the guest's address, the guest may invent some."""
+    with filtered(None):
+        for number in range(1, 5000):
+            source = f"10.86.{100 + number // 250}.{1 + number % 250}"
+            source6 = f"fd00:86::5:{number:x}"
+            if kind == "arp":
+                node.send(arp(1, MAC, source, GATEWAY), ARP)
+            elif kind == "echo":
+                node.send(ipv4(echo(1), ICMP, source, GATEWAY))
+            else:
+                head = struct.pack("!BBHHH", 128, 0, 0, 1, 1)
+                node.send(with_checksum6(head, ICMPV6, source6, GATEWAY6, 2), IPV6)
+        assert 0 < len(neighbors("-6" if kind == "ipv6" else "-4")) < 256
+
+
+def test_invented_macs_do_not_fill_the_bridges_table(node):
+    with filtered():
+        for number in range(5000):
+            mac = f"52:54:00:00:{number >> 8:02x}:{number & 255:02x}"
+            node.send(ipv4(udp(9, 9), UDP), source=mac)
+        words = ("bridge", "fdb", "show", "br", "vt-br")
+        shown = subprocess.run(words, check=True, capture_output=True, timeout=180).stdout
+    assert b"52:54:00:00:" not in shown
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+
+def group(last):
+    return f"224.0.0.{last}"
+
+
+def igmp(kind):
+    head = struct.pack("!BBH4s", kind, 0, 0, socket.inet_aton("239.1.2.3"))
+    return head[:2] + struct.pack("!H", checksum(head)) + head[4:]
+
+
+def icmpv6(kind, source="fe80::16", target="ff02::1"):
+    return with_checksum6(struct.pack("!BBHI16x", kind, 0, 0, 0), ICMPV6, source, target, 2)
+
+
+def late_header(kind):
+    """Return a first fragment that ends before its ICMPv6 header (RFC 7112, RFC 7113)."""
+    return ipv6(struct.pack("!BBHI", 60, 0, 1, 7) + bytes([58, 1]) + bytes(6), 44)
+
+
+def dhcp_packet(source, target, operation=1, mac=MAC, address=IP):
+    return ipv4(udp(source, target, dhcp(operation, mac)), UDP, address, EVERYBODY)
+
+
+# name: ethertype, payload, passes with an address of vTorque's, passes without
+FRAMES = {
+    "udp": (IPV4, ipv4(udp(9, 9), UDP), True, True),
+    "udp with options": (IPV4, ipv4(udp(9, 9), UDP, ihl=7), True, True),
+    "later fragment": (IPV4, ipv4(b"\0C\0D" * 10, UDP, fragment=9), True, True),
+    "tcp to port 67": (IPV4, ipv4(tcp(9, 67, SYN, (IP, OTHER)), TCP, target=OTHER), True, True),
+    "mdns": (IPV4, ipv4(udp(5353, 5353), UDP, target=group(251)), True, True),
+    "igmp report": (IPV4, ipv4(igmp(0x22), 2, target=group(22)), True, True),
+    "igmp leave": (IPV4, ipv4(igmp(0x17), 2, target=group(2)), True, True),
+    "arp request": (ARP, arp(1, MAC, IP, OTHER), True, True),
+    "arp reply": (ARP, arp(2, MAC, IP, OTHER, OTHER_MAC), True, True),
+    "announcement": (ARP, arp(1, MAC, IP, IP), True, True),
+    "own probe": (ARP, arp(1, MAC, NOBODY, IP), True, True),
+    "migrated": (RARP, arp(3, MAC, NOBODY, NOBODY, MAC), True, True),
+    "ipv6": (IPV6, ipv6(udp(9, 9), UDP), False, True),
+    "router solicitation": (IPV6, icmpv6(133), False, True),
+    "neighbor": (IPV6, icmpv6(136), False, True),
+    "dhcp client": (IPV4, dhcp_packet(68, 67), False, True),
+    "dhcp client without address": (IPV4, dhcp_packet(68, 67, address=NOBODY), False, True),
+    "dhcpv6 client": (IPV6, ipv6(udp(546, 547), UDP), False, True),
+    "other address": (IPV4, ipv4(udp(9, 9), UDP, OTHER), False, True),
+    "probe for another": (ARP, arp(1, MAC, NOBODY, OTHER), False, True),
+    "answer to a probe for another": (ARP, arp(2, MAC, OTHER, NOBODY, OTHER_MAC), False, True),
+    "probe as reply": (ARP, arp(2, MAC, NOBODY, IP), False, True),
+    # never
+    "dhcp client of another mac": (IPV4, dhcp_packet(68, 67, mac=OTHER_MAC), False, False),
+    "dhcp from another port": (IPV4, dhcp_packet(999, 67), False, False),
+    "dhcp server": (IPV4, dhcp_packet(67, 68, 2), False, False),
+    "dhcp server with options": (
+        IPV4, ipv4(udp(67, 68, dhcp(2, MAC)), UDP, ihl=9), False, False
+    ),
+    "dhcp server from another port": (IPV4, dhcp_packet(999, 68, 2), False, False),
+    "dhcp relay": (IPV4, dhcp_packet(67, 67), False, False),
+    "dhcp server in fragments": (
+        IPV4, ipv4(udp(67, 68), UDP, target=EVERYBODY, fragment=0x2000), False, False
+    ),
+    "longer than its frame": (IPV4, ipv4(udp(67, 68, b"x" * 9), UDP)[:-9], False, False),
+    "pxe server": (IPV4, ipv4(udp(4011, 68), UDP, target=OTHER), False, False),
+    "pxe boot server": (IPV4, ipv4(udp(4011, 4011), UDP, target=OTHER), False, False),
+    "dhcpv6 server": (IPV6, ipv6(udp(547, 546), UDP), False, False),
+    "router advertisement": (IPV6, icmpv6(134), False, False),
+    "ipv6 redirect": (IPV6, icmpv6(137), False, False),
+    "mld query": (IPV6, icmpv6(130), False, False),
+    "late header": (IPV6, late_header(134), False, False),
+    "vrrp": (IPV4, ipv4(bytes(8), 112, target=group(18)), False, False),
+    "vrrp unicast": (IPV4, ipv4(bytes(8), 112, target=OTHER), False, False),
+    "vrrp6": (IPV6, ipv6(bytes(8), 112, target="ff02::12"), False, False),
+    "ospf": (IPV4, ipv4(bytes(8), 89, target=group(5)), False, False),
+    "hsrp": (IPV4, ipv4(udp(1985, 1985), UDP, target=group(2)), False, False),
+    "rip": (IPV4, ipv4(udp(520, 520), UDP, target=group(9)), False, False),
+    "igmp query": (IPV4, ipv4(igmp(0x11), 2, target=group(1)), False, False),
+    "icmp redirect": (IPV4, ipv4(echo(1, 5), ICMP, target=OTHER), False, False),
+    "icmp router": (IPV4, ipv4(echo(1, 9), ICMP, target=group(1)), False, False),
+    "rarp for another": (RARP, arp(3, OTHER_MAC, NOBODY, NOBODY, OTHER_MAC), False, False),
+    "rarp answer": (RARP, arp(4, MAC, OTHER, OTHER), False, False),
+    "arp of another mac": (ARP, arp(1, OTHER_MAC, IP, OTHER), False, False),
+    "inverse arp": (ARP, arp(9, MAC, IP, OTHER), False, False),
+    "vlan": (0x8100, b"\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False),
+    "vlan 0": (0x8100, b"\0\0\x08\0" + ipv4(udp(9, 9), UDP), False, False),
+    "provider vlan": (0x88A8, b"\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False),
+    "pppoe": (0x8863, bytes(40), False, False),
+    "roce": (0x8915, bytes(40), False, False),
+    "lldp": (0x88CC, bytes(40), False, False),
+    "llc": (60, b"\x42\x42\x03" + bytes(57), False, False),
+    "experimental": (0x88B5, bytes(40), False, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ip", [IP, None], ids=["assigned", "unassigned"])
+def test_only_these_frames_pass(ip):
+    with own_network():
+        node = Node()
+        with filtered(ip):
+            passed = {}
+            for name, (kind, payload, *_) in FRAMES.items():
+                list(node.drain(node.other))
+                node.send(payload, kind, target="ff:ff:ff:ff:ff:ff")
+                passed[name] = any(each[6:12] == mac_bytes(MAC) for each in node.drain(node.other))
+    assert passed == {name: wants[0 if ip else 1] for name, (_, _, *wants) in FRAMES.items()}
+
+
+def test_dhcp_client_sends_a_limited_number_of_requests(node):
+    """Each may ask for another address: the client chooses its identifier (option 61)."""
+    with filtered(None):
+        for _ in range(500):
+            node.send(dhcp_packet(68, 67), target="ff:ff:ff:ff:ff:ff")
+        passed = [each for each in node.drain(node.other) if each[6:12] == mac_bytes(MAC)]
+    assert 0 < len(passed) < 100
+
+
+def test_release_twice_deletes_only_the_guests_entries(node):
+    table = Netfilter(tap_name(MAC), MAC, IP)  # as a journal's record gives it
+    table.release()
+    table.release()
+    node.send(ipv4(udp(9, 9), UDP))
+    assert node.tracked() == 1
+    table.release()
+    assert node.tracked() == 1, "an entry that is not this guest's"
