@@ -1,0 +1,128 @@
+"""A login shell that the image lacks, and a home that is a link or lies elsewhere: real guests."""
+
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+import pytest
+
+from terminal import PROMPT, STARTED, on_a_node
+from users import run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.releases]
+
+SHOW = 'echo "$1 $SHELL $(grep "^$(id -un):" /etc/passwd | cut -d: -f7)"\n'
+
+
+@pytest.fixture(params=["/bin/zsh", "/bin/csh"])
+def lacking(request, guest):
+    """Give the user a login shell that the micro image lacks, until the test's end."""
+    run("usermod", "-s", request.param, guest.user)
+    yield request.param
+    run("usermod", "-s", "/bin/bash", guest.user)
+
+
+def test_a_login_shell_that_the_image_lacks_is_sh_everywhere(lacking, guest):
+    """In passwd, in SHELL, for scripts with and without #!, before and after the job."""
+    for name in ("pro.sh", "epi.sh"):
+        guest.script(f"set -- {name[:3]}\n{SHOW}", name)
+    for line, args in (("", ()), ("#!/bin/bash\n", ("-S", "/bin/bash"))):
+        result = guest.job(
+            f"{line}set -- job\n{SHOW}exit 3\n",
+            "-vm", "ram=256M,vm_prologue=pro.sh,vm_epilogue=epi.sh,vm_precancel=pro.sh", *args,
+        )  # fmt: skip
+        assert (result.code, result.err) == (3, b"")
+        assert result.out.decode().splitlines() == [
+            f"{each} /bin/sh /bin/sh" for each in ("pro", "job", "epi")
+        ]
+
+
+def test_an_interactive_job_has_the_shell_that_the_image_has(lacking, guest):
+    terminal = on_a_node(guest, "-I", "-vm", "ram=256M")
+    terminal.read(STARTED)
+    terminal.read(PROMPT)
+    terminal.write(b"echo -$0-$SHELL-\r")
+    assert terminal.read(rb"\n-(\S+)-\r")[1] == b"-sh-/bin/sh"
+    assert terminal.leave(7) == 7
+
+
+def test_a_shell_that_is_asked_for_is_not_replaced(guest):
+    for line in ("", "#!/bin/sh\n"):
+        result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
+        assert (result.code, result.out) == (127, b"")
+        assert result.err == (
+            b"vtorque: cannot run the shell /bin/zsh (-S): image micro does not have it. Name a "
+            b"shell of the image with -S, or choose an image that has this one (-vm img=)\n"
+        )
+
+
+@pytest.fixture
+def data(guest):
+    """Move the user's home to a file system of its own, in a directory that root alone can write.
+
+    Gives its path there; where it was is nothing.
+    """
+    top = Path("/srv/vtorque-e2e")
+    top.mkdir(mode=0o755)
+    run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(top))
+    home = guest.home
+    shutil.copytree(home, top / "u", symlinks=True)
+    run("cp", "-a", f"{home}/.", str(top / "u"))
+    account = pwd.getpwnam(guest.user)
+    os.chown(top / "u", account.pw_uid, account.pw_gid)
+    (top / "u").chmod(0o700)
+    home.rename(f"{home}.away")
+    yield top / "u"
+    run("usermod", "-d", str(home), guest.user)
+    home.unlink(missing_ok=True)
+    Path(f"{home}.away").rename(home)
+    run("umount", str(top))
+    top.rmdir()
+
+
+# Says where it is, and what each name of the home leads to.
+SHOW_NAMES = (
+    "#!/bin/sh\n"
+    'cd "$PBS_O_WORKDIR" && echo work >made && cd "${PBS_O_INITDIR:-$HOME}" || exit 9\n'
+    'echo "$HOME $(pwd -P) $(cd && pwd -P)"\n'
+    "for name in NAMES; do echo $(cd $name/sub && pwd -P && cat in made); done\n"
+)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["a link of root's", "elsewhere"])
+def test_a_home_by_each_of_its_names(data, guest, moved):
+    """Submitted from the directory's own path, as getcwd(3) returns it, and with -d."""
+    home = guest.home
+    if moved:  # the guest has it below /home
+        run("usermod", "-d", str(data), guest.user)
+    else:
+        home.symlink_to(data)
+    account = pwd.getpwnam(guest.user)
+    sub = data / "sub"
+    sub.mkdir()
+    (sub / "in").write_text("in\n")
+    (sub / "job.sh").write_text(SHOW_NAMES.replace("NAMES", f"{data} {home}"))
+    for path in (sub, *sub.iterdir()):
+        os.chown(path, account.pw_uid, account.pw_gid)
+    args = ("vsub", "-W", "block=true", "-j", "oe", "-o", "out", "-vm", "ram=256M")
+    for more, place in (((), home), (("-d", str(sub)), f"{home}/sub")):
+        done = guest.as_user(*args, *more, "job.sh", cwd=sub, check=False)
+        said = (sub / "out").read_text() if (sub / "out").exists() else ""
+        assert (done.returncode, done.stderr) == (0, b""), said
+        each = f"{home}/sub in work"
+        assert said.splitlines() == [f"{home} {place} {home}", each, each]
+        assert (sub / "made").read_text() == "work\n"
+        (sub / "made").unlink()
+        (sub / "out").unlink()
+
+
+def test_a_link_of_the_users_is_not_followed(data, guest):
+    """A job ends with the reason, and with the setting that helps."""
+    account = pwd.getpwnam(guest.user)
+    guest.home.symlink_to(data)
+    os.lchown(guest.home, account.pw_uid, account.pw_gid)
+    result = guest.job("#!/bin/sh\necho ran\n", "-vm", "ram=256M")
+    assert (result.code, result.out) == (122, b"")
+    assert f"cannot share {guest.home}: {guest.home} is a symbolic link" in result.err.decode()
+    assert b"[shares]" in result.err
