@@ -5,13 +5,18 @@ import shlex
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import fake_pbs_commands
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import request_channel
 from vtorque_pbs.batch_commands import for_user
+from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.settings import Settings
+from vtorque_testing.harness import Ended
 from vtorque_testing.submit import run_vsub
 
 BLOB = b'{"v":1}'
@@ -62,6 +67,12 @@ def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
          "-l other=T"),
         ("-I -X", "-I -X -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
         ("-I -x j.sh arg", "-I -x j.sh arg -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-", "-S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-N x -", "-N x -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("- -h", "-h -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-N - -", "-N - -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-N x --", "-N x -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T --"),
+        ("-hN j.sh", "-hN j.sh -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
     ],
 )  # fmt: skip
 def test_what_torques_qsub_gets(torque, argv, expected):
@@ -84,6 +95,8 @@ def test_what_torques_qsub_gets(torque, argv, expected):
          "-l nodes=2:ppn=4 -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb -v V j.sh"),
         ("-J 0-3 -v A=1 -v B=2 j.sh", "-J 0-3 -v A=1 -v B=2 -S S "
          "-l select=1:ncpus=4:mem=2304mb:vtorque=True -v V,B=2 j.sh"),
+        ("-", "-S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V -"),
+        ("-N x -", "-N x -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V -"),
         ("-N n -- /bin/echo 'a b' c", "-N n -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
     ],
 )  # fmt: skip
@@ -158,6 +171,47 @@ def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque,
     bare = run_vsub(torque, ["-vm", "none", *argv])
     assert ended.code == 1 and ended.stderr.startswith(b"qsub: ")
     assert ended.stderr == bare.stderr
+
+
+@pytest.mark.parametrize("system", ["torque", "openpbs"])
+@pytest.mark.parametrize("argv", [["-o"], ["-N", "x", "-l"], ["-h", "-v"]])
+def test_qsub_rejects_an_option_without_value_and_the_job_shell_is_no_script(request, system, argv):
+    harness = request.getfixturevalue(system)
+    harness.paths.jobshell.write_text("#!/bin/sh\n")  # as on a node, where it could be submitted
+    ended = run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
+    assert ended.code != 0 and f"option {argv[-1]} requires argument".encode() in ended.stderr
+    assert harness.received() is None
+
+
+@pytest.mark.parametrize("argv", [["-Y"], ["j.sh", "-Y", "-S", "/bin/sh"], ["-Y", "value", "-"]])
+def test_a_job_of_an_option_that_only_qsub_knows_gets_the_job_shell(torque, argv):
+    torque.answer(Ended(0, b"1.server\n", b""))
+    assert run_vsub(torque, argv, stdin=b":\n").code == 0
+    shell = torque.paths.jobshell
+    assert torque.received().argv == ("-S", str(shell), *argv, f"-S{shell}")
+
+
+def test_vm_without_value_submits_nothing(torque):
+    ended = run_vsub(torque, ["j.sh", "-vm"])
+    assert (ended.code, ended.stderr) == (2, b"vsub: -vm: needs a value\n")
+    assert torque.received() is None
+
+
+WORDS = ["-", "--", "-N", "-Nn", "-hN", "-hj", "-C", "-I", "-x", "-z", "x", "", "j.sh", "--a"]
+
+
+@given(st.lists(st.sampled_from(WORDS)))
+def test_the_script_is_the_one_that_torques_qsub_finds(argv):
+    place = TORQUE.script_place(argv)
+    assert ("" if place is None else argv[place]) == fake_pbs_commands.find_job_script(argv)
+
+
+@pytest.mark.parametrize("argv", [["-hA", "-"], ["-hA", "-N"]])
+def test_a_command_line_that_makes_the_job_shell_the_script_submits_nothing(torque, argv):
+    """Torque's qsub looks at the first letter of ``-hA`` only, so the value becomes an option."""
+    ended = run_vsub(torque, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
+    assert ended.code == 2 and b"qsub would take" in ended.stderr
+    assert torque.received() is None
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ class QsubArgs:
     Args:
         options: (letter, value) in order; flags have ``""``; long ones are ``("--version", "")``.
         operands: what is no option, before ``--``.
+        places: the indexes of the operands in ``rest``.
         command: what follows ``--``; None without ``--``. For Torque these are operands too.
         vm: the values of ``-vm``.
         rest: all arguments but ``-vm`` and their values, unchanged.
@@ -221,6 +222,7 @@ class QsubArgs:
 
     options: tuple[tuple[str, str], ...]
     operands: tuple[str, ...]
+    places: tuple[int, ...]
     command: tuple[str, ...] | None
     vm: tuple[str, ...]
     rest: tuple[str, ...]
@@ -237,7 +239,7 @@ def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
     """
     takes = {c: optstring[i + 1 : i + 2] == ":" for i, c in enumerate(optstring) if c != ":"}
     options: list[tuple[str, str]] = []
-    operands: list[str] = []
+    places: list[int] = []
     vm: list[str] = []
     rest: list[str] = []
     command: tuple[str, ...] | None = None
@@ -251,12 +253,13 @@ def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
             command = tuple(words)
             rest.extend(command)
         elif word == "-" or not word.startswith("-"):
-            operands.append(word)
+            places.append(len(rest) - 1)
         elif word.startswith("--"):
             options.append((word, ""))
         else:
             _cluster(word[1:], takes, words, options, rest)
-    return QsubArgs(tuple(options), tuple(operands), command, tuple(vm), tuple(rest))
+    operands = tuple(rest[place] for place in places)
+    return QsubArgs(tuple(options), operands, tuple(places), command, tuple(vm), tuple(rest))
 
 
 def _cluster(
@@ -281,10 +284,14 @@ def _cluster(
         return
 
 
+class MissingValue(UsageError):
+    """The last word is an option that takes a value."""
+
+
 def _value(option: str, words: Iterable[str]) -> str:
     for word in words:
         return word
-    raise UsageError(f"{option}: needs a value")
+    raise MissingValue(f"{option}: needs a value")
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vtorque_pbs import convention as pbs
@@ -24,6 +24,8 @@ class Dialect:
         long: options that only print something.
         command: whether ``-- command args`` runs a command instead of a script.
         permutes: whether options may follow the script.
+        script_place: returns the index of the script's path in a command line without ``-vm``, or
+            None: qsub reads the script from standard input, or there is none.
         prefix_variable: the environment variable that names the directive prefix, or "".
         home: PBS_HOME of a node.
         programs: where a node has the commands if the site does not say.
@@ -37,6 +39,7 @@ class Dialect:
     long: frozenset[str]
     command: bool
     permutes: bool
+    script_place: Callable[[Sequence[str]], int | None]
     prefix_variable: str
     home: str
     programs: tuple[str, ...]
@@ -46,12 +49,35 @@ class Dialect:
     no_job: str
 
 
+def _torque_script_place(words: Sequence[str]) -> int | None:
+    """Find the script as Torque's qsub does, which does not use getopt(3) for that.
+
+    qsub_functions.c, find_job_script_index: only the first letter of an option word counts, and
+    ``-`` and ``--`` are options whose value is the next word.
+    """
+    is_value = False
+    for place, word in enumerate(words):
+        if is_value:
+            is_value = False
+        elif not word.startswith("-"):
+            return place if word else None
+        else:
+            is_value = len(word) <= 2 and f"{word[1:]}:" in f"{pbs.TORQUE_GETOPT}-:"
+    return None
+
+
+def _openpbs_script_place(words: Sequence[str]) -> int | None:
+    places = pbs.split_qsub(words, pbs.OPENPBS_GETOPT).places[:1]
+    return next((place for place in places if words[place] not in ("", "-")), None)
+
+
 TORQUE = Dialect(
     name="torque",
     getopt=pbs.TORQUE_GETOPT,
     long=frozenset({"--version", "--about"}),
     command=False,
     permutes=True,
+    script_place=_torque_script_place,
     prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
     home="/var/spool/torque",
     programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
@@ -66,6 +92,7 @@ OPENPBS = Dialect(
     long=frozenset({"--version"}),
     command=True,
     permutes=False,  # what follows the script is an error
+    script_place=_openpbs_script_place,
     prefix_variable="PBS_DPREFIX",
     home="/var/spool/pbs",
     programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),

@@ -41,8 +41,9 @@ class PbsArgs(SubmitArgs):
 
     Args:
         counts: what counts of directives and command line.
-        at: where in ``rest`` additions go: before a ``--``, on OpenPBS before the script.
-        refused: qsub has to say what is wrong with it; it must not run on the host if it does not.
+        place: the index in ``rest`` of the script's path; None without one.
+        at: the index in ``rest`` of the additions: before ``--``, on OpenPBS before the script.
+        unused: the indexes in ``rest`` of words that a VM job's command line omits.
         stripped: the script without its ``#PBS -vm`` lines, if it has some.
         command: OpenPBS's ``-- command``; ``content`` is then the script that a VM job has instead.
         ncpus: Torque's ``-l ncpus=`` gives the shape, in whose place a VM job has ``nodes=``.
@@ -51,8 +52,9 @@ class PbsArgs(SubmitArgs):
     """
 
     counts: Effective | None = None
+    place: int | None = None
     at: int = 0
-    refused: bool = False
+    unused: tuple[int, ...] = ()
     stripped: bytes | None = None
     command: bool = False
     ncpus: bool = False
@@ -75,8 +77,8 @@ class PbsSubmitter:
         """
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
-        except UsageError:
-            return self._for_qsub(argv)
+        except UsageError as error:
+            return self._for_qsub(argv, isinstance(error, pbs.MissingValue))
         long = {option for option, _ in args.options if option.startswith("--")}
         if long <= self._dialect.long and long:
             return PbsArgs(vm=BARE, rest=args.rest, at=len(args.rest))
@@ -87,26 +89,29 @@ class PbsSubmitter:
             return self._for_qsub(argv)
         if len(operands) > 1 and not interactive:
             return self._for_qsub(argv)
-        at = len(args.rest) - (0 if args.command is None else len(args.command) + 1)
-        if operands and not self._dialect.permutes:
-            at = self._place_of(list(args.rest), operands[0])
-        script = operands[0] if operands and operands[0] != "-" else None
+        place = self._dialect.script_place(args.rest)
         if command:
             content: bytes | None = command_script(command)
-        elif script is None:
+        elif place is None:
             content = None if interactive else sys.stdin.buffer.read()
         else:
-            content = None if ("x", "") in args.options else _read(script)
-        return self._described(args, at, script, content, command)
+            content = None if ("x", "") in args.options else _read(args.rest[place])
+        return self._described(args, place, content, command)
 
     def _described(
         self,
         args: pbs.QsubArgs,
-        at: int,
-        script: str | None,
+        place: int | None,
         content: bytes | None,
         command: tuple[str, ...] | None,
     ) -> PbsArgs:
+        script = None if place is None else args.rest[place]
+        at = len(args.rest) - (0 if args.command is None else len(args.command) + 1)
+        unused: tuple[int, ...] = ()
+        if not self._dialect.permutes:
+            at = min((at, *args.places))
+        elif place is None:  # Torque's qsub takes "-" for an option whose value is the next word
+            unused = args.places
         prefix = dict(args.options).get("C", self._prefix())
         text = b"" if content is None or command else content
         stripped = strip_pbs_vm(text, prefix)
@@ -128,7 +133,9 @@ class PbsSubmitter:
             facts=counts.facts,
             resources_given=self._counted(counts.resources),
             counts=counts,
+            place=place,
             at=at,
+            unused=unused,
             stripped=kept,
             command=command is not None,
             ncpus=self._dialect is TORQUE and resources.is_by_ncpus(counts.resources),
@@ -139,10 +146,12 @@ class PbsSubmitter:
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Become qsub, or run it where something has to be cleared up after it.
 
-        Raises UsageError (no qsub here), Refused (the request does not fit).
+        Raises UsageError (no qsub here, or it would run another script), Refused (the request
+        does not fit).
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
         words, content, changed = list(args.rest), args.content, args.stripped
+        place = args.place
         if blob is not None and needs is not None and args.counts is not None:
             if args.ncpus:
                 words = resources.nodes_for_ncpus(words)
@@ -150,9 +159,11 @@ class PbsSubmitter:
                 content = None if content is None else text
                 changed = text if text != args.text else changed
             del words[args.at if args.command else len(words) :]
-            words[args.at : args.at] = self._additions(args.counts, blob, needs)
-        elif args.refused:
-            words += ["-S", str(self._jobshell)]
+            added = self._additions(args.counts, blob, needs)
+            words[args.at : args.at] = added
+            for unused in reversed(args.unused):
+                del words[unused]
+            place = self._checked_place(words, args.script)
         elif args.command:
             content = None
         qsub = self._command("qsub")
@@ -161,8 +172,8 @@ class PbsSubmitter:
             self._make_known()
             if args.interactive and not (args.counts and args.counts.display):
                 os.environ["DISPLAY"] = ""  # the job shell is to find that of -X, not of -V
-        if changed is not None and args.script is not None:
-            return self._submit_copy(qsub, words, args.script, changed)
+        if changed is not None and place is not None:
+            return _submit_copy(qsub, words, place, changed)
         return become([qsub, *words], content)
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -185,6 +196,16 @@ class PbsSubmitter:
         place, path = self._settings.bin, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place
+
+    def _checked_place(self, words: Sequence[str], script: str | None) -> int | None:
+        """Return where qsub finds the script. Raises UsageError if it is not the user's."""
+        place = self._dialect.script_place(words)
+        if (None if place is None else words[place]) != script:
+            raise UsageError(
+                f"qsub would take {printable(words[place or 0])} for the job script: "
+                "write each option and its value as two words, or give a script file"
+            )
+        return place
 
     # -- what qsub gets ------------------------------------------------------------------------
 
@@ -235,35 +256,25 @@ class PbsSubmitter:
             with contextlib.suppress(UsageError):  # qsub's to refuse, or to put up with
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
-    def _for_qsub(self, argv: Sequence[str]) -> PbsArgs:
-        """Return a command line for qsub to refuse; with our shell, should it take it after all.
+    def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
+        """Return a command line for qsub to reject; with our shell, in case qsub accepts it.
 
+        ``lacks_value``: the last option has none, so nothing may follow it.
         Raises UsageError for ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:
             at = words.index("-vm")
+            if words[at:] == ["-vm"]:
+                raise UsageError("-vm: needs a value")
             del words[at : at + 2]
         if self._dialect.command and "--" in words:
             pbs.split_qsub(argv, self._dialect.getopt)
             raise UsageError("-- COMMAND: takes a command, and no script beside it")
-        return PbsArgs(vm=BARE, rest=tuple(words), refused=True)
-
-    def _submit_copy(self, qsub: str, words: list[str], script: str, content: bytes) -> int:
-        with tempfile.TemporaryDirectory(prefix="vsub-") as directory:
-            copy = Path(directory, Path(script).name)
-            copy.write_bytes(content)
-            words[self._place_of(words, script)] = str(copy)
-            return batch_commands.pass_on([qsub, *words])
-
-    def _place_of(self, words: list[str], script: str) -> int:
-        """Return where the script is: not everything that looks like it is it (``-N x x``)."""
-        for at in (i for i, word in enumerate(words) if word == script):
-            tried = [*words[:at], "/", *words[at + 1 :]]
-            split = pbs.split_qsub(tried, self._dialect.getopt)
-            if "/" in split.operands + (split.command or ()):
-                return at
-        raise UsageError(f"the script {printable(script)} is not among the arguments")
+        shell = str(self._jobshell)
+        # The last -S counts. As one word it cannot become the script, whatever precedes it.
+        last = () if lacks_value else (f"-S{shell}",)
+        return PbsArgs(vm=BARE, rest=("-S", shell, *words, *last))
 
 
 def command_script(command: Sequence[str]) -> bytes:
@@ -271,6 +282,14 @@ def command_script(command: Sequence[str]) -> bytes:
     import shlex  # noqa: PLC0415 (only ``-- command`` pays for it)
 
     return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
+
+
+def _submit_copy(qsub: str, words: list[str], place: int, content: bytes) -> int:
+    with tempfile.TemporaryDirectory(prefix="vsub-") as directory:
+        copy = Path(directory, Path(words[place]).name)
+        copy.write_bytes(content)
+        words[place] = str(copy)
+        return batch_commands.pass_on([qsub, *words])
 
 
 def _read(script: str) -> bytes:

@@ -117,12 +117,12 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
     interactive = "-I" in given
     if len(operands) > 1 and not interactive:
         raise Bad(1, "qsub: illegally formed job identifier, or extra operands\nusage: qsub ...")
-    name, content = "STDIN", b""
-    if operands and operands[0] != "-" and "-x" not in given:
-        name, content = Path(operands[0]).name[:236], read(operands[0])
+    script = find_job_script(argv) if system == "torque" else (operands or [""])[0]
+    name, content, prefix = "STDIN", b"", dict(options).get("-C", "#PBS")
+    if script not in ("", "-") and "-x" not in given:
+        name, content = Path(script).name[:236], read(script)
     elif command is None and not interactive:
         content = sys.stdin.buffer.read()
-    prefix = dict(options).get("-C", "#PBS")
     if system == "openpbs" and "-C" not in given:
         prefix = os.environ.get("PBS_DPREFIX", "#PBS")
     below = []
@@ -166,6 +166,22 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
         "flags": "".join(option[1:] for option, value in options if not value),
         "script": None, "content": None if interactive or command else content.hex(),
     }  # fmt: skip
+
+
+def find_job_script(argv):
+    """Return Torque's script, or "": it scans the words on its own (src, find_job_script_index).
+
+    Its option letters end with ``-:``, and ``strstr`` finds the empty letter of a lone dash, too.
+    """
+    ignore_next = False
+    for word in argv:
+        if ignore_next:
+            ignore_next = False
+        elif not word.startswith("-"):
+            return word
+        elif not word.startswith("-I"):
+            ignore_next = f"{word[1:2]}:" in f"{GETOPT['torque']}-:" and len(word) <= 2
+    return ""
 
 
 def read(script):
