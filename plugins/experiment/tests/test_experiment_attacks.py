@@ -1,10 +1,12 @@
 """Code in a guest writes in the directory of results: it decides nothing that runs on the host."""
 
 import contextlib
+import io
 import json
 import os
 import re
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +19,20 @@ import batch_double
 import experiments
 from patience import eventually
 from vtorque_core.api import HostFault, Refused
-from vtorque_experiment import batch, command, definition, ended, files, plan, take
+from vtorque_core.live import service
+from vtorque_experiment import (
+    batch,
+    command,
+    definition,
+    ended,
+    files,
+    page,
+    plan,
+    results,
+    take,
+    versions,
+    wrapper,
+)
 from vtorque_experiment.batch import Batch
 from vtorque_experiment.book import DONE, FAILED, Book
 from vtorque_experiment.definition import Take
@@ -111,6 +126,26 @@ def test_point_in_a_guest_always_has_a_vm_option_that_wins_over_its_script(tmp_p
         assert argv.count("-vm") == 1
 
 
+@pytest.mark.parametrize("line", ["#VSUB -vm none", "#PBS -vm none"])
+@pytest.mark.parametrize(
+    ("system", "command"),
+    [("local", ""), ("torque", ""), ("openpbs", ""), ("slurm", "sbatch"), ("slurm", "qsub")],
+)
+def test_vsub_reads_the_vm_option_of_a_point_with_a_script_on_stdin(
+    tmp_path, monkeypatch, system, command, line
+):
+    config = tmp_path / "vtorque.toml"
+    settings = f'[plugin.slurm]\ncommand = "{command}"\n' if command else ""
+    config.write_text(f'[batch]\nsystem = "{system}"\n{settings}')
+    site, plugin = service.batch_system(config)
+    submitter = plugin.submitter(site)
+    found = definition.of_values({"script": "job.sh"}, "e.toml")
+    argv = batch.arguments((submitter.naming, "x"), found, {}, tmp_path)
+    script = f"#!/bin/sh\n{line}\nexit 0\n".encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(script)))
+    assert submitter.split(argv).vm == ("keep=false",)  # wins over directives: test_request.py
+
+
 @pytest.mark.parametrize("text", ['batch = ["-vm", "none"]', 'matrix.batch.x = ["-q a -vm none"]'])
 def test_vm_among_the_options_of_the_batch_system_is_refused(tmp_path, text):
     file = experiments.write(tmp_path, f'script = "job.sh"\n{text}\n')
@@ -192,6 +227,30 @@ def test_directory_of_points_that_is_a_link_is_not_entered(tmp_path):
     with pytest.raises(HostFault, match="nothing is lost"):
         experiments.run(tmp_path)
     assert list(elsewhere.iterdir()) == []
+
+
+def test_job_whose_directory_is_a_link_changes_nothing_elsewhere(tmp_path):
+    point = tmp_path / "results" / "points" / "000" / "000001"
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "000001").mkdir(parents=True)
+    (elsewhere / "000001" / "stdout").write_text("mine\n")
+    point.parent.parent.mkdir(parents=True)
+    point.parent.symlink_to(elsewhere)
+    runs = tmp_path / "job.sh"
+    runs.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script = wrapper.script(runs.read_bytes(), runs, point, {})
+    done = subprocess.run(["/bin/sh"], input=script, capture_output=True, check=False)
+    assert done.returncode == 1 and b"a symbolic link" in done.stderr
+    assert [path.name for path in (elsewhere / "000001").iterdir()] == ["stdout"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{", '{"host": 1}'])
+def test_versions_that_a_guest_has_written_are_no_error(tmp_path, text):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    place.versions.write_text(text)
+    assert isinstance(versions.read(place.versions), dict)
+    assert page.of_results(results.read(place.top))
 
 
 def test_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path):

@@ -121,7 +121,7 @@ class Book:
         rows = self._all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
         try:
             found = [json.loads(axes) for (axes,) in rows]
-        except ValueError:
+        except (ValueError, RecursionError):
             found = [None]
         if not all(isinstance(cell, dict) for cell in found):
             raise Refused(f"{printable(str(self._path))}: is damaged: cells")

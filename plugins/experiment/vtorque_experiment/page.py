@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtorque_core.api import printable
-from vtorque_experiment import plots, tables
+from vtorque_experiment import plots, tables, versions
 from vtorque_experiment.book import FAILED
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.results import Results
@@ -94,7 +93,7 @@ def _of_numbers(results: Results) -> Iterator[Section]:
 def _versions(results: Results) -> Iterator[str]:
     """Yield what it was run with, in a line or two."""
     try:
-        known = json.loads(results.place.versions.read_bytes()[: 1 << 20])
+        known = versions.read(results.place.versions)
         host = known["host"]
         yield printable(
             f"submitted on {host['name']} ({host['cpu']}, {host['kernel'].split()[0]}), "
@@ -102,5 +101,5 @@ def _versions(results: Results) -> Iterator[str]:
         )  # fmt: skip
         core = known["vtorque"].get("vtorque-core", "?")
         yield printable(f"vtorque-core {core}, seed {results.about.get('seed', '?')}", 200)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return

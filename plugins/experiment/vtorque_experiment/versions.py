@@ -55,12 +55,21 @@ def note_end(config: Path, path: Path) -> None:
     A user's own site makes its image for the first job; a node may be upgraded in between. Raises
     OSError, ConfigError.
     """
-    begun = json.loads(files.read(path.parent, path.name, most=MAX_FILE))
+    begun = read(path)
     now = json.loads(json.dumps(known(config)))
     changed = {name: value for name, value in now.items() if value != begun.get(name)}
     if changed and changed != begun.get("at_end"):
         text = json.dumps(begun | {"at_end": changed}, indent=2) + "\n"
         files.write(path.parent, path.name, content=text.encode())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what a file of versions says; empty if it is missing, or damaged by a guest."""
+    try:
+        found = json.loads(files.read(path.parent, path.name, most=MAX_FILE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _said(argv: tuple[str, ...]) -> str:

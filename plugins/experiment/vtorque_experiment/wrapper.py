@@ -11,9 +11,9 @@ its own way, and some not at all:
 - ``ended``: exit code and seconds since the boot, renamed into place when all else is there.
 
 On bare metal this script runs on the host, in a directory where guests can write. Therefore it
-runs a private copy of the user's script whose SHA-256 it has checked, and it writes only files that
-it creates (``set -C``), so it follows no symbolic link. Where /tmp is mounted noexec it starts the
-interpreter of the ``#!`` line itself.
+runs a private copy of the user's script whose SHA-256 it has checked. It enters no directory behind
+a symbolic link, and writes only files that it creates (``set -C``). Where /tmp is mounted noexec it
+starts the interpreter of the ``#!`` line itself.
 
 Busybox is enough for it. Seconds are those of /proc/uptime (0.01 s): no clock that is set
 meanwhile is in them.
@@ -33,7 +33,11 @@ STDOUT, STDERR, METRICS = "stdout", "stderr", "metrics"
 _PREFIXES = (b"#PBS", b"#SBATCH", b"#VSUB", b"#OAR", b"#$")
 
 _BODY = """\
-cd {point} || exit 1
+top=$(cd {top} && pwd -P) && cd {point} || exit 1
+if [ "$(pwd -P)" != "$top/"{below} ]; then
+    echo "vmgr experiment: nothing is run: on the way there is a symbolic link:" {point} >&2
+    exit 1
+fi
 job=${{PBS_JOBID:-${{SLURM_JOB_ID:-${{VTORQUE_JOBID:-$$}}}}}}
 if ! ln -s "$job" claim 2>/dev/null && [ "$(readlink claim)" != "$job" ]; then
     echo "vmgr experiment: nothing is run: $(readlink claim || echo nobody) has claimed" {point} >&2
@@ -96,11 +100,12 @@ def script(
     Args:
         content: the user's script.
         runs: a copy of it, which the job reads and compares with ``content``.
-        point: an absolute directory.
+        point: its directory, see :meth:`vtorque_experiment.place.Place.point`.
         environment: variables of the user's script.
     """
     lines = [f"export {name}={shlex.quote(text(value))}" for name, value in environment.items()]
     body = _BODY.format(
+        top=shlex.quote(str(point.parents[2])), below=shlex.quote("/".join(point.parts[-3:])),
         point=shlex.quote(str(point)), script=shlex.quote(str(runs)), name=shlex.quote(runs.name),
         size=len(content) + 1, sum=hashlib.sha256(content).hexdigest(),
     )  # fmt: skip
