@@ -338,6 +338,7 @@ def test_resume_submits_no_plan_that_was_changed_since_run(tmp_path, vmgr, chang
     assert not (tmp_path / "batch" / "submissions").exists()
     assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
     assert len(submitted(tmp_path)) == 2
+    assert not [path for path in tmp_path.glob("vtorque-experiment-*/*") if seal in path.name]
 
 
 def refused(done):

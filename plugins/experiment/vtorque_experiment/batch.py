@@ -23,7 +23,7 @@ from vtorque_experiment.matrix import Cell
 from vtorque_experiment.place import Place, end_of
 
 LEAST = 10.0  # seconds between two questions to a batch system's server, whoever wants less
-LEAST_OF_OWN = 1.0  # the same of the batch system local
+LEAST_OF_OWN = 1.0  # the same, for the batch system local
 JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people to read
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
 REFUSED = 2  # vsub's exit code for what it will refuse again

@@ -136,7 +136,7 @@ class Book:
         """Return the points in these states, or all, in the order of their submission."""
         marks = ",".join("?" * len(states))
         where = f"WHERE state IN ({marks})" if states else ""
-        kinds = {"int": "INTEGER", "str": "TEXT"}  # others than a guest has perhaps put there
+        kinds = {"int": "INTEGER", "str": "TEXT"}  # a guest may have stored other types
         typed = (f"CAST({f.name} AS {kinds.get(str(f.type), 'REAL')})" for f in fields(Row))
         query = f"SELECT {', '.join(typed)} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
         return [Row(*row) for row in self._all(query, *states, limit)]

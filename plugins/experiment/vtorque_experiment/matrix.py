@@ -15,7 +15,7 @@ Cell = Mapping[str, Scalar]
 """A combination: axis to value. No axis of ``-vm`` is empty, and on bare metal there is none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A job: combination number ``cell`` for the ``repetition``-th time, from 0."""
 

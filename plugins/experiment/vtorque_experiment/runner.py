@@ -12,6 +12,7 @@ lists it. A guest can falsify the numbers of the experiment, or have points lost
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
@@ -125,6 +126,11 @@ class Runner:
                 f"{done or 'none'} {'is' if done == 1 else 'are'} done now"
             )
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is submitted; None: nothing had to be."""
+        return self._plan
+
     def token(self, number: int) -> str:
         """Return the name of a point's job: at most 15 characters, PBS's least limit."""
         return f"x{self._id}-{number}"
@@ -157,7 +163,7 @@ class Runner:
 
     def _has_ended(self, row: Row) -> bool:
         """Return whether a point's job says that it has ended: a guest can write that, too."""
-        return (self._place.point(row.number) / wrapper.ENDED).exists()
+        return os.path.lexists(self._place.point(row.number) / wrapper.ENDED)
 
     def _take(self, row: Row) -> str:
         """Take the numbers of a job that has ended; return why its point has failed, if it has."""
@@ -206,7 +212,7 @@ class Runner:
 
     def _lost(self, row: Row) -> str:
         point = self._place.point(row.number)
-        begun = (point / wrapper.BEGUN).exists()
+        begun = os.path.lexists(point / wrapper.BEGUN)
         said = b.tail(point, b.JOB_ERR) or b.tail(point, b.JOB_OUT)
         how = "began and did not end" if begun else "did not begin"
         why = said or "the node was lost, the job was cancelled, or a disk was full"

@@ -80,8 +80,8 @@ def run(
                 if failed:
                     _forget(there, place)
                 end = runner.run()
-                if begun is not None and end.finished and not there.counts()[book.FAILED]:
-                    plan.drop_seal(begun)
+                if runner.plan and end.finished and not there.counts()[book.FAILED]:
+                    plan.drop_seal(runner.plan)
         finally:
             there.close()
         with contextlib.suppress(OSError, ValueError):
