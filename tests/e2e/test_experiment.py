@@ -58,7 +58,7 @@ def test_guests_and_bare_metal_on_a_node(node, clean):
 
 ATTACK = """#!/bin/sh
 [ "$EXPERIMENT_POINT" = 1 ] || exit 0
-results=$EXPERIMENT_ROOT/e.results
+results=$EXPERIMENT_ROOT/attack.results
 mkdir -p "$results/points/000/000002"
 {
     echo '#!/bin/sh'
@@ -74,14 +74,14 @@ def test_code_in_a_guest_decides_nothing_that_runs_on_the_host(node, clean):
     node.script(ATTACK)
     node.script(
         'script = "job.sh"\nrepetitions = 2\nvm.ram = "256M"\n'
-        "limits = {jobs = 1, poll = 10}\n", "e.toml",
+        "limits = {jobs = 1, poll = 10}\n", "attack.toml",
     )  # fmt: skip
-    done = node.as_user("vmgr", "experiment", "run", "e.toml", timeout=600, check=False)
+    done = node.as_user("vmgr", "experiment", "run", "attack.toml", timeout=600, check=False)
     assert done.returncode == 4, done.stderr
     assert not (node.home / "evil").exists()
-    status = node.as_user("vmgr", "experiment", "status", "e.results", "--json")
+    status = node.as_user("vmgr", "experiment", "status", "attack.results", "--json")
     (failed,) = json.loads(status.stdout)["failed"]
     assert failed["point"] == 2 and "this script was changed" in failed["reason"]
-    again = node.as_user("vmgr", "experiment", "resume", "e.results", "--failed", check=False)
+    again = node.as_user("vmgr", "experiment", "resume", "attack.results", "--failed", check=False)
     assert again.returncode == 2 and b"resume --accept " in again.stderr
     assert not (node.home / "evil").exists()
