@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.batch_system import Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import Detach, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_core.base.errors import HostFault, Refused, UsageError
@@ -68,11 +68,12 @@ class NodeContract(ContractBase):
         """The documented exit code, whatever the reason's text; no exception without a server."""
         call = hooked(harness)
         job = call.job()
+        finish = partial(call.adapter.finish, hook_waits=job.detach is not Detach.AT_ONCE)
         try:
             for reason in reasons:
-                assert call.adapter.finish(job, outcome, reason) == harness.dialect.exits[outcome]
+                assert finish(job, outcome, reason) == harness.dialect.exits[outcome]
             harness.serve(False)
-            code = call.adapter.finish(job, outcome, "unreachable")
+            code = finish(job, outcome, "unreachable")
             assert 0 <= code <= 255
             if not outcome.may_run_elsewhere:
                 assert code == harness.dialect.exits[outcome], "a dead server changes nothing here"
@@ -194,7 +195,7 @@ class NodeContract(ContractBase):
         ]
         assert seen[0] == seen[1]
         for call, each in zip(job.hooks, read, strict=True):
-            assert 0 <= call.adapter.finish(each, Outcome.READY, "") <= 255
+            assert 0 <= call.adapter.finish(each, Outcome.READY, "", hook_waits=False) <= 255
 
     def test_setup_goes_in_and_out_any_number_of_times(self, harness: BatchHarness) -> None:
         """Applied twice it is applied; undone twice all is as before, byte for byte."""

@@ -134,7 +134,7 @@ class AcmeNode(NodeAdapter):
         """Name the guests."""
         yield EnvVar("ACME_NODES", ",".join(guest.hostname for guest in guests))
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Acme starts a job elsewhere when its hook fails, and only then."""
         return 1 if outcome is Outcome.HOST_FAULT else 0
 

@@ -174,7 +174,7 @@ class NoBatch(NodeAdapter):
         """Never called: the job is made by hand."""
         raise NotImplementedError
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Return that all is well."""
         return 0
 

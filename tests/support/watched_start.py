@@ -38,7 +38,7 @@ def main() -> None:
     def work() -> None:
         with node.stood_in():
             begun = time.perf_counter()
-            prologue._run(node.job(asked, job), node.site, node.plugins, NoBatch())
+            prologue._run(node.job(asked, job), node.site, node.plugins, NoBatch(), prologue.Hook())
             took.write_text(str(time.perf_counter() - begun))
 
     run = in_child(work)

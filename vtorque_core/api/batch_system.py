@@ -52,6 +52,20 @@ class Life(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class Detach(enum.Enum):
+    """When a root hook returns although the job's guests are not ready yet.
+
+    The start then continues in a process of its own, and the job shell waits for it.
+    """
+
+    NEVER = "never"
+    AT_ONCE = "at once"
+    """As soon as the job shell can see the start. The hook's exit code is ignored."""
+    PLACED = "placed"
+    """Once the job has its resources on this node, or waits for those of other jobs. Until then
+    the hook's exit code reports a failed start."""
+
+
 @dataclass(frozen=True)
 class SubmitArgs:
     """The user's command line, split.
@@ -225,8 +239,7 @@ class BatchJob:
         bad_request: why the user's request cannot be read at all; the job is then refused.
         unknown: why the request, or the job's share of the node, could not be learnt of the batch
             system: a host fault.
-        detach: the hook must end at once, since the node's daemon waits for it: the guests start
-            in a process of their own, and the job shell waits for them.
+        detach: when the hook returns, if the node's daemon or its scheduler waits for it.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
         whole_user: the same, but for other jobs of this user (Slurm's --exclusive=user).
@@ -254,7 +267,7 @@ class BatchJob:
     resource_list: Mapping[str, str] = field(default_factory=dict)
     bad_request: str = ""
     unknown: str = ""
-    detach: bool = False
+    detach: Detach = Detach.NEVER
     whole_node: bool = False
     whole_user: bool = False
     patience: float | None = None
@@ -303,11 +316,13 @@ class NodeAdapter(Protocol):
         """
         ...
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
-        """Tell the batch system how the prologue ended; return the hook's exit code.
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
+        """Report to the batch system how the start ended; return the hook's exit code.
 
-        Of a job with ``detach`` the exit code goes nowhere: only what is told to the batch
-        system's server counts.
+        ``hook_waits`` is false if the hook has returned already, or its exit code is ignored. Then
+        only what the batch system's server is asked to do counts: return 0 if the job goes on, so
+        that its job shell reports the failure, and another number if it is requeued. The call may
+        take as long as the server needs to end the job, since no lock is held.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Go on in a process of our own while the hook that called us ends.
+"""Continue in a new process while the hook that started the work returns to its daemon.
 
 For batch systems whose daemon waits for its hooks. Runs as root.
 """
@@ -11,18 +11,20 @@ from collections.abc import Callable
 
 
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
-    """Run ``work`` in a child that outlives this process; return 0 as soon as it has begun.
+    """Run ``work`` in a child that outlives this process.
 
-    ``work`` gets a function that it calls once others can see that it is at work; it has begun
-    too when it has ended. The child has a session of its own and none of this process's files.
-    Raises OSError if the host cannot fork.
+    ``work`` gets a function to call once this process need not wait any longer. The child has a
+    session of its own and none of this process's files. Raises OSError if the host cannot fork.
+
+    Returns:
+        0 as soon as the child calls that function, or its exit code if it ends before.
     """
     reader, writer = os.pipe()
-    if os.fork():
+    if child := os.fork():
         os.close(writer)
-        os.read(reader, 1)  # its end comes with the child's death, too
+        begun = os.read(reader, 1)  # empty when the child ends
         os.close(reader)
-        return 0
+        return 0 if begun else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
         os.setsid()

@@ -112,6 +112,23 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
             os.close(descriptor)
 
 
+def job_lock_holder(paths: Paths, job_id: str) -> int | None:
+    """Return the pid that holds a job's lock, or None. As root.
+
+    While the lock is held that process exists, so its pid is not another one's.
+    """
+    try:
+        descriptor = os.open(paths.job_lock(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if flocked(descriptor, fcntl.LOCK_SH, 0.0):
+            return None
+        return int(os.pread(descriptor, 32, 0) or 0)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
     """Hold the node's lock: leases and node-wide resources change under it. Raises Busy."""

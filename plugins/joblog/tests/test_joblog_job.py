@@ -51,7 +51,7 @@ def start(node, job):
 
     def work():
         with node.stood_in():
-            prologue._run(job, node.site, node.plugins, NoBatch())
+            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.Hook())
 
     return in_child(work, None)
 
@@ -108,7 +108,7 @@ def forks(node, job):
         ways = {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}
         sys.addaudithook(lambda event, _: started.append(event) if event in ways else None)
         with node.stood_in():
-            prologue._run(job, node.site, node.plugins, NoBatch())
+            prologue._run(job, node.site, node.plugins, NoBatch(), prologue.Hook())
         count.write_text(str(len(started)))
 
     assert not in_child(work, None).error

@@ -56,7 +56,7 @@ class LocalNode(NodeAdapter):
         """Return the guests' node file, where Torque's nodes have it."""
         return nodefile.items(job.id, guests)
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Return 0: there is no other node to try, and the wrapper tells the user the reason.
 
         What it needs may be another job's: then the service gets the reason and :data:`WAITS`.

@@ -8,7 +8,7 @@ import pytest
 
 from fake_torque_mom import FakeTorqueMom
 from torque_node import adapter_at
-from vtorque_core.api.batch_system import BatchJob, Life, Outcome
+from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
@@ -93,7 +93,7 @@ def test_pauses_grow_and_end(mom, monkeypatch):
     pauses = []
     for attempt in (0, 1, 2, 9, 5000):
         again = dataclasses.replace(told, attempt=attempt)
-        assert adapter.finish(again, Outcome.IN_USE, "x") == RETRY
+        assert adapter.finish(again, Outcome.IN_USE, "x", hook_waits=True) == RETRY
         pauses.append(mom.pbs.job(job)["not_before"][8:])
     assert pauses == ["0000.30", "0001.00", "0002.00", "0015.00", "0015.00"]
 
@@ -169,9 +169,11 @@ def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
     assert len(asked.read_text().splitlines()) < 10
 
 
-@pytest.mark.parametrize(("start", "problem"), [(360.0, ""), (900.0, "may take 970 s: set it to")])
-def test_an_alarm_that_would_end_starts_too_early(mom, tmp_path, start, problem):
-    place = Installation(tmp_path / "v", tmp_path / "c", tmp_path / "s", start_time=start)
+@pytest.mark.parametrize(("end", "problem"), [(60.0, ""), (900.0, "may take 970 s: set it to")])
+def test_setup_refuses_an_alarm_that_would_kill_a_release(mom, tmp_path, end, problem):
+    """A long start does not count: it runs in a session of its own, behind the prologue."""
+    times = {"start_time": 2000.0, "end_time": end}
+    place = Installation(tmp_path / "v", tmp_path / "c", tmp_path / "s", **times)
     steps = adapter_at(mom.root, "n1").setup_steps(place)
     (check,) = [each for each in steps if "prologue_alarm" in each.text]
     assert problem in check.problem
@@ -184,8 +186,8 @@ def test_a_sisters_host_fault_runs_the_job_again(mom):
     args = ["sister", job, "u", "g", "n", "nodes=2:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
     adapter = adapter_at(mom.root, "n2")
     told = adapter.job(args, {})
-    assert told.detach and told.node_index == 1
-    adapter.finish(told, Outcome.HOST_FAULT, "x")
+    assert told.detach is Detach.AT_ONCE and told.node_index == 1
+    adapter.finish(told, Outcome.HOST_FAULT, "x", hook_waits=False)
     assert mom.pbs.state()["jobs"][job]["rerun"]
     assert "novtorque" in mom.pbs.state()["nodes"]["n2"]["properties"]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
-RERUN_TIME = 3.0  # seconds for the server to say no
+RERUN_TIME = 3.0  # seconds for the server to refuse a requeue
+REQUEUE_TIME = 120.0  # seconds for a requeue that must be known to have begun
 # sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
 _RERUN = """
 "$1" "$2" || exit
@@ -115,11 +116,19 @@ class Commands:
             raise HostFault(f"{what}: {answer.words}" if answer.words else what)
         return answer.out
 
-    def rerun(self, job_id: str, then: str = "") -> None:
-        """Have the server run a job again, then with ``-l then``. Raises HostFault: it says no.
+    def rerun(self, job_id: str, then: str = "", wait: float = RERUN_TIME) -> None:
+        """Requeue a running job, then change it with ``-l then``.
 
-        qrerun waits for the job's end here, and that waits for this start's lock: so nobody waits
-        for qrerun. That of Torque does not, and qalter is refused until then.
+        OpenPBS's qrerun returns at the job's end, which takes as long as its release here. Torque's
+        returns before, and qalter is refused until the end.
+
+        Args:
+            job_id: the job.
+            then: the resources that the job asks for when it starts again; empty: as before.
+            wait: seconds for the answer; a server that takes longer is taken to have agreed.
+
+        Raises:
+            HostFault: the server refuses, or qrerun is missing.
         """
         argv = [self._found("qrerun"), job_id]
         if then:
@@ -129,7 +138,7 @@ class Commands:
             env=_ENVIRON, cwd="/", start_new_session=True,
         )  # fmt: skip
         try:
-            code = process.wait(RERUN_TIME)
+            code = process.wait(wait)
         except subprocess.TimeoutExpired:
             process.returncode = 0  # it goes on without us
             return

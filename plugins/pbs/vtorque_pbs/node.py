@@ -228,7 +228,7 @@ class PbsNode(abc.ABC):
         if there.startswith(NOTE) or (text and not there):
             self.commands.tell("pbsnodes", option, text, name)
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Have a job that failed here start again after a pause, or hold it; keep others away.
 
         Returns 0 where the job goes on: its job shell prints the reason of any other outcome.
@@ -241,14 +241,14 @@ class PbsNode(abc.ABC):
             return 0  # it would end without a word; so its terminal gets the reason
         try:
             self._requeue_later(job, outcome, reason)
-            return self.run_again(job)
+            return self.run_again(job, hook_waits)
         except HostFault as error:
             self.log(job, f"it cannot start again: {error}")
             return 0
 
     @abc.abstractmethod
-    def run_again(self, job: BatchJob) -> int:
-        """Have the server requeue the job now; return the hook's exit code. Raises HostFault."""
+    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
+        """Requeue the job now; return the hook's exit code, not 0. Raises HostFault."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Keep VM jobs off a node that is at fault; return whether VM jobs can be kept off one.

@@ -103,7 +103,7 @@ def test_a_request_in_another_component_is_refused(node, slurm):
 
 def test_a_heterogeneous_job_is_requeued_whole_and_its_first_component_excludes_nodes(node, slurm):
     slurm.facts(components=2)
-    node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead")
+    node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead", hook_waits=True)
     calls = slurm.calls()
     assert ["requeue", "7"] in calls
     assert ["update", "JobId=7+0", "ExcNodeList=n2"] in calls
@@ -123,7 +123,7 @@ def test_without_its_share_known_a_job_does_not_start(node, slurm):
         job = node.job((), PROLOG | {"SLURM_JOB_COMMENT": comment})
         assert "Unable to contact" in job.unknown
         assert (job.blob is None, job.bad_request) == (False, "")
-        assert node.finish(job, Outcome.HOST_FAULT, "x") == 0
+        assert node.finish(job, Outcome.HOST_FAULT, "x", hook_waits=True) == 0
 
 
 def test_a_user_who_is_another_one_here(node):
@@ -139,13 +139,13 @@ JOB = BatchJob("7", "ada", "n2", ("n1", "n2"), b"", attempt=0)
 
 @pytest.mark.parametrize("outcome", [Outcome.READY, Outcome.REFUSED, Outcome.NOT_OURS])
 def test_only_a_host_fault_is_told(node, slurm, outcome):
-    assert node.finish(JOB, outcome, "no") == 0
+    assert node.finish(JOB, outcome, "no", hook_waits=True) == 0
     assert slurm.calls() == []
 
 
 def test_a_host_fault_requeues_without_this_node(node, slurm):
     slurm.facts(excluded="n9")
-    assert node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead") == 0
+    assert node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead", hook_waits=True) == 0
     assert ["requeue", "7"] in slurm.calls()
     assert slurm.facts()["excluded"] == "n9,n2"
     assert "libvirt is dead" in slurm.facts()["note"]
@@ -155,7 +155,7 @@ def test_a_host_fault_requeues_without_this_node(node, slurm):
 def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm):
     slurm.facts(restarts=9, excluded="n9")
     job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=9)
-    assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs") == 0
+    assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs", hook_waits=True) == 0
     assert ["requeue", "7"] in slurm.calls()
     assert slurm.facts()["excluded"] == "n9"
     waited = "vTorque: waited in vain for room on n2: n2: in use by other jobs"
@@ -163,23 +163,25 @@ def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm
     assert not slurm.node()["comment"]
     slurm.facts(restarts=10, state="RUNNING", note="; ".join([waited] * 10))
     slurm.calls()
-    node.finish(replace(job, attempt=10), Outcome.HOST_FAULT, "dead")
+    node.finish(replace(job, attempt=10), Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert ["requeue", "7"] in slurm.calls(), "its starts that waited were no failures"
 
 
 def test_a_users_text_is_no_comment_of_the_admins(node, slurm):
     slurm.facts(name="x\n   AdminComment=forged")
-    node.finish(JOB, Outcome.HOST_FAULT, "dead")
+    node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert slurm.facts()["note"] == "vTorque: job 7 did not start on n2: dead"
     slurm.facts(restarts=0, state="RUNNING", note="the admin's")
-    node.finish(JOB, Outcome.HOST_FAULT, "dead")
+    node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert slurm.facts()["note"] == "the admin's; vTorque: job 7 did not start on n2: dead"
 
 
 def test_two_nodes_fail_at_once(node, slurm):
-    node.finish(JOB, Outcome.HOST_FAULT, "first")
+    node.finish(JOB, Outcome.HOST_FAULT, "first", hook_waits=True)
     slurm.calls()
-    node.finish(BatchJob("7", "ada", "n1", ("n1", "n2"), b""), Outcome.HOST_FAULT, "second")
+    node.finish(
+        BatchJob("7", "ada", "n1", ("n1", "n2"), b""), Outcome.HOST_FAULT, "second", hook_waits=True
+    )
     assert not [call for call in slurm.calls() if call[0].startswith("requeue")]
     assert slurm.facts()["excluded"] == "n2,n1"
     assert slurm.facts()["restarts"] == 1
@@ -188,20 +190,20 @@ def test_two_nodes_fail_at_once(node, slurm):
 def test_after_the_limit_the_job_is_held(node, slurm):
     slurm.facts(restarts=2)
     job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=2)
-    node.finish(job, Outcome.HOST_FAULT, "dead")
+    node.finish(job, Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert ["requeuehold", "7"] in slurm.calls()
     assert "dead (held; when it is mended: scontrol update" in slurm.facts()["note"]
 
 
 def test_a_job_that_must_not_be_requeued(node, slurm, capsys):
     slurm.facts(refuse=True)
-    assert node.finish(JOB, Outcome.HOST_FAULT, "dead") == 0
+    assert node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True) == 0
     assert "disabled" in capsys.readouterr().err
 
 
 def test_the_sites_own_note_on_a_node_stays(node, slurm):
     slurm.node(comment="rack 7")
-    node.finish(JOB, Outcome.HOST_FAULT, "dead")
+    node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True)
     node.mark(False, "ill")
     assert slurm.node()["comment"] == "rack 7"
 

@@ -105,7 +105,7 @@ class SlurmNode:
         """Return Slurm's variables and commands inside."""
         return inside_guests.items(job, guests)
 
-    def finish(self, job: BatchJob, outcome_: Outcome, reason: str) -> int:
+    def finish(self, job: BatchJob, outcome_: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
         if outcome_.may_run_elsewhere:
             try:

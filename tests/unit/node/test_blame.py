@@ -1,5 +1,6 @@
 """Whose fault a failed start is: what a user can bring about must cost the node nothing."""
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ class Told:
     def __init__(self):
         self.outcomes = []
 
-    def finish(self, job, outcome, reason):
+    def finish(self, job, outcome, reason, *, hook_waits):
         self.outcomes.append((outcome, reason))
         return 0
 
@@ -46,7 +47,7 @@ def outcome(monkeypatch, tmp_path):
         (tmp_path / "locks").mkdir(exist_ok=True)
         paths = type(Site().paths)(tmp_path, tmp_path)
         site = type("OneSite", (), {"paths": paths, "batch": Site().batch, "node": Site().node})()
-        prologue._run(JOB, site, None, told)
+        prologue._run(JOB, site, None, told, prologue.Hook())
         ((found, _),) = told.outcomes
         return found
 
@@ -94,7 +95,7 @@ def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
 
 @pytest.mark.parametrize("patience", [0.0, 3.0])
 def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkeypatch, patience):
-    clock, tries, reaped = [0.0], [], []
+    clock, tries, reaped, begun = [0.0], [], [], []
 
     def place(*_):
         tries.append(clock[0])
@@ -105,7 +106,9 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     monkeypatch.setattr(start_order.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=Plugins())
     with pytest.raises(ledger.InUse):
-        start_order._lease(start, (), None, lambda: reaped.append(1), patience, [])
+        let_go = functools.partial(begun.append, 1)
+        start_order._lease(start, (), None, lambda: reaped.append(1), let_go, patience, [])
+    assert bool(begun) == (patience > 0), "the hook waits although the job waits for others"
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
 
@@ -119,5 +122,5 @@ def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatc
     monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]))
     withheld = plugins.without({"acme": "[[limits]]"})
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=withheld)
-    start_order._lease(start, (), None, lambda: None, 0.0, [])
+    start_order._lease(start, (), None, lambda: None, lambda: None, 0.0, [])
     assert found == [away]

@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import epilogue, leftovers, reap
 from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.shell import proof
+from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records import usage
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.plugins import Plugins
@@ -197,6 +201,57 @@ def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkey
     assert list(node["paths"].journal.iterdir())
     os.write(go_on[1], b"x")
     eventually(lambda: not list(node["paths"].journal.iterdir()))
+
+
+def holding_the_lock(node, work=lambda: None):
+    """Fork a process that holds the job's lock until it is killed; return its pid."""
+    ready = os.pipe()
+
+    def hold():
+        with job_lock(node["paths"], "42.srv"):
+            work()
+            os.write(ready[1], f"{os.getpid():9}".encode())
+            signal.pause()
+
+    in_other_process(hold)
+    return int(os.read(ready[0], 9))
+
+
+def start_at_work(node, pid=0, **differs):
+    mine = JobAttempt("42.srv", 0, "ada", 1234)
+    told = Proof(mine, "starting", starter=pid or os.getpid(), namespace=proof.pid_namespace())
+    proof.write(node["paths"], replace(told, **differs))
+
+
+def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
+    """Nothing tells a start behind a hook that its job was deleted: it may boot for minutes."""
+    pid = holding_the_lock(node, functools.partial(start_at_work, node))
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert not list(node["paths"].journal.iterdir())
+    assert not node["paths"].proof("42.srv").exists()
+
+
+@pytest.mark.parametrize("differs", [{"starter": 1}, {"state": "ready"}, {"namespace": 1}])
+def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monkeypatch, differs):
+    monkeypatch.setattr(epilogue, "release_job", functools.partial(release_job, deadline=0))
+    monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)
+    pid = holding_the_lock(node, functools.partial(start_at_work, node, **differs))
+    try:
+        assert epilogue.run(node["config"], "42.srv") == 1
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_epilogue_does_not_kill_a_starter_that_no_longer_holds_the_lock(node, qemu):
+    """Its pid may be another process's by now."""
+    other = subprocess.Popen(["sleep", "1000"])
+    start_at_work(node, other.pid)
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from patience import LONG
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Streams
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.base.errors import HostFault, Refused
@@ -265,6 +266,38 @@ def test_it_does_not_wait_for_a_prologue_that_was_killed(job):
     timer.join()
     root.wait()
     assert job.ran_nothing() and "has ended while it was starting the guests" in job.said
+
+
+def test_jobshell_locks_a_requeued_proof_and_waits_for_its_end(job):
+    """Root waits for that lock before it asks the server, which must find the job's processes."""
+    failed = replace(READY, state="requeued", reason="no", deadline=time.monotonic() + 1000)
+    proofs.write(job.paths, failed)
+    seen = []
+
+    def root():
+        seen.append(proofs.await_lock(job.paths, failed, LONG))
+        proofs.write(job.paths, replace(failed, state="host_fault"))
+
+    thread = threading.Thread(target=root)
+    thread.start()
+    assert job.run() == 122
+    thread.join()
+    assert seen == [True]
+    assert job.ran_nothing() and job.said == "vtorque: no\n"
+
+
+def test_jobshell_whose_requeue_never_comes_ends_at_the_deadline(job):
+    failed = replace(READY, state="requeued", reason="no", deadline=time.monotonic() - 6)
+    proofs.write(job.paths, failed)
+    assert job.run() == 122
+    assert job.ran_nothing() and "no; the job could not be requeued" in job.said
+
+
+def test_await_lock_stops_when_the_epilogue_has_removed_the_proof(job):
+    failed = replace(READY, state="requeued")
+    assert not proofs.await_lock(job.paths, failed, LONG)
+    proofs.write(job.paths, replace(failed, reason="of the next attempt"))
+    assert not proofs.await_lock(job.paths, failed, LONG)
 
 
 def test_a_prologue_that_has_ended_well_is_no_killed_one(job, monkeypatch):

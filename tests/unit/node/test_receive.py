@@ -54,7 +54,7 @@ class Batch:
     def over(self, *_):
         raise AssertionError
 
-    def finish(self, _job, outcome, reason):
+    def finish(self, _job, outcome, reason, *, hook_waits):
         self.finished.append((outcome, reason))
         return 0
 
@@ -230,7 +230,7 @@ def test_a_prologue_of_this_attempt_leaves_it_alone(here, attempt, monkeypatch):
     monkeypatch.setattr(prologue, "start_job", lambda *_: None)
     monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
     job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
-    assert prologue._run(job, here.site, None, here.adapter) == 0
+    assert prologue._run(job, here.site, None, here.adapter, prologue.Hook()) == 0
     ((outcome, _),) = here.adapter.finished
     assert released == [1] * attempt
     assert outcome is (Outcome.READY if attempt else Outcome.NOT_OURS)

@@ -200,7 +200,7 @@ class Batch:
     def alive(self, ids):
         return dict.fromkeys(ids, Life.ALIVE)
 
-    def finish(self, job, outcome, reason):
+    def finish(self, job, outcome, reason, *, hook_waits):
         self.told.append((outcome, reason))
         return 0
 

@@ -63,8 +63,9 @@ class SaysGone(AcmeNode):
 
 
 class FailsTheHookOfBadRequests(AcmeNode):
-    def finish(self, job, outcome, reason):
-        return 1 if outcome is Outcome.REFUSED else super().finish(job, outcome, reason)
+    def finish(self, job, outcome, reason, *, hook_waits):
+        code = super().finish(job, outcome, reason, hook_waits=hook_waits)
+        return 1 if outcome is Outcome.REFUSED else code
 
 
 class DiffersByNode(AcmeNode):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import syslog
 import time
@@ -24,12 +25,13 @@ from vtorque_core.base.errors import (
     ConfigError,
     VtorqueError,
 )
-from vtorque_core.base.locks import Busy
+from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end import ended, leftovers
 from vtorque_core.node.end.ended import AFTER
 from vtorque_core.node.end.reap import reap_until_clean, release_job
 from vtorque_core.node.end.teardown import TeardownReport
+from vtorque_core.node.shell import proof
 from vtorque_core.records import usage
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
@@ -59,6 +61,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
     try:
+        _stop_start(paths, job_id)
         reports = release_job(paths, job_id)
         clean = all(report.clean for report in reports)
     except Busy as error:  # its start goes on: nobody has told that one of the job's end
@@ -74,6 +77,18 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     if states:
         _after(config, states[-1].header, reports, clean=clean)
     return EXIT_OK if clean else EXIT_FAILED
+
+
+def _stop_start(paths: Paths, job_id: str) -> None:
+    """Kill the job's start if it is still at work: all that it has acquired is in the journal."""
+    starter = proof.starter_of(paths, job_id)
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(starter)
+        try:
+            if starter == job_lock_holder(paths, job_id):  # so the pid is not another process's
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
 
 
 def _states(paths: Paths, job_id: str) -> list[JournalState]:

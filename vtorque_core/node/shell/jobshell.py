@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 AWAIT = "--await-job"  # the job shell's own option
 
-POLL = 0.05  # seconds between looks at the proof while the guests start
 SLACK = 5.0  # seconds after the proof's deadline until root counts as dead
 MAX_SCRIPT = 64 << 20  # bytes of a script
 
@@ -174,7 +173,7 @@ def _await_proof(
     meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
     """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
-    ended = False
+    ended = locked = False
     while True:
         try:
             found = proofs.read(paths, job_id, os.getuid(), owner_uid)
@@ -197,15 +196,20 @@ def _await_proof(
         if ended:  # and this proof was read after that
             why = "root's prologue has ended while it was starting the guests (was it killed?)"
             raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
+        if found.state == "requeued" and not locked:
+            locked = proofs.lock(paths, job_id)  # root then has the server requeue this job
         ended = found.starter_has_ended()
         if time.monotonic() > found.deadline + SLACK:
+            if found.state == "requeued":
+                why = f"{printable(found.reason, 2000)}; the job could not be requeued"
+                raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
             why = "the guests were not ready by the start's deadline; nothing was run"
             raise _Stop(errors.EXIT_NO_PROOF, why)
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
         if not ended:
-            time.sleep(POLL)
+            time.sleep(proofs.POLL)
 
 
 def _await_sisters(

@@ -8,11 +8,14 @@ alone to read; the proof has their sums.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -21,15 +24,17 @@ from typing import Any, Literal
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import flocked
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.site.values import convert
 
 SCHEMA = 4
+POLL = 0.05  # seconds between two looks at a proof, or at its lock
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
-State = Literal["starting", "ready", "refused", "host_fault"]
+State = Literal["starting", "ready", "refused", "host_fault", "requeued"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Proof:
     """What root tells the job shell.
 
     Args:
-        state: the job shell waits on ``starting`` and runs the script on ``ready`` only.
+        state: the job shell waits on ``starting`` and runs the script on ``ready`` only. On
+            ``requeued`` it locks the proof and waits for the batch system to end it.
         reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
             the job has to do without.
         deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
@@ -195,6 +201,54 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
             stage="proof",
         )
     return proof
+
+
+def is_current(paths: Paths, proof: Proof) -> bool:
+    """Return whether the job's proof is still this one. As root."""
+    try:
+        return paths.proof(proof.job.id).read_bytes() == proof.encode()
+    except FileNotFoundError:
+        return False
+
+
+def starter_of(paths: Paths, job_id: str) -> int:
+    """Return the pid that the job's proof names as starting its guests, or 0. As root."""
+    try:
+        proof = Proof.decode(paths.proof(job_id).read_bytes())
+    except (OSError, ValueError):
+        return 0
+    starts = proof.state == "starting" and proof.namespace == pid_namespace()
+    return proof.starter if starts else 0
+
+
+def lock(paths: Paths, job_id: str) -> bool:
+    """Lock the job's proof until this process ends; return whether that worked. As the job's user.
+
+    flock(2): a lock of fcntl(2) would end when this process reads the file again.
+    """
+    try:
+        descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    if flocked(descriptor, fcntl.LOCK_SH, 0.0):
+        return True
+    os.close(descriptor)  # root is trying it
+    return False
+
+
+def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
+    """Wait until a job shell has locked this proof; return False if it is replaced or removed.
+
+    The job's user controls that lock, so the result is untrusted: it says only that a process of
+    the job runs. No system call waits for another process to take a lock. As root.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and is_current(paths, proof):
+        with contextlib.suppress(FileNotFoundError), paths.proof(proof.job.id).open("rb") as file:
+            if not flocked(file.fileno(), fcntl.LOCK_EX, 0.0):
+                return True
+        time.sleep(POLL)
+    return False
 
 
 def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:

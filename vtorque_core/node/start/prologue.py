@@ -1,8 +1,12 @@
 """The root prologue: from the batch system's arguments to guests that have proven themselves ready.
 
 Runs as root on the node, once per job attempt and node, under the job's lock. Whatever goes wrong,
-everything acquired is released again, the wrapper finds the reason in the proof file, and the
-batch system is told the outcome in its own way.
+everything acquired is released again, the job shell finds the reason in the proof file, and the
+batch system adapter reports the outcome.
+
+If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
+this order: release all, write the proof ``requeued``, drop the job's lock, wait until the job shell
+runs, ask the server. If the server refuses, the proof becomes ``host_fault`` and the job ends.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import pwd
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome
+from vtorque_core.api.batch_system import BatchJob, Detach, Life, NodeAdapter, Outcome
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
@@ -46,6 +51,7 @@ _WORDS: Mapping[Outcome, State] = {
     Outcome.NOT_HERE: "host_fault",
     Outcome.IN_USE: "host_fault",
 }
+_REQUEUE = 300.0  # seconds that a job shell may take to start, after users' own prologues
 _log = logging.getLogger(__name__)
 
 
@@ -64,38 +70,68 @@ def run(
     with reader():
         job = adapter.job(argv, environ)
         if job.blob is None:
-            return adapter.finish(job, Outcome.NOT_OURS, "")
-        if not job.detach:
-            return _run(job, site, plugins, adapter)
+            return adapter.finish(job, Outcome.NOT_OURS, "", hook_waits=True)
+        if job.detach is Detach.NEVER:
+            return _run(job, site, plugins, adapter, Hook())
 
-    def go_on(begun: Callable[[], None]) -> int:
+    def continue_start(begun: Callable[[], None]) -> int:
         with reader():  # the one before ended with the hook
-            return _run(job, site, plugins, adapter, begun)
+            hook = Hook(begun, waits=job.detach is not Detach.AT_ONCE)
+            return _run(job, site, plugins, adapter, hook)
 
-    return detached(go_on)
+    code = detached(continue_start)
+    return 0 if job.detach is Detach.AT_ONCE else code
 
 
-def _run(
-    job: BatchJob,
-    site: Site,
-    plugins: Plugins,
-    adapter: NodeAdapter,
-    begun: Callable[[], None] = lambda: None,
-) -> int:
-    told = False
+class Hook:
+    """The hook that called this start; ``waits``: its exit code can still report a failure."""
+
+    def __init__(self, begun: Callable[[], None] | None = None, *, waits: bool = True) -> None:
+        self._begun, self.waits = begun, waits
+
+    def let_go(self) -> None:
+        """Let the hook return 0, unless it waits to the end or has returned."""
+        if self._begun is not None:
+            self._begun()
+            self._begun, self.waits = None, False
+
+
+def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: Hook) -> int:
+    failed: Proof | None = None
     try:
         with job_lock(site.paths, job.id), _logged(job, site):
             if _has_come(job, site):  # a release would end it
                 where = "a guest of this job has come here from another node: it is left alone"
                 _log.warning(where)
-                return adapter.finish(job, Outcome.NOT_OURS, where)
-            outcome, reason = _attempt(job, site, plugins, adapter, begun)
-            told = job.detach and outcome is not Outcome.READY
+                return adapter.finish(job, Outcome.NOT_OURS, where, hook_waits=hook.waits)
+            outcome, reason, failed = _attempt(job, site, plugins, adapter, hook)
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
         outcome, reason = Outcome.NOT_HERE, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
-    return 0 if told else adapter.finish(job, outcome, reason)
+    if job.detach is Detach.AT_ONCE:
+        hook.let_go()
+    if failed is None or failed.state != "requeued":
+        return adapter.finish(job, outcome, reason, hook_waits=hook.waits)
+    return _requeue(job, outcome, failed, site, adapter)
+
+
+def _requeue(
+    job: BatchJob, outcome: Outcome, failed: Proof, site: Site, adapter: NodeAdapter
+) -> int:
+    """Requeue a job whose hook has returned, or let its job shell report the failure.
+
+    Both Torque and OpenPBS lose track of a job that they are to end before they have started its
+    processes, and Torque's qrerun even requeues a job that has ended: so the job shell must run.
+    """
+    runs = proof.await_lock(site.paths, failed, _REQUEUE)
+    if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
+        return 0
+    with job_lock(site.paths, job.id):
+        if proof.is_current(site.paths, failed):
+            gid = pwd.getpwuid(failed.job.uid).pw_gid
+            proof.write(site.paths, replace(failed, state=_WORDS[outcome]), gid)
+    return 0
 
 
 def _has_come(job: BatchJob, site: Site) -> bool:
@@ -120,8 +156,8 @@ def _attempt(
     site: Site,
     plugins: Plugins,
     adapter: NodeAdapter,
-    started: Callable[[], None],
-) -> tuple[Outcome, str]:
+    hook: Hook,
+) -> tuple[Outcome, str, Proof | None]:
     def reap_gone() -> None:
         """Release what jobs hold here that have ended without an epilogue."""
         results = reap(
@@ -143,7 +179,7 @@ def _attempt(
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
         tell(release_job(site.paths, job.id))  # what a killed prologue of this job has left
-        start_job(job, site, plugins, adapter, reap_gone, started)
+        start_job(job, site, plugins, adapter, reap_gone, hook.let_go)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
         _log.warning("refused: %s", reason)
@@ -161,20 +197,22 @@ def _attempt(
         _log.error("%s", reason, extra={"detail": detail})
     else:
         _log.info("the guests are ready after %.1f s", time.monotonic() - begun)
-        return Outcome.READY, ""
-    if job.detach:  # its job shell is waiting: what it sees of the reason ends the job at once
-        adapter.finish(job, outcome, reason)
+        return Outcome.READY, "", None
+    requeue = outcome.may_run_elsewhere and not hook.waits
+    state = "requeued" if requeue else _WORDS[outcome]
     try:
         user = guests.job_user(job.owner, site)
         mine = guests.attempt_of(job, user)
         logged = log.facts()
         logged |= {"name": job.name, "known_as": job.known_as}
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
-        told = Proof(mine, _WORDS[outcome], reason, detail=detail)
-        _give_up(job, site, plugins, user, told)
-    except Exception:  # the wrapper then finds no proof, and runs nothing
+        deadline = time.monotonic() + 2 * _REQUEUE
+        failed = Proof(mine, state, reason, deadline=deadline, detail=detail)
+        _give_up(job, site, plugins, user, failed)
+    except Exception:  # the job shell then finds no proof, and runs nothing
         log.defect(job.id)
-    return outcome, reason
+        return outcome, reason, None
+    return outcome, reason, failed
 
 
 def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import BatchJob, NodeAdapter
+from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
@@ -86,8 +86,8 @@ def start_job(
 ) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
-    ``reap_gone`` is called if the job's claims are in use, ``begun`` when the job shell can see
-    that the start is at work; ``arriving``: guests that come from another node. Raises Refused,
+    ``reap_gone`` is called if the job's claims are in use, ``begun`` as soon as the hook may
+    return (:class:`Detach`); ``arriving``: guests that come from another node. Raises Refused,
     HostFault (both may come from plugins) with everything still journalled.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
@@ -108,9 +108,10 @@ def start_job(
         start = Start(plan.attempt_of(job, user), user, site, deadline, journal, plugins)
         told = _proof(start, job, wanted)
         start.acquire(proof_file(told, user, site))
-        begun()
+        if job.detach is Detach.AT_ONCE:
+            begun()
         with blame(start):
-            _start(start, job, wanted, told, adapter, reap_gone, arriving)
+            _start(start, job, wanted, told, adapter, reap_gone, begun, arriving)
 
 
 @contextlib.contextmanager
@@ -131,6 +132,7 @@ def _start(
     told: Proof,
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
+    begun: Callable[[], None],
     arriving: Sequence[SavedGuest],
 ) -> None:
     """Go through the phases of a start, up to guests that are ready or await the script."""
@@ -142,7 +144,8 @@ def _start(
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
     gone: list[str] = []
-    placements = _lease(start, planned, share, reap_gone, patience, gone)
+    placements = _lease(start, planned, share, reap_gone, begun, patience, gone)
+    begun()
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)
     notices = _notices(planned, placements)
@@ -178,10 +181,14 @@ def _lease(
     planned: Sequence[PlannedGuest],
     share: NodeShare,
     reap_gone: Callable[[], None],
+    begun: Callable[[], None],
     seconds: float,
     gone: list[str],
 ) -> list[Placement]:
-    """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
+    """Place the guests; retry for so many seconds, after a look for jobs that are gone.
+
+    ``begun`` is called before a wait, which must not hold up the batch system.
+    """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
 
@@ -196,6 +203,8 @@ def _lease(
         except InUse as error:
             if looks and time.monotonic() >= until:
                 raise
+            if seconds:
+                begun()
             if looks % _REAPED == 0:
                 _log.info("%s", error)
                 reap_gone()

@@ -27,7 +27,9 @@ if sys.argv[4:5] == ["prologue"]:
     from vtorque_core.api.batch_system import Outcome
     adapter = adapter_at(root, node)
     job = adapter.job(sys.argv[5:], {{}})
-    sys.exit(adapter.finish(job, Outcome[outcome], "libvirtd does not answer"))
+    waits = sys.argv[5] == "first"  # of a sister's prologue the code is ignored
+    code = adapter.finish(job, Outcome[outcome], "libvirtd does not answer", hook_waits=waits)
+    sys.exit(code if waits else 0)
 """
 
 

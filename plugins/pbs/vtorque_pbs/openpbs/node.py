@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest
+from vtorque_core.api.batch_system import BatchJob, Detach, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted
+from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes
 from vtorque_pbs.mixed import Place, bare_nodes, openpbs_places, per_node
 from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
@@ -86,7 +87,7 @@ class OpenPbsNode(PbsNode):
             },
             bad_request=bad,
             bare=bare_nodes(places),
-            detach=True,
+            detach=Detach.AT_ONCE,
             patience=PATIENCE,
             whole_node=_is_alone(given.get("place", ""), vnodes),
             queue=given.get("queue", ""),
@@ -115,9 +116,9 @@ class OpenPbsNode(PbsNode):
         except OSError:
             return b""
 
-    def run_again(self, job: BatchJob) -> int:
+    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
         """Ask the server; return 1, which says only that the job is requeued. Raises HostFault."""
-        self.commands.rerun(job.id)
+        self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return 1
 
     def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:

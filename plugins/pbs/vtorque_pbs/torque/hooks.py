@@ -21,43 +21,20 @@ case $5 in
   *other=*vt1:* | *other=*vt1v:*) ;;
   *) [ -x "$site" ] && exec "$site" "$@"; exit 0 ;;
 esac
-{begin}if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
+if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
 log={log}$$
 {vtorque} prologue {kind} "$@" 2>"$log"
 code=$?
-# Whatever it ends with, the job starts, and its job shell says why there are no guests: Torque
-# would start a job that fails here again and again, or take the node down.
+# It returns before the guests are ready. Whatever its code but {retry}, the job starts, and the job
+# shell reports why there are no guests: Torque would start a job that fails here again and again,
+# or take the node down.
 case $code in
   0 | {retry}) [ -s "$log" ] && logger -t vtorque -f "$log" ;;
   *) cat "$log" >&2 ;;
 esac
 rm -f "$log"
-{wake}[ $code -eq {retry} ] && exit {requeue}
+[ $code -eq {retry} ] && exit {requeue}
 exit 0
-"""
-
-_BEGIN = """\
-read -r begun _ </proc/uptime
-"""
-
-_WAKE = """\
-# pbs_mom, whose child has run us, waits 5 s ($jobstartblocktime) for the end of all prologues; then
-# it looks for it in its rounds alone, of up to 10 s. Any signal ends the poll(2) between two; this
-# one means nothing more to it, nor to another process. It looks for 1 s; but it may have been at
-# other work, and users' prologues follow: so it is told again until its child is the job.
-wake() {
-  while read -r key mom; do [ "$key" != PPid: ] || break; done <"/proc/$PPID/status"
-  read -r now _ </proc/uptime
-  left=$((${begun%.*} + 6 - ${now%.*}))
-  for pause in $((left > 0 ? left : 0)) 1 2 4; do
-    sleep $pause
-    for pid in "$PPID" "$mom"; do
-      read -r name <"/proc/$pid/comm" && [ "$name" = pbs_mom ] || return
-    done
-    kill -CHLD "$mom"
-  done
-}
-wake </dev/null >/dev/null 2>&1 &
 """
 
 _EPILOGUE = """\
@@ -90,8 +67,6 @@ def prologue(place: Installation, path: Path, kind: str) -> bytes:
         kind=kind,
         log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
         retry=RETRY,
-        begin=_BEGIN if kind == FIRST else "",
-        wake=_WAKE if kind == FIRST else "",
         requeue=2,
     ).encode()
 

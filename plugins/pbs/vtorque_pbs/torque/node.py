@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -10,16 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
+from vtorque_pbs.batch_commands import REQUEUE_TIME
 from vtorque_pbs.job_records import Attributes, parse_nodes
 from vtorque_pbs.mixed import Place, bare_nodes, for_guests, per_node, torque_places
 from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
-from vtorque_pbs.resources import hosts, parts_of, torque_memory
+from vtorque_pbs.resources import hosts, parts_of, torque_memory, walltime_seconds
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque.hooks import FIRST, RETRY, SISTER
 
@@ -41,6 +43,7 @@ class TorqueNode(PbsNode):
 
     def __init__(self, site: Site, settings: Settings) -> None:
         super().__init__(site, settings, TORQUE)
+        self._began = time.monotonic()
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read a prologue's arguments; ask the server for the rest of a VM job.
@@ -99,10 +102,11 @@ class TorqueNode(PbsNode):
             bad_request=bad,
             unknown=unknown,
             bare=bare,
-            detach=kind == SISTER,
+            detach=Detach.AT_ONCE if kind == SISTER else Detach.PLACED,
             whole_node=policy == "singlejob" or self._is_filled(node, given, count),
             whole_user=policy == "singleuser",
-            patience=PATIENCE,
+            # qrerun does not requeue a job of -r n: only the prologue's exit code does
+            patience=0.0 if known.get("Rerunable") == "False" else PATIENCE,
             queue=args.queue,
             account=args.account,
             granted=counted.torque_granted(
@@ -120,13 +124,32 @@ class TorqueNode(PbsNode):
         has = {name: _properties(node) for name, node in self.nodes().items()}
         return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
 
-    def run_again(self, job: BatchJob) -> int:
-        """Return what the hook makes Torque's code for a requeue of; of a sister, ask the server.
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
+        """Report the outcome; a job whose guests are ready first gets its whole walltime back."""
+        if outcome is Outcome.READY and not hook_waits and job.node_index == 0:
+            try:
+                self._extend_walltime(job)
+            except HostFault as error:
+                self.log(job, f"its walltime includes the boot of its guests: {error}")
+        return super().finish(job, outcome, reason, hook_waits=hook_waits)
+
+    def _extend_walltime(self, job: BatchJob) -> None:
+        """Add the time since this hook began; only managers may change a running job's walltime.
 
         Raises HostFault.
         """
-        if job.detach:
-            self.commands.rerun(job.id)
+        asked = walltime_seconds(job.resource_list.get("walltime", ""))
+        if asked is not None:
+            text = pbs.show_walltime(math.ceil(asked + time.monotonic() - self._began))
+            self.commands.tell("qalter", "-l", f"walltime={text}", job.id)
+
+    def run_again(self, job: BatchJob, hook_waits: bool) -> int:
+        """Return the hook's exit code for a requeue, after asking the server if it has returned.
+
+        Raises HostFault.
+        """
+        if not hook_waits:
+            self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:

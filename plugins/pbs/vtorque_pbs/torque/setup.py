@@ -31,7 +31,7 @@ from vtorque_pbs.torque import hooks
 from vtorque_pbs.torque.hooks import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
-_BESIDE_A_START = 70.0  # seconds; pbs_mom kills a prologue 10 s before $prologalarm
+_OTHERS = 70.0  # seconds; pbs_mom kills a script 10 s before $prologalarm
 _OFF = b"#vtorque# "
 _OURS = b"# Written by " + MARK + b"; with the next line"
 
@@ -50,8 +50,8 @@ def steps(
     for name in ("epilogue", "epilogue.parallel"):
         path = priv / name
         found.append(ReplacedFile(path, hooks.epilogue(place, path, journal, proof)))
-    why = "a start, the site's own prologue and the 10 s that pbs_mom takes off"
-    limit, least = settings.prologue_alarm, place.start_time + _BESIDE_A_START
+    why = "a release, the site's own epilogue and the 10 s that pbs_mom subtracts"
+    limit, least = settings.prologue_alarm, place.end_time + _OTHERS
     found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
     found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
     return [*found, marked(node, settings.property)] if settings.property else found
@@ -77,7 +77,7 @@ def _trusted(path: Path) -> Check:
 
 
 def _prolog_alarm(priv: Path, seconds: int) -> Change:
-    """Return the step by which ``$prologalarm`` leaves a start the time that it has."""
+    """Return the step by which ``$prologalarm`` leaves a release the time that it has."""
     config = priv / "config"
 
     def done() -> bool:

@@ -1,0 +1,141 @@
+"""A start whose hook returns before the guests are ready: exit codes, and who requeues the job."""
+
+import json
+import os
+import pwd
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from patience import LONG, eventually
+from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.names import Paths
+from vtorque_core.node.shell import proof
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.node.start import prologue
+from vtorque_core.site.config import Site
+
+ME = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # root runs no jobs
+EXIT = 75  # what the adapter makes of a job that it has requeued
+
+
+class Server:
+    """A batch system that writes down how each start ended; it requeues jobs, or refuses to."""
+
+    def __init__(self, top, detach, requeues):
+        self.log, self.detach, self.requeues = top / "finished", detach, requeues
+
+    def job(self, _argv, _environ):
+        return BatchJob("7.srv", ME, "n1", ("n1",), b"", detach=self.detach)
+
+    def finish(self, _job, outcome, reason, *, hook_waits):
+        with self.log.open("a") as file:
+            file.write(json.dumps([outcome.name, reason, hook_waits]) + "\n")
+        return EXIT if self.requeues and outcome.may_run_elsewhere else 0
+
+    def finished(self):
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [tuple(json.loads(line)) for line in lines]
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Return a prologue whose start fails with an error, after it has placed its job or before."""
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    for directory in (paths.journal, paths.run / "locks"):
+        directory.mkdir(parents=True)
+    site = SimpleNamespace(
+        paths=paths, batch=Site().batch, node=Site().node, log=Site().log, owner=os.getuid()
+    )
+    give_up = prologue.proof.write
+    monkeypatch.setattr(prologue, "release_job", lambda *_: [])
+    monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
+    monkeypatch.setattr(prologue, "_give_up", lambda *args: give_up(paths, args[-1]))
+
+    def run(error, *, placed, detach=Detach.PLACED, requeues=True):
+        def start(job, _site, _plugins, _adapter, _reap, begun):
+            if placed:
+                begun()
+            raise error
+
+        monkeypatch.setattr(prologue, "start_job", start)
+        server = Server(tmp_path, detach, requeues)
+        return server, prologue.run(server, site, None, (), {})
+
+    def found():
+        path = paths.proof("7.srv")
+        return Proof.decode(path.read_bytes()) if path.exists() else None
+
+    return SimpleNamespace(run=run, paths=paths, proof=found)
+
+
+class JobShell(threading.Thread):
+    """Stands for a job shell: locks the proof as soon as it says that the job is requeued."""
+
+    def __init__(self, node):
+        super().__init__()
+        self.node = node
+
+    def run(self):
+        eventually(lambda: (told := self.node.proof()) and told.state == "requeued")
+        eventually(lambda: proof.lock(self.node.paths, "7.srv"))
+
+
+FAULT = HostFault("libvirtd does not answer")
+
+
+def test_start_that_fails_before_it_is_placed_gives_the_hooks_exit_code(node):
+    server, code = node.run(FAULT, placed=False)
+    assert code == EXIT
+    assert server.finished() == [("HOST_FAULT", f"n1: {FAULT}", True)]
+    assert node.proof().state == "host_fault"
+
+
+def test_start_that_fails_later_is_requeued_once_its_job_shell_runs(node):
+    server, code = node.run(FAULT, placed=True)
+    assert code == 0
+    eventually(lambda: (told := node.proof()) and told.state == "requeued")
+    assert server.finished() == []
+    shell = JobShell(node)
+    shell.start()
+    eventually(server.finished)
+    shell.join()
+    assert server.finished() == [("HOST_FAULT", f"n1: {FAULT}", False)]
+    assert node.proof().state == "requeued"
+
+
+def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
+    """As of qsub -r n: the job then ends with 122, the reason in its output."""
+    JobShell(node).start()
+    server, code = node.run(FAULT, placed=True, requeues=False)
+    assert code == 0
+    eventually(lambda: (told := node.proof()) and told.state == "host_fault")
+    assert node.proof().reason == f"n1: {FAULT}"
+    assert len(server.finished()) == 1
+
+
+def test_deleted_job_is_not_requeued(node):
+    """Torque's qrerun would start a job again that has ended."""
+    server, code = node.run(FAULT, placed=True)
+    eventually(lambda: (told := node.proof()) and told.state == "requeued")
+    proof.remove(node.paths, "7.srv")  # as its epilogue does
+    with prologue.job_lock(node.paths, "7.srv", LONG):
+        assert (code, server.finished(), node.proof()) == (0, [], None)
+
+
+@pytest.mark.parametrize("detach", [Detach.PLACED, Detach.AT_ONCE])
+def test_refusal_reaches_the_job_shell_at_once(node, detach):
+    server, code = node.run(Refused("too large"), placed=False, detach=detach)
+    assert code == 0
+    eventually(server.finished)
+    assert node.proof().state == "refused"
+
+
+def test_hook_whose_exit_code_is_ignored_returns_0(node):
+    JobShell(node).start()
+    server, code = node.run(FAULT, placed=False, detach=Detach.AT_ONCE)
+    assert code == 0
+    eventually(server.finished)
+    assert server.finished() == [(Outcome.HOST_FAULT.name, f"n1: {FAULT}", False)]
