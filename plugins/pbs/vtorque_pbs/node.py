@@ -239,6 +239,8 @@ class PbsNode(abc.ABC):
             return 0
         if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
             return 0  # it would end without a word; so its terminal gets the reason
+        if not hook_waits and job.resource_list.get("rerunable") in ("0", "False"):
+            return 0  # the server would refuse qrerun
         try:
             self._requeue_later(job, outcome, reason)
             return self.run_again(job, hook_waits)

@@ -98,7 +98,11 @@ class TorqueNode(PbsNode):
             cpu_counts=slots,
             mem_mib=torque_memory(given, count, len(all_nodes)),
             name=args.job_name,
-            resource_list={**asked, "interactive": known.get("interactive", "False")},
+            resource_list={
+                **asked,
+                "interactive": known.get("interactive", "False"),
+                "rerunable": known.get("Rerunable", "True"),
+            },
             bad_request=bad,
             unknown=unknown,
             bare=bare,
