@@ -104,6 +104,13 @@ def test_shared_memory_of_guests(tmp_path, monkeypatch):
     assert memory.read_bytes().rstrip(b"\0") == b"hello"
 
 
+def test_laptop_page_and_readme_install_the_same_packages():
+    assert block("doc/laptop.md", "apt-get") == block("README.md", "apt-get")
+    assert block("doc/laptop.md", "scripts/wheels").splitlines()[-1] == (
+        block("README.md", "scripts/wheels").splitlines()[-1]
+    )
+
+
 # -- files -------------------------------------------------------------------------------------
 
 
@@ -201,12 +208,14 @@ def test_what_a_refused_user_sees():
 # -- nothing is left out -----------------------------------------------------------------------
 
 FIRST_PLUGIN = "tests/e2e/test_first_plugin.py::test_the_page_does_what_it_says"
+FRESH = "tests/e2e/test_fresh_machine.py::test_readme_runs_a_job_without_root"
 LAPTOP = "tests/e2e/test_personal.py::test_the_manuals_first_jobs"
 EXAMPLE = "tests/unit/repository/test_docs.py::test_every_block_of_the_example_is_used"
 UNITS = "tests/unit/repository/test_docs.py::test_the_units_of_the_reaper"
 CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are_valid_cloud_config"
 # Page and test to how the blocks begin that it runs, or reads as whom they are for does.
 RUN = {
+    ("README.md", FRESH): ("apt-get", "scripts/wheels"),
     ("doc/admin.md", UNITS): (
         "[Unit]\nDescription=Release what ended vTorque jobs have left\n",
         "[Unit]\nDescription=Release what ended vTorque jobs have left, ",
@@ -219,7 +228,7 @@ RUN = {
         "vm = {img",
     ),
     ("doc/first-plugin.md", FIRST_PLUGIN): (
-        "python3 -m venv",
+        "/usr/bin/python3 -m venv",
         "vtorque plugins new",
         "echo",
         "vsub --dry-run",
@@ -264,8 +273,8 @@ NOT_RUN = {
     "sets up a machine as root: scripts/node and scripts/cluster do the same for each e2e test": {
         "doc/admin.md": (
             "scripts/demo",
-            "python3 -m venv build",
-            "python3 -m venv /opt",
+            "/usr/bin/python3 -m venv build",
+            "/usr/bin/python3 -m venv /opt",
             "/opt/vtorque/bin/python3",
             "$ /opt/vtorque/bin/vtorque setup",
             "vmgr images build micro micro\n",
@@ -284,7 +293,6 @@ NOT_RUN = {
             "vmgr images build",
             "vtorque local stop",
         ),
-        "README.md": ("scripts/wheels",),
         "plugins/local/README.md": ("pip install",),
         "plugins/pbs/README.md": ("pip install",),
         "plugins/slurm/README.md": ("pip install",),

@@ -52,6 +52,25 @@ def test_a_failure_is_named_with_the_end_of_its_log(tmp_path):
     assert (done.returncode, done.stderr) == (4, "")
 
 
+def test_a_script_names_its_python(tmp_path):
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path], check=True)
+    real = Path("/usr/bin/python3").resolve()
+    version = subprocess.run([real, "-V"], capture_output=True, text=True, check=True).stdout
+    for python in ("/usr/bin/python3", tmp_path / "bin/python"):
+        said = bash('show_python "$1"', str(python)).stdout
+        assert said == f"scripts/x: {version.strip()}, {real}\n"
+
+
+def test_no_environment_is_made_with_the_first_python_in_path():
+    """It may be one that users cannot reach, or older or newer than that of the wheels."""
+    top = SCRIPTS.parent
+    files = [path for path in SCRIPTS.iterdir() if path.is_file()]
+    files += [top / "README.md", top / "CONTRIBUTING.md", *top.glob("doc/**/*.md")]
+    files += top.glob("plugins/*/README.md")
+    by_path = re.compile(r"(?<![\w/])python3?[\d.]* -m venv")
+    assert [path.name for path in files if by_path.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize("name", ["common", "cluster", "demo", "machine", "node", "test"])
 def test_bash_understands_the_script(name):
     done = subprocess.run(["bash", "-n", SCRIPTS / name], capture_output=True, check=False)
