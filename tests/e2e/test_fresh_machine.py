@@ -1,0 +1,86 @@
+"""README's commands on machines that have nothing: empty roots of Debian 12 and 13."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doc_blocks import block
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+REPO = Path(__file__).resolve().parents[2]
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+IN_MACHINE = """
+git ls-files -z --cached --others --exclude-standard | tar c --null -T - |
+  timeout -s KILL 3600 scripts/machine --empty "$1" bash -euc "$2"
+"""
+VERSIONS = """
+echo "all of it took $SECONDS s"
+/usr/bin/python3 -V; grep PRETTY_NAME /etc/os-release
+dpkg-query -W qemu-system-x86 libvirt-daemon-driver-qemu
+"""
+
+
+@pytest.fixture(params=["bookworm", "trixie"])
+def machine(request):
+    """Return a function that runs a script as root in a new empty machine of that release.
+
+    The script's input is this checkout as a tar archive. pip and apt get this machine's settings
+    from the environment, because a site may have an index and a certificate of its own.
+    """
+
+    def run(script):
+        done = subprocess.run(
+            ["bash", "-c", IN_MACHINE, "bash", request.param, script], cwd=REPO, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
+        )  # fmt: skip
+        sys.stdout.write(done.stdout)  # for pytest -rP: the log of a run
+        assert done.returncode == 0
+        return done.stdout
+
+    return run
+
+
+def environment():
+    """Return this process's environment without its Python and its home."""
+    ours = ("VIRTUAL_ENV", "PYTHON", "PYTEST", "PIP_FIND_LINKS", "XDG_", "TMPDIR")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root"}
+
+
+def script(*lines):
+    """Return a script that unpacks the checkout, runs these lines there, and prints versions."""
+    head = "mkdir /srv/vtorque; cd /srv/vtorque; tar x --no-same-owner; exec </dev/null"
+    return "\n".join([head, *lines, VERSIONS])
+
+
+def test_readme_runs_a_job_without_root(machine):
+    user = block("README.md", "scripts/wheels") + "cat job.sh.o1\n"
+    said = machine(
+        script(
+            "useradd -m -s /bin/bash ada; chown -R ada: .",
+            block("README.md", "apt-get"),
+            f"su ada -c 'bash -eu' <<'END OF USER'\n{user}END OF USER",
+        )
+    )
+    assert re.search(r"^vvm\nada\n", said, re.MULTILINE)
+
+
+def test_readme_makes_a_node(machine):
+    page = (REPO / "README.md").read_text()
+    (demo,) = re.findall(r"^- `(scripts/demo)` ", page, re.MULTILINE)
+    (clean,) = re.findall(r"`(scripts/demo --clean)`", page)
+    said = machine(script(demo, clean))
+    assert "exit code 42" in said and "Hello from v" in said
+    assert "Removed: /opt/vtorque" in said
+
+
+def test_readme_runs_the_tests(machine):
+    page = (REPO / "README.md").read_text()
+    (fast,) = re.findall(r"^- `(scripts/test --fast)` ", page, re.MULTILINE)
+    said = machine(script(fast))
+    assert re.search(r"^=+ \d+ passed", said, re.MULTILINE)
