@@ -106,8 +106,9 @@ def test_shared_memory_of_guests(tmp_path, monkeypatch):
 
 def test_laptop_page_and_readme_install_the_same_packages():
     assert block("doc/laptop.md", "apt-get") == block("README.md", "apt-get")
-    assert block("doc/laptop.md", "scripts/wheels").splitlines()[-1] == (
-        block("README.md", "scripts/wheels").splitlines()[-1]
+    assert (
+        block("doc/laptop.md", "scripts/wheels").splitlines()[-1]
+        == (block("README.md", "scripts/wheels").splitlines()[-1])
     )
 
 
