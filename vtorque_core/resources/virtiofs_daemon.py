@@ -33,6 +33,9 @@ _READY = b"Waiting for vhost-user socket connection"
 _OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
 # One that comes from another node goes on there instead: it would lose the file by the move.
 _OTHERS_STOP_IT = ("--migration-verify-handles", "--migration-on-error=abort")
+# A guest reaches "user." attributes only. For others it gets ENOTSUP: with EPERM instead, a guest
+# with SELinux could not mount the share.
+_ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Share(user_daemon.Service):
     @property
     def user_is_root(self) -> bool:
         """Whether the daemon is the one of :func:`_rusts`."""
-        return _translates_ids(self.program)
+        return "--translate-uid" in _help(self.program)
 
     @property
     def label(self) -> str:
@@ -76,10 +79,14 @@ def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's own, in C: ``{source}`` is the directory's descriptor.
 
     The final ``/.`` makes a directory of the link below /proc: virtiofsd does not follow a link.
+    It does not start without a rule for security.capability, which the host refuses to set, since
+    the daemon has no CAP_SETFCAP.
     """
-    options = ("source=/proc/self/fd/{source}/.", "sandbox=chroot", "modcaps=-mknod:-setfcap")
-    arguments = [argument for option in options for argument in ("-o", option)]
-    return (share.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", *arguments)
+    options = (
+        "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
+        f"no_posix_acl,xattrmap={_ATTRIBUTES.format(':ok:client:security.capability::')}"
+    )
+    return (share.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", "-o", options)
 
 
 def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
@@ -89,12 +96,12 @@ def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
     mounts have none.
     """
     root = share.subordinate_id
-    gone = _OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS
     return (
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
+        "--announce-submounts", f"--xattrmap={_ATTRIBUTES.format('')}",
         *_translated("uid", root, share.uid), *_translated("gid", root, share.gid),
-        *(gone if saves(share.program) else ()),
+        *((_OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS) if saves(share.program) else ()),
     )  # fmt: skip
 
 
@@ -107,10 +114,6 @@ def _translated(kind: str, root: int | None, own: int) -> tuple[str, ...]:
 def saves(program: str = VIRTIOFSD) -> bool:
     """Return whether a guest with such a daemon can be saved: it gives its state to QEMU."""
     return _OTHERS_ARE_ERRORS[0] in _help(program)
-
-
-def _translates_ids(program: str) -> bool:
-    return "--translate-uid" in _help(program)
 
 
 @functools.cache  # one answer for all of a start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +20,19 @@ from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
+_log = logging.getLogger(__name__)
+_NO_LISTS = "%s: user.* attributes are the host's; access control lists are not evaluated here"
+
 vtorque_settings = always(Settings)
 vtorque_resources = always(Seed, SiteEpilogue)
 
 # What root in a guest owns goes; its directories that have the user's files become the user's. A
-# start waits for it: what takes longer is left for the next time, and the job says so.
+# start waits for it: what takes longer is left for the next time, and the job says so. No -xdev: a
+# file system below the share is a mount in the guest, too.
 _CLEAN = """t="timeout 20 find"
-$t "$1" -xdev -depth -user 0 ! -type d -exec rm -f {} +
-$t "$1" -xdev -depth -user 0 -type d -exec rmdir {} + 2>/dev/null
-$t "$1" -xdev -depth -user 0 -type d -exec chown -h "$2" {} +
+$t "$1" -depth -user 0 ! -type d -exec rm -f {} +
+$t "$1" -depth -user 0 -type d -exec rmdir {} + 2>/dev/null
+$t "$1" -depth -user 0 -type d -exec chown -h "$2" {} +
 exit 0"""
 
 
@@ -76,6 +81,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
     """Note which guests have an epilogue of the site's to run before they end."""
     seconds = job.site[Settings].epilogue_timeout
     for guest in job.guests:
+        if shared := [share.target for share in guest.shares if share.kind == "virtiofs"]:
+            _log.info(_NO_LISTS, ", ".join(shared), extra={"guest": guest.index})
         if (guest.run_dir / EPILOGUE_MARKER).exists():
             run_dir = str(guest.run_dir)
             job.acquire(SiteEpilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
@@ -101,6 +108,15 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
         )
         return
     yield HealthResult("ok", f"agent for images without one: {path}")
+
+
+def lists_check(_: Site) -> Iterator[HealthResult]:
+    """Say what of extended attributes and access control lists works in shares."""
+    yield HealthResult(
+        "ok",
+        "user.* attributes work in shares; access control lists are not evaluated in guests, and "
+        "the umask limits the mask of a default list",
+    )
 
 
 def scripts_check(site: Site) -> Iterator[HealthResult]:
@@ -143,5 +159,6 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
 vtorque_health_checks = always(
     HealthCheck("linux guest cloud-config", cloud_config_check),
     HealthCheck("linux guest agent", agent_check),
+    HealthCheck("linux guest shares", lists_check),
     HealthCheck("linux guest scripts", scripts_check),
 )

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import file_operations
 from tracked_files import tracked
 from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.claims import PoolClaim
@@ -223,6 +224,12 @@ def test_every_exit_code_is_in_the_users_manual():
     rows = {name: rf"^\| {code}\b.*`{name}`" for name, code in CODES.items()}
     manual = text("user.md")
     assert [name for name, row in rows.items() if not re.search(row, manual, re.MULTILINE)] == []
+
+
+def test_manual_lists_the_file_operations_that_differ_in_a_guest():
+    section = text("user.md").partition("### Files in shared directories")[2]
+    rows = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
+    assert rows == ["in a guest", *dict.fromkeys(file_operations.DIFFERENCES.values())]
 
 
 def test_every_vm_key_is_in_the_users_manual_with_its_default():

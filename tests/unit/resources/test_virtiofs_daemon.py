@@ -142,6 +142,8 @@ def test_the_one_in_rust_has_the_user_for_its_root(tmp_path: Path) -> None:
         "--shared-dir=/mnt",
         "--sandbox=chroot",
         "--modcaps=-mknod:-setfcap",
+        "--announce-submounts",
+        "--xattrmap=:ok:all:user.:user.::unsupported:all:::",
         "--translate-uid=map:0:100000:1",
         "--translate-uid=map:1000:0:1",
         "--translate-gid=map:0:100000:1",
@@ -164,11 +166,9 @@ def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
         "--fd=7",
         "--rlimit-nofile=0",
         "-o",
-        "source=/proc/self/fd/{source}/.",
-        "-o",
-        "sandbox=chroot",
-        "-o",
-        "modcaps=-mknod:-setfcap",
+        "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
+        "no_posix_acl,"
+        "xattrmap=:ok:all:user.:user.::ok:client:security.capability:::unsupported:all:::",
     )
 
 

@@ -57,10 +57,9 @@ def daemons(each: Prepared) -> Iterable[Resource]:
     """Return the daemons that serve a guest its shares and its user's disk."""
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
     for share in each.merged.lists(Filesystem):
-        stem, owned, readonly = run_dir / f"fs-{share.name}", share.user_owned, share.readonly
-        root = user.subordinate_id or None
-        of_share = {"subordinate_id": root, "readonly": readonly, "owner_check": owned}
-        of_share["comes"] = each.plan.comes
+        stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
+        of_share = {"subordinate_id": root, "readonly": share.readonly, "comes": each.plan.comes}
+        of_share["owner_check"] = share.user_owned
         yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:

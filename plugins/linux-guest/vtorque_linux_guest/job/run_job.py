@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import resource
 import signal
 import socket
@@ -29,7 +30,7 @@ from vtorque_linux_guest.guest.contract import (
     RUN_SOCKET,
 )
 from vtorque_linux_guest.guest.environment import job_environment_text
-from vtorque_linux_guest.job import leaving, on_cancel
+from vtorque_linux_guest.job import default_acl, leaving, on_cancel
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import BadStart, NotStarted, RunAbandoned, StreamError
 from vtorque_linux_guest.job.session_state import SessionState
@@ -91,6 +92,13 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         return 128 + signal.SIGTERM
     except StreamError as error:
         raise GuestDied(f"{guest.hostname}: {error}") from None
+
+
+def _directories() -> list[str]:
+    """Return the working directory and the home, on the node, where they exist."""
+    with contextlib.suppress(OSError, KeyError):
+        return [os.getcwd(), pwd.getpwuid(os.getuid()).pw_dir]  # noqa: PTH109
+    return []
 
 
 class _Ending:
@@ -173,6 +181,8 @@ class _Job:
     def run(self) -> int:
         """Run all parts; return the job's exit code."""
         script = self.script
+        for line in default_acl.warnings(_directories(), script.umask):
+            self._say(line)
         if script.prologue is not None:
             code = self._start(self._user_script("vm_prologue", script.prologue), None)
             if code != 0:

@@ -1,0 +1,35 @@
+"""Warn of default access control lists that the umask of a job limits in a guest.
+
+A guest's kernel applies the umask before virtiofsd creates a file. On bare metal the kernel ignores
+the umask in a directory with a default list (acl(5)).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+_ATTRIBUTE = "system.posix_acl_default"
+
+
+def warnings(directories: Iterable[str], umask: int) -> list[str]:
+    """Return a line for each of these directories with a default list; none if no bit is masked.
+
+    In the job shell, as the user, who has these directories open or owns them.
+    """
+    if not umask:
+        return []
+    return [
+        f"warning: {directory} has a default ACL. In a guest the umask {umask:04o} limits the ACL "
+        'mask of what you create there; for the same mask as on bare metal put "umask 0" into the '
+        'script (user manual, "Files in shared directories")'
+        for directory in dict.fromkeys(directories)
+        if _has_default_list(directory)
+    ]
+
+
+def _has_default_list(directory: str) -> bool:
+    try:
+        return bool(os.getxattr(directory, _ATTRIBUTE))
+    except OSError:  # none, no lists on this file system, or no such directory
+        return False
