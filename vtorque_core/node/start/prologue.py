@@ -127,7 +127,7 @@ def _requeue(
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
         return 0
-    with job_lock(site.paths, job.id):
+    with contextlib.suppress(Busy), job_lock(site.paths, job.id):  # Busy: the job's epilogue
         if proof.is_current(site.paths, failed):
             gid = pwd.getpwuid(failed.job.uid).pw_gid
             proof.write(site.paths, replace(failed, state=_WORDS[outcome]), gid)

@@ -1,0 +1,53 @@
+"""Time many short jobs from the first submission to the last end, on the site's batch system.
+
+As a user of a submit host whose home the nodes share:
+
+    python3 bench/many_jobs.py --jobs 10 -- vsub -vm ram=256M
+    python3 bench/many_jobs.py --jobs 10 -- qsub
+
+To have jobs of several users, run it for each of them at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = "#!/bin/sh\nsleep {seconds}\nuname -n > {place}/$PBS_JOBID$SLURM_JOB_ID\n"
+
+
+def main() -> None:
+    """Submit, wait until each job has written its file, print the seconds and the hosts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--seconds", type=int, default=2, help="what each job sleeps")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds until this gives up")
+    parser.add_argument("submit", nargs="+", help="the submit command and its options, behind --")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.home(), prefix="many-jobs-") as top:
+        place = Path(top, "ended")
+        place.mkdir()
+        script = Path(top, "job.sh")
+        script.write_text(SCRIPT.format(seconds=given.seconds, place=place))
+        began = time.monotonic()
+        command = (*given.submit, "-o", "/dev/null", "-e", "/dev/null", str(script))
+        for _ in range(given.jobs):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        submitted = time.monotonic() - began
+        # The nodes write these files, so no event tells this host of them.
+        while (ended := len(list(place.iterdir()))) < given.jobs:
+            if time.monotonic() - began > given.limit:
+                raise SystemExit(f"{ended} of {given.jobs} jobs ended in {given.limit} s")
+            time.sleep(0.2)
+        total = time.monotonic() - began
+        hosts = sorted({path.read_text().strip() for path in place.iterdir()})
+    print(
+        f"{given.jobs} jobs: submitted in {submitted:.1f} s, ended after {total:.1f} s, on {hosts}"
+    )
+
+
+if __name__ == "__main__":
+    main()
