@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -433,6 +434,30 @@ def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
     assert done.exception is None or isinstance(done.exception, Refused | HostFault | SystemExit), (
         done.exception
     )
+
+
+def test_journal_that_a_guest_plants_removes_no_file_of_the_user(tmp_path):
+    """SQLite removes the super-journal that a journal names, whatever file that is."""
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    precious = tmp_path / "precious"
+    precious.write_text("mine\n")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(precious)
+    head = magic + struct.pack(">IIIII", 0, 1, 2, 512, 4096)
+    end = struct.pack(">II", len(name), sum(name)) + magic
+    planted = Path(f"{place.database}-journal")
+    planted.write_bytes(head.ljust(512, b"\0") + struct.pack(">I", 0x40001) + name + end)
+    assert experiments.run(tmp_path).finished
+    settled(tmp_path)
+    assert precious.read_text() == "mine\n"
+    assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
+
+
+def test_book_behind_a_link_is_not_read(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    moved = place.database.rename(tmp_path / "elsewhere.sqlite")
+    place.database.symlink_to(moved)
+    with pytest.raises(HostFault, match=r"results\.sqlite: "):
+        Book(place.database)
 
 
 def test_seals_of_another_user_are_not_believed(tmp_path, monkeypatch):

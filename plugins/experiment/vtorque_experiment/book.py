@@ -1,8 +1,13 @@
 """The book of an experiment: SQLite, which is its journal, too.
 
 A point is *waiting*, then *submitting* (written before anything is submitted), then *submitted*,
-then *done* or *failed* with its reason. Each step is one transaction, on disk when it returns
-(``synchronous=FULL``); no write-ahead log, which NFS does not have.
+then *done* or *failed* with its reason. *Submitting* is on disk when :meth:`Book.begin` returns.
+Other steps of a large book are saved together, at the latest when it is closed: a resume finds them
+again by the batch system and by what the jobs have left.
+
+SQLite works in memory and opens no file of the directory of results, where guests can write:
+to roll back a journal that it finds beside a database, SQLite deletes any file that the journal
+names as its super-journal (https://www.sqlite.org/fileformat2.html, "The Rollback Journal").
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import contextlib
 import json
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +30,8 @@ SCHEMA = 1
 WAITING, SUBMITTING, SUBMITTED, DONE, FAILED = (
     "waiting", "submitting", "submitted", "done", "failed",
 )  # fmt: skip
+MAX_BOOK = 1 << 30  # bytes, which vmgr holds in memory
+_SHARE = 0.1  # of a run's time that goes into saving steps that can wait
 STATES = (WAITING, SUBMITTING, SUBMITTED, DONE, FAILED)
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -63,11 +71,17 @@ class Book:
     def __init__(self, path: Path) -> None:
         """Open one that is there. Raises Refused: it is of another version, or none."""
         self._path = path
-        with self._told():
-            self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
+        self._is_saved, self._next_save = True, 0.0
+        try:
+            content = files.read(path.parent, path.name, most=MAX_BOOK + 1)
+        except OSError as error:
+            raise HostFault(f"{printable(str(path))}: {error.strerror}") from None
+        if len(content) > MAX_BOOK:
+            raise Refused(f"{printable(str(path))}: has more than {MAX_BOOK >> 20} MiB")
+        self._db = sqlite3.connect(":memory:", isolation_level=None)
         try:
             self._db.execute("PRAGMA trusted_schema=OFF")  # a guest may have written it
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.deserialize(content)
             about = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -80,18 +94,16 @@ class Book:
             )
 
     def close(self) -> None:
-        """Close it."""
-        self._db.close()
+        """Save and close it. Raises HostFault."""
+        with contextlib.closing(self._db):
+            self.save()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise HostFault(
-                f"{printable(str(self._path))}: {error}; nothing is lost: make room, or see to its "
-                "rights, then vmgr experiment resume"
-            ) from None
+            raise self._unwritten(str(error)) from None
         except sqlite3.Error as error:
             raise HostFault(f"{printable(str(self._path))}: is damaged: {error}") from None
 
@@ -106,6 +118,32 @@ class Book:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+        self._is_saved = False
+        self.save_if_due()
+
+    def save(self) -> None:
+        """Write what has changed. Raises HostFault."""
+        if self._is_saved:
+            return
+        began = time.monotonic()
+        try:
+            content = self._db.serialize()
+            files.write(self._path.parent, self._path.name, content=content, sync=True)
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from None
+        ended = time.monotonic()
+        self._is_saved, self._next_save = True, ended + (ended - began) / _SHARE
+
+    def save_if_due(self) -> None:
+        """Write what has changed, unless the last time is too short ago. Raises HostFault."""
+        if time.monotonic() >= self._next_save:
+            self.save()
+
+    def _unwritten(self, why: str) -> HostFault:
+        return HostFault(
+            f"{printable(str(self._path))}: {why}; nothing is lost: make room, or see to its "
+            "rights, then vmgr experiment resume"
+        )
 
     def about(self) -> dict[str, str]:
         """Return what is noted of the whole."""
@@ -113,7 +151,7 @@ class Book:
 
     def note(self, name: str, value: str) -> None:
         """Note something of the whole."""
-        with self._told():
+        with self._all_or_none():
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
 
     def cells(self) -> list[Cell]:
@@ -152,6 +190,7 @@ class Book:
     def begin(self, number: int) -> None:
         """Note that a point is about to be submitted."""
         self._set("state='submitting', tries=tries+1, missed=0, reason=''", (), number)
+        self.save()
 
     def submitted(self, number: int, job: str, when: float) -> None:
         """Note the job of a point."""
@@ -167,9 +206,11 @@ class Book:
 
     def missed(self, numbers: Iterable[int]) -> None:
         """Note that the batch system does not know the jobs of these points."""
+        changed = [(number,) for number in numbers]
+        if not changed:
+            return
         with self._all_or_none():
-            changed = "UPDATE points SET missed=missed+1 WHERE number=?"
-            self._db.executemany(changed, [(number,) for number in numbers])
+            self._db.executemany("UPDATE points SET missed=missed+1 WHERE number=?", changed)
 
     def failed(self, number: int, reason: str) -> None:
         """Note that a point has failed."""
@@ -203,7 +244,7 @@ class Book:
             return self._db.execute(query, values).fetchall()
 
     def _set(self, what: str, values: Sequence[object], number: int) -> None:
-        with self._told():
+        with self._all_or_none():
             changed = f"UPDATE points SET {what} WHERE number=?"  # noqa: S608 - our own words
             self._db.execute(changed, (*values, number))
 

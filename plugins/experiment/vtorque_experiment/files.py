@@ -72,6 +72,18 @@ def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool 
                 if sync:
                     os.fsync(descriptor)
             os.rename(fresh, names[-1], src_dir_fd=parent, dst_dir_fd=parent)
+            if sync:
+                _sync_directory(parent)
         except BaseException:
-            os.unlink(fresh, dir_fd=parent)
+            with contextlib.suppress(FileNotFoundError):  # it has its name already
+                os.unlink(fresh, dir_fd=parent)
             raise
+
+
+def _sync_directory(directory: int) -> None:
+    """Write a directory's entries to disk; fsync(2) takes no descriptor of ``O_PATH``."""
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

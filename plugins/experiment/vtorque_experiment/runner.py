@@ -99,6 +99,7 @@ class Runner:
                 self._submit()
             counts = self._book.counts()
             self._seen(counts)
+            self._book.save_if_due()
             open_ = counts[k.SUBMITTED] + counts[k.SUBMITTING]
             if not open_ and (why or not counts[k.WAITING]):
                 return End(not counts[k.WAITING], why)
