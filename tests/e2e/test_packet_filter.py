@@ -10,6 +10,8 @@ import os
 import socket
 import struct
 import subprocess
+import sys
+import time
 from fcntl import ioctl
 from pathlib import Path
 
@@ -373,6 +375,39 @@ def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):
             target = f"10.86.{100 + number // 250}.{1 + number % 250}"
             node.send(ipv4(udp(9, 9), UDP, target=target))
         assert len(neighbors()) < 512
+
+
+def test_guest_that_repeats_its_scan_leaves_room_in_the_neighbor_table(monkeypatch):
+    """Destinations that never answer do not become known ones, which have no rate."""
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
+    targets = [f"10.86.{100 + number // 250}.{1 + number % 250}" for number in range(900)]
+    with own_network():
+        node = Node()
+        with filtered():
+            end = time.monotonic() + 8  # the rate lets all 900 pass once
+            while time.monotonic() < end:
+                for target in targets:
+                    node.send(ipv4(udp(9, 9), UDP, target=target))
+            looking = ("ip", "-4", "neighbor", "show", "nud", "incomplete")
+            said = subprocess.run(looking, check=True, capture_output=True, timeout=180).stdout
+            assert 0 < len(said.splitlines()) < 600
+
+
+def test_destinations_that_answer_have_no_rate(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
+    hosts = [f"9.0.{number // 250}.{1 + number % 250}" for number in range(600)]
+    with own_network():
+        node = Node()
+        with filtered():
+            node.send(ipv4(udp(9, 9), UDP))
+            router = next(router_of(each) for each in node.drain(node.outside) if each[23] == UDP)
+            for host in hosts:
+                packet = ipv4(udp(9, 9), UDP, host, IP)
+                os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, router))
+            for host in hosts * 4:
+                node.send(ipv4(udp(9, 9), UDP, target=host))
+                passed = [each for each in node.drain(node.outside) if each[23] == UDP]
+                assert len(passed) == 1
 
 
 @pytest.mark.parametrize("kind", ["arp", "echo", "ipv6"])
