@@ -227,6 +227,28 @@ def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
         DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)
 
 
+@pytest.mark.parametrize(
+    ("leads_to", "is_name"),
+    [
+        ("/etc/systemd/system.conf.d", False),
+        ("/root/.ssh", False),
+        ("/lib64/x", False),
+        ("/var/lib/cloud/scripts/per-boot", False),
+        ("/var/home/u", True),
+        ("/etcetera/u", True),
+    ],
+)
+def test_other_name_is_never_in_a_system_directory(plan, leads_to: str, is_name: bool) -> None:
+    """A link there to the user's directory would give them root in the guest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        work = f"{name}/work"
+        Path(work).symlink_to(leads_to)
+        found = hardware.other_names(replace(plan(), shares=(Share("work", work, work),)))
+    real = os.path.realpath(leads_to)
+    assert (real in found) == is_name
+
+
 def test_other_names_of_the_home_and_of_shares_lead_to_their_targets(plan) -> None:
     """As the user database has them, and without symbolic links."""
     with tempfile.TemporaryDirectory() as name:

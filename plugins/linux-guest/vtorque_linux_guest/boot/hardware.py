@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from vtorque_core.api import HostFault, Image, run_tool
@@ -35,6 +36,8 @@ DATA_SERIAL = "vtdata"
 DATA = "/data"
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
 _RESOLVE = 5.0  # seconds; a file system that hangs costs the other names, not the start
+# Here a link to a user's directory would give them the rights of the guest's root.
+_SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib[^/]*|proc|root|run|sbin|sys|usr|var(?!/home/))(/|$)")
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
 
 
@@ -95,7 +98,8 @@ def other_names(guest: GuestPlan) -> dict[str, str]:
     That is the user's home, and a share with the same path on both sides, by the name that users
     know and by that without symbolic links, as getcwd(3) returns it. The value is the share's
     target. Resolved as the user, who may be the only one to whom an NFS server answers; without
-    an answer there are no other names.
+    an answer there are no other names. A user who replaces a directory by a link at this moment
+    chooses the answer. Therefore no name is in a system directory.
     """
     known = {s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"}
     homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
@@ -103,7 +107,8 @@ def other_names(guest: GuestPlan) -> dict[str, str]:
     uid = guest.user.uid if os.geteuid() == 0 else None
     with contextlib.suppress(HostFault):
         said = run_tool("realpath", "-mz", "--", *known, timeout=_RESOLVE, uid=uid)
-        known |= dict(zip(said.split("\0"), known.values(), strict=False))
+        found = zip(said.split("\0"), known.values(), strict=False)
+        known |= {path: target for path, target in found if not _SYSTEM.match(path)}
     return {path: target for path, target in known.items() if path != target}
 
 
