@@ -10,12 +10,17 @@ import pytest
 
 from patience import LONG, eventually
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
+from vtorque_core.api.job_files import File
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.names import Paths
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.end import reap
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import prologue
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 ME = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # root runs no jobs
 EXIT = 75  # what the adapter makes of a job that it has requeued
@@ -49,10 +54,9 @@ def node(tmp_path, monkeypatch):
     site = SimpleNamespace(
         paths=paths, batch=Site().batch, node=Site().node, log=Site().log, owner=os.getuid()
     )
-    give_up = prologue.proof.write
     monkeypatch.setattr(prologue, "release_job", lambda *_: [])
     monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
-    monkeypatch.setattr(prologue, "_give_up", lambda *args: give_up(paths, args[-1]))
+    monkeypatch.setattr(prologue, "_give_up", lambda *args: proof.write(paths, args[-1]))
 
     def run(error, *, placed, detach=Detach.PLACED, requeues=True):
         def start(job, _site, _plugins, _adapter, _reap, begun):
@@ -139,3 +143,39 @@ def test_hook_whose_exit_code_is_ignored_returns_0(node):
     assert code == 0
     eventually(server.finished)
     assert server.finished() == [(Outcome.HOST_FAULT.name, f"n1: {FAULT}", False)]
+
+
+def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
+    """A job shell that finds none ends the job at once with 120, before it can be requeued."""
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    for directory in (paths.journal, paths.run / "proof", paths.run / "locks"):
+        directory.mkdir(parents=True)
+    site = SimpleNamespace(paths=paths, batch=Site().batch, node=Site().node)
+    mine, user = JobAttempt("7.srv", 0, ME, 1234), SimpleNamespace(gid=os.getgid())
+    starting = Proof(mine, "starting")
+    with Journal.start(paths, JobHeader(mine, "acme")) as journal:
+        journal.acquire(prologue.proof_file(starting, user, site), plugin="core", phase="plan")
+        journal.acquire(File(str(tmp_path / "of the job")), plugin="core", phase="boot")
+    monkeypatch.setattr(File, "release", released := Released(paths, File.release))
+    failed = Proof(mine, "requeued", "libvirtd does not answer")
+    prologue._give_up(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
+    assert proof.is_current(paths, failed)
+    assert released == [str(tmp_path / "of the job")]
+    reap.release_job(paths, "7.srv", plugins_for=lambda _: Plugins())
+    assert not paths.proof("7.srv").exists() and not list(paths.journal.iterdir())
+
+
+class Released(list):
+    """Takes the place of a release; notes each path, and that the job has a proof meanwhile."""
+
+    def __init__(self, paths, release):
+        super().__init__()
+        self.paths, self.releases = paths, release
+
+    def __get__(self, resource, _owner):
+        def release():
+            assert self.paths.proof("7.srv").exists()
+            self.append(resource.path)
+            self.releases(resource)
+
+        return release

@@ -115,6 +115,7 @@ def teardown(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
     abandon: Collection[int] = (),
+    keep: str = "",
 ) -> TeardownReport:
     """Release all that the journal names; delete it if nothing is left. As root.
 
@@ -128,6 +129,7 @@ def teardown(
         release_timeout: seconds for one record.
         deadline: seconds for everything, waiting for the lock included.
         abandon: records to give up: noted as released without releasing them.
+        keep: path of a file that is not released; the journal then stays, too.
 
     Raises Busy (lock), JournalError (corrupt).
     """
@@ -145,13 +147,14 @@ def teardown(
         ):
             run = _Teardown(state, journal, paths, plugins, release_timeout, end)
             run.abandon(abandon)
+            run.keep(keep)
             run.last_look(told)
             run.release_all()
             report = run.report
             for line in report.lines():
                 _log.warning("%s", line)
             _log.info("%d resources released", len(report.released))
-            if report.clean:
+            if report.clean and not keep:
                 timeline.say(read(journal_path), time.time())
                 journal.delete()
                 report.ended = None if state.header.spare else state.header
@@ -215,6 +218,11 @@ class _Teardown:
                 self.journal.released(seq, abandoned=True)
                 self.report.notes.append(f"{seq} {self.open[seq].kind} abandoned: not released")
                 del self.open[seq], self.pending[seq]
+
+    def keep(self, path: str) -> None:
+        for record in list(self.open.values()):
+            if record.args.get("path") == path:
+                del self.open[record.seq], self.pending[record.seq]
 
     # -- 1. the last look ---------------------------------------------------------------------
 

@@ -216,13 +216,19 @@ def _attempt(
 
 
 def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release what the failed start acquired; leave only the reason for the wrapper to print."""
+    """Release what the failed start acquired; leave only the proof, with the reason.
+
+    The job shell may be waiting, so there is a proof at every moment: without one it runs nothing
+    and ends the job, as if the prologue had been skipped.
+    """
     path = site.paths.journal / f"{told.job.key}.jsonl"
     try:
-        for _ in range(2):  # what a libvirtd busy with a dying guest refused may be gone by now
-            teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
         if path.exists():
-            raise HostFault(f"not all released, see {path}")
+            proof.write(site.paths, told, gid=user.gid)
+            keep, seconds = str(site.paths.proof(job.id)), site.node.release_timeout
+            for _ in range(2):  # what a libvirtd busy with a dying guest refused may be gone by now
+                teardown(path, site.paths, plugins, release_timeout=seconds, keep=keep)
+            return
         _, its = for_job(site, plugins, facts_of_job(job, user))
         with Journal.start(site.paths, header(job, user, site, its)) as journal:
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)

@@ -142,7 +142,8 @@ class TorqueNode(PbsNode):
 
         Raises HostFault.
         """
-        asked = walltime_seconds(job.resource_list.get("walltime", ""))
+        now = self.ask(job.id) or {}  # its owner may have changed it since the prologue began
+        asked = walltime_seconds(now.get("Resource_List.walltime", ""))
         if asked is not None:
             text = pbs.show_walltime(math.ceil(asked + time.monotonic() - self._began))
             self.commands.tell("qalter", "-l", f"walltime={text}", job.id)
