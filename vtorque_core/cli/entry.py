@@ -101,15 +101,17 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 
 
 def become_clean(kept: Iterable[str] = ()) -> None:
-    """Give this process a fixed environment, except for ``kept``, and umask.
+    """Give this process a fixed environment, except for ``kept``, umask and signal mask.
 
     Callers pass on more than their own variables, and libraries obey some: libvirt's
-    LIBVIRT_LOG_OUTPUTS names a file that it writes.
+    LIBVIRT_LOG_OUTPUTS names a file that it writes. OpenPBS's pbs_mom runs hooks with its signals
+    blocked (``allsigs`` in mom_main.c), and no daemon that a hook started would end on SIGTERM.
     """
     fixed = clean(kept)
     os.environ.clear()
     os.environ.update(fixed)
     os.umask(UMASK)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _again(module: str, environ: dict[str, str]) -> NoReturn:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -326,3 +327,19 @@ def test_a_job_shell_that_is_cut_short_says_so_in_a_line(error, code, said, monk
         vtorque.main()
     assert ended.value.code == code
     assert capfd.readouterr().err == said
+
+
+def test_hook_blocks_no_signal_that_its_caller_has_blocked():
+    """As pbs_mom of OpenPBS has: what the hook starts would not end on SIGTERM."""
+    program = (
+        "import signal; from vtorque_core.cli.entry import become_clean; become_clean();"
+        "print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    )
+
+    def block():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], preexec_fn=block, capture_output=True, check=True
+    )
+    assert done.stdout == b"[]\n"
