@@ -96,7 +96,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     start.enter("boot")
     site = start.site
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
-    _log.info("%d guests start with %s", len(prepared), chosen.type)
+    _log.debug("%d guests start with %s", len(prepared), chosen.type)
     if chosen.warning:
         _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
