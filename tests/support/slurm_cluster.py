@@ -111,7 +111,7 @@ class Cluster:
     def state(self, job_id):
         return self.show(job_id).get("JobState", "")
 
-    def wait(self, condition, seconds=60, what="condition"):
+    def wait(self, condition, seconds=120, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

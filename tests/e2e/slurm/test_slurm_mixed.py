@@ -1,6 +1,7 @@
 """Heterogeneous jobs on the real Slurm: a guest in the first component, bare metal behind it."""
 
 import re
+from importlib.resources import files
 
 import pytest
 
@@ -30,6 +31,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH hetjob
 #SBATCH -N2 --ntasks-per-node=2
 PATH=$HOME/bin:$PATH
+export VTORQUE_ON_GUEST=$HOME/bin/on-guest
 echo "at $(hostname)" "$@"
 echo "groups $SLURM_JOB_NODELIST_HET_GROUP_0 $SLURM_JOB_NODELIST_HET_GROUP_1"
 echo "job $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_HET_SIZE"
@@ -55,6 +57,8 @@ def remote(clean):
     """Have the nodes run what the double of ssh brings, as the user."""
     (clean.home / "bin").mkdir()
     clean.script(REMOTE, "bin/ssh")
+    on_guest = files("vtorque_linux_guest.guest").joinpath("on-guest")  # images with ssh have it
+    clean.script(on_guest.read_text(), "bin/on-guest")
     clean.script(SERVER, "server.py")
     for node in slurm.NODES:
         command = "exec setsid python3 server.py >/dev/null 2>&1 </dev/null &"
