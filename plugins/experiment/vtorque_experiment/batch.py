@@ -115,7 +115,7 @@ def arguments(
 
 @dataclass(frozen=True)
 class Submission:
-    """What vsub did: its exit code, what it printed, and its messages."""
+    """The outcome of one vsub call: exit code, output and messages."""
 
     code: int
     out: bytes

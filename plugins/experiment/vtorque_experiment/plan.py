@@ -31,7 +31,7 @@ _ID = re.compile(r"[0-9a-f]{6}", re.ASCII)
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment submits.
+    """The plan of an experiment: the jobs that it submits.
 
     Attributes:
         id: part of the names of its jobs.
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def seal(self) -> str:
-        """What stands for :attr:`text`: 128 bits of its SHA-256."""
+        """Return the first 128 bits of the SHA-256 of :attr:`text`."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
 

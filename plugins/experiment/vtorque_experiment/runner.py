@@ -155,7 +155,7 @@ class Runner:
                 self._book.submitted(row.number, job, time.time())
 
     def _collect(self) -> bool:
-        """Take the numbers of what has ended; return whether a job says so that is still listed."""
+        """Read numbers of ended jobs; return whether one that claims its end is still listed."""
         said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
         for row in said:
             if self._gone[row.number]:

@@ -56,7 +56,7 @@ def run(
     Args:
         failed: run failed points again.
         begun: the plan of an experiment that begins; None: it is resumed.
-        accept: the seal of a plan that is submitted, whoever has written it there.
+        accept: the seal of a plan to submit although no run on this host wrote it.
 
     Raises HostFault (another runs it, the disk), Refused, ConfigError.
     """
