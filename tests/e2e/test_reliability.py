@@ -50,17 +50,21 @@ def daemon(name):
     return int(Path(f"/run/{name}.pid").read_text())
 
 
-def test_hooks_that_come_twice_and_at_the_same_time(host):
-    """Two prologues and an epilogue: each waits for the other, the last epilogue takes all."""
+def test_two_prologues_and_an_epilogue_at_once_leave_nothing(host):
+    """The epilogue kills the running start; the second prologue waits for the job's lock."""
     node, before = host
     job = Hooks(node, "twice.faults")
     hooks = []
     for which in ("prologue", "prologue", "epilogue"):
         hooks.append(job.start(which))
         time.sleep(0.3)
+    codes = []
     for hook in hooks:
         code, _, err = job.end(hook)
-        assert code == 0 and "Traceback" not in err, err
+        assert "Traceback" not in err, err
+        codes.append(code)
+    # The first start may have ended before the epilogue began.
+    assert codes in ([0, 0, 0], [-signal.SIGKILL, 0, 0]), codes
     for _ in range(2):
         job.release("epilogue")
     as_before(node, before, "hooks came twice")
