@@ -53,17 +53,18 @@ class Life(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """When a root hook returns although the job's guests are not ready yet.
+    """When the start hook returns to the batch system: after the guests are ready, or before.
 
-    The start then continues in a process of its own, and the job shell waits for it.
+    If the hook returns before, a detached process continues the start, and the job shell waits.
     """
 
+    #: The hook returns when the guests are ready.
     NEVER = "never"
+    #: The hook returns when the job's proof file exists. Its exit code is ignored.
     AT_ONCE = "at once"
-    """As soon as the job shell can see the start. The hook's exit code is ignored."""
+    #: The hook returns when the job has its resources on this node, or waits for resources in use
+    #: by other jobs. If the start fails before that, the hook's exit code reports it.
     PLACED = "placed"
-    """Once the job has its resources on this node, or waits for those of other jobs. Until then
-    the hook's exit code reports a failed start."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class BatchJob:
         bad_request: why the user's request cannot be read at all; the job is then refused.
         unknown: why the request, or the job's share of the node, could not be learnt of the batch
             system: a host fault.
-        detach: when the hook returns, if the node's daemon or its scheduler waits for it.
+        detach: when the hook returns. Set it if the node's daemon or a scheduler waits for hooks.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
         whole_user: the same, but for other jobs of this user (Slurm's --exclusive=user).
@@ -319,10 +320,10 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report to the batch system how the start ended; return the hook's exit code.
 
-        ``hook_waits`` is false if the hook has returned already, or its exit code is ignored. Then
-        only what the batch system's server is asked to do counts: return 0 if the job goes on, so
-        that its job shell reports the failure, and another number if it is requeued. The call may
-        take as long as the server needs to end the job, since no lock is held.
+        ``hook_waits`` is false if the hook has returned already, or its exit code is ignored. The
+        adapter must then ask the batch system's server to requeue a failed job. Return 0 if the
+        server refuses: the job shell then reports the failure. Return another number if the job is
+        requeued. That call may block until the server has ended the job: no lock is held.
         """
         ...
 

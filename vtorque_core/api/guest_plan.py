@@ -185,7 +185,7 @@ class GuestPlan:
 
     @property
     def home(self) -> str:
-        """The user's home in the guest: where the share named home is, else /home/NAME."""
+        """The user's home in the guest: the target of the share ``home``, or /home/NAME."""
         shared = (share.target for share in self.shares if share.name == "home")
         return next(shared, f"/home/{self.user.name}")
 

@@ -13,16 +13,17 @@ from collections.abc import Callable
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
-    ``work`` gets a function to call once this process need not wait any longer. The child has a
-    session of its own and none of this process's files. Raises OSError if the host cannot fork.
+    The argument of ``work`` is a function: ``work`` calls it when this process need not wait any
+    longer. The child runs in a new session and inherits no open file. Raises OSError if fork(2)
+    fails.
 
     Returns:
-        0 as soon as the child calls that function, or its exit code if it ends before.
+        0 as soon as the child calls that function. If the child ends before, its exit code.
     """
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
-        begun = os.read(reader, 1)  # empty when the child ends
+        begun = os.read(reader, 1)  # empty if the child has ended
         os.close(reader)
         return 0 if begun else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1

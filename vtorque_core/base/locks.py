@@ -113,9 +113,9 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
 
 
 def job_lock_holder(paths: Paths, job_id: str) -> int | None:
-    """Return the pid that holds a job's lock, or None. As root.
+    """Return the pid of the process that holds a job's lock, or None. As root.
 
-    While the lock is held that process exists, so its pid is not another one's.
+    The process exists as long as the lock is held, so no other process can have its pid.
     """
     try:
         descriptor = os.open(paths.job_lock(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -32,7 +32,7 @@ def require_root_owned(path: Path, uid: int = 0) -> None:
 
 
 def _follow(path: Path, uid: int, links: int) -> Path:
-    """Return the path without links, all of it checked. Raises ConfigError."""
+    """Resolve symbolic links, and check each directory and link. Raises ConfigError."""
     if path == path.parent:
         _check(path, uid)
         return path

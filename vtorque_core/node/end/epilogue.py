@@ -64,7 +64,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
         _stop_start(paths, job_id)
         reports = release_job(paths, job_id)
         clean = all(report.clean for report in reports)
-    except Busy as error:  # its start goes on: nobody has told that one of the job's end
+    except Busy as error:  # the job's start, or another epilogue, holds the lock
         syslog.syslog(syslog.LOG_WARNING, f"vtorque {job_id}: {error}")
         reports, clean = [], False
     for line in (line for report in reports for line in report.lines()):
@@ -80,12 +80,12 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 
 
 def _stop_start(paths: Paths, job_id: str) -> None:
-    """Kill the job's start if it is still at work: all that it has acquired is in the journal."""
+    """Kill the process that is still starting the job. The journal names all it has acquired."""
     starter = proof.starter_of(paths, job_id)
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(starter)
         try:
-            if starter == job_lock_holder(paths, job_id):  # so the pid is not another process's
+            if starter == job_lock_holder(paths, job_id):  # no other process has the pid
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)

@@ -129,7 +129,7 @@ def teardown(
         release_timeout: seconds for one record.
         deadline: seconds for everything, waiting for the lock included.
         abandon: records to give up: noted as released without releasing them.
-        keep: path of a file that is not released; the journal then stays, too.
+        keep: path of a file to keep. The journal is then kept, too.
 
     Raises Busy (lock), JournalError (corrupt).
     """

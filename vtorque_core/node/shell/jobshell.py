@@ -197,7 +197,7 @@ def _await_proof(
             why = "root's prologue has ended while it was starting the guests (was it killed?)"
             raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
         if found.state == "requeued" and not locked:
-            locked = proofs.lock(paths, job_id)  # root then has the server requeue this job
+            locked = proofs.lock(paths, job_id)  # root waits for it before qrerun
         ended = found.starter_has_ended()
         if time.monotonic() > found.deadline + SLACK:
             if found.state == "requeued":
@@ -274,8 +274,9 @@ def make_script(
     The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
     the login shell as SHELL (the batch system sets this program) and with what the proof adds, but
     for what gives way to variables that the user has set.
-    The working directory, ``PBS_O_WORKDIR`` and the like may name the home as the user database
-    does or without symbolic links: both become the proof's HOME, which is the guest's.
+    The working directory and variables such as ``PBS_O_WORKDIR`` can contain the home's path from
+    the user database, or the same path without symbolic links. Both become HOME of the proof, which
+    is the home's path in the guest.
     """
     try:
         account = pwd.getpwuid(os.getuid())
@@ -377,7 +378,7 @@ def _read_script(path: Path) -> bytes:
 
 
 def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
-    """Return a path below one of the home's names on the host as the guest has it."""
+    """Replace one of the home's paths on the host, at the start of ``path``, by the guest's."""
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]

@@ -30,7 +30,7 @@ from vtorque_core.base.record import dataclass
 from vtorque_core.site.values import convert
 
 SCHEMA = 4
-POLL = 0.05  # seconds between two looks at a proof, or at its lock
+POLL = 0.05  # seconds between two reads of a proof, or two tests of its lock
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
@@ -43,7 +43,7 @@ class Proof:
 
     Args:
         state: the job shell waits on ``starting`` and runs the script on ``ready`` only. On
-            ``requeued`` it locks the proof and waits for the batch system to end it.
+            ``requeued`` it locks the proof and waits until the batch system ends the job.
         reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
             the job has to do without.
         deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
@@ -204,7 +204,7 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
 
 
 def is_current(paths: Paths, proof: Proof) -> bool:
-    """Return whether the job's proof is still this one. As root."""
+    """Return whether the job's proof file still has this content. As root."""
     try:
         return paths.proof(proof.job.id).read_bytes() == proof.encode()
     except FileNotFoundError:
@@ -212,7 +212,10 @@ def is_current(paths: Paths, proof: Proof) -> bool:
 
 
 def starter_of(paths: Paths, job_id: str) -> int:
-    """Return the pid that the job's proof names as starting its guests, or 0. As root."""
+    """Return the pid of the process that is starting the job's guests, or 0. As root.
+
+    The pid is what the proof says. If that process has ended, another one may have its pid.
+    """
     try:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
     except (OSError, ValueError):
@@ -224,7 +227,8 @@ def starter_of(paths: Paths, job_id: str) -> int:
 def lock(paths: Paths, job_id: str) -> bool:
     """Lock the job's proof until this process ends; return whether that worked. As the job's user.
 
-    flock(2): a lock of fcntl(2) would end when this process reads the file again.
+    The lock is one of flock(2). The kernel would release one of fcntl(2) when this process closes
+    the file after its next read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -232,15 +236,16 @@ def lock(paths: Paths, job_id: str) -> bool:
         return False
     if flocked(descriptor, fcntl.LOCK_SH, 0.0):
         return True
-    os.close(descriptor)  # root is trying it
+    os.close(descriptor)  # root is testing the lock
     return False
 
 
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
-    """Wait until a job shell has locked this proof; return False if it is replaced or removed.
+    """Return True when a job shell has locked this proof, False if that does not happen.
 
-    The job's user controls that lock, so the result is untrusted: it says only that a process of
-    the job runs. No system call waits for another process to take a lock. As root.
+    Waits for ``seconds``, or until the proof is replaced or removed. The job's user controls the
+    lock, so treat the result as untrusted input. This polls, because no system call waits until
+    another process acquires a lock. As root.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):

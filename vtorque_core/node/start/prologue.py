@@ -5,8 +5,9 @@ everything acquired is released again, the job shell finds the reason in the pro
 batch system adapter reports the outcome.
 
 If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
-this order: release all, write the proof ``requeued``, drop the job's lock, wait until the job shell
-runs, ask the server. If the server refuses, the proof becomes ``host_fault`` and the job ends.
+this order: release all resources, write the proof ``requeued``, release the job's lock, wait until
+the job shell runs, ask the server. If the server refuses, the proof becomes ``host_fault``, and the
+job shell ends the job.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _WORDS: Mapping[Outcome, State] = {
     Outcome.NOT_HERE: "host_fault",
     Outcome.IN_USE: "host_fault",
 }
-_REQUEUE = 300.0  # seconds that a job shell may take to start, after users' own prologues
+_REQUEUE = 300.0  # seconds to wait for the job shell, which starts after users' own prologues
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +76,7 @@ def run(
             return _run(job, site, plugins, adapter, Hook())
 
     def continue_start(begun: Callable[[], None]) -> int:
-        with reader():  # the one before ended with the hook
+        with reader():  # the first one ends with the hook
             hook = Hook(begun, waits=job.detach is not Detach.AT_ONCE)
             return _run(job, site, plugins, adapter, hook)
 
@@ -90,7 +91,7 @@ class Hook:
         self._begun, self.waits = begun, waits
 
     def let_go(self) -> None:
-        """Let the hook return 0, unless it waits to the end or has returned."""
+        """Let the hook return 0 now. Does nothing with Detach.NEVER, or after the first call."""
         if self._begun is not None:
             self._begun()
             self._begun, self.waits = None, False
@@ -121,13 +122,13 @@ def _requeue(
 ) -> int:
     """Requeue a job whose hook has returned, or let its job shell report the failure.
 
-    Both Torque and OpenPBS lose track of a job that they are to end before they have started its
-    processes, and Torque's qrerun even requeues a job that has ended: so the job shell must run.
+    This asks the server only while the job shell runs. Torque and OpenPBS lose track of a job that
+    is requeued before it has processes. Torque's qrerun even requeues a job that has ended.
     """
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
         return 0
-    with contextlib.suppress(Busy), job_lock(site.paths, job.id):  # Busy: the job's epilogue
+    with contextlib.suppress(Busy), job_lock(site.paths, job.id):  # Busy: the epilogue runs
         if proof.is_current(site.paths, failed):
             gid = pwd.getpwuid(failed.job.uid).pw_gid
             proof.write(site.paths, replace(failed, state=_WORDS[outcome]), gid)
@@ -216,17 +217,17 @@ def _attempt(
 
 
 def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release what the failed start acquired; leave only the proof, with the reason.
+    """Release what the failed start acquired; keep only the proof, with the reason.
 
-    The job shell may be waiting, so there is a proof at every moment: without one it runs nothing
-    and ends the job, as if the prologue had been skipped.
+    There is a proof at every moment. A job shell that waits and finds none would end the job with
+    exit status 120, as if the prologue had been skipped.
     """
     path = site.paths.journal / f"{told.job.key}.jsonl"
     try:
         if path.exists():
             proof.write(site.paths, told, gid=user.gid)
             keep, seconds = str(site.paths.proof(job.id)), site.node.release_timeout
-            for _ in range(2):  # what a libvirtd busy with a dying guest refused may be gone by now
+            for _ in range(2):  # libvirtd may refuse while it is busy with a dying guest
                 teardown(path, site.paths, plugins, release_timeout=seconds, keep=keep)
             return
         _, its = for_job(site, plugins, facts_of_job(job, user))

@@ -86,9 +86,9 @@ def start_job(
 ) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
-    ``reap_gone`` is called if the job's claims are in use, ``begun`` as soon as the hook may
-    return (:class:`Detach`); ``arriving``: guests that come from another node. Raises Refused,
-    HostFault (both may come from plugins) with everything still journalled.
+    ``reap_gone`` is called if the job's claims are in use, ``begun`` as soon as the hook
+    may return (:class:`Detach`); ``arriving``: guests that migrate from another node. Raises
+    Refused, HostFault (both may come from plugins) with everything still journalled.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -185,9 +185,9 @@ def _lease(
     seconds: float,
     gone: list[str],
 ) -> list[Placement]:
-    """Place the guests; retry for so many seconds, after a look for jobs that are gone.
+    """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
-    ``begun`` is called before a wait, which must not hold up the batch system.
+    ``begun`` is called before the wait, which must not block the batch system.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
@@ -346,7 +346,7 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         if guard := netfilter.node_guard(network, start.site.node.libvirt_uri):
             guards[network.source] = guard
             if not network.filter:
-                netfilter.load(guard)  # no NIC of the site's brings it
+                netfilter.load(guard)  # otherwise the filters of the NICs load it
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
