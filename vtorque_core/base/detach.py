@@ -23,9 +23,9 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
-        begun = os.read(reader, 1)  # empty if the child has ended
+        called = os.read(reader, 1)  # empty if the child has ended
         os.close(reader)
-        return 0 if begun else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return 0 if called else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
         os.setsid()

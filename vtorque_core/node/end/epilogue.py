@@ -81,7 +81,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 
 def _stop_start(paths: Paths, job_id: str) -> None:
     """Kill the process that is still starting the job. The journal names all it has acquired."""
-    starter = proof.starter_of(paths, job_id)
+    starter = proof.starter_pid(paths, job_id)
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(starter)
         try:

@@ -211,7 +211,7 @@ def is_current(paths: Paths, proof: Proof) -> bool:
         return False
 
 
-def starter_of(paths: Paths, job_id: str) -> int:
+def starter_pid(paths: Paths, job_id: str) -> int:
     """Return the pid of the process that is starting the job's guests, or 0. As root.
 
     The pid is what the proof says. If that process has ended, another one may have its pid.

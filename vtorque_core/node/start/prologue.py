@@ -75,9 +75,9 @@ def run(
         if job.detach is Detach.NEVER:
             return _run(job, site, plugins, adapter, Hook())
 
-    def continue_start(begun: Callable[[], None]) -> int:
+    def continue_start(let_hook_return: Callable[[], None]) -> int:
         with reader():  # the first one ends with the hook
-            hook = Hook(begun, waits=job.detach is not Detach.AT_ONCE)
+            hook = Hook(let_hook_return, waits=job.detach is not Detach.AT_ONCE)
             return _run(job, site, plugins, adapter, hook)
 
     code = detached(continue_start)
@@ -87,14 +87,14 @@ def run(
 class Hook:
     """The hook that called this start; ``waits``: its exit code can still report a failure."""
 
-    def __init__(self, begun: Callable[[], None] | None = None, *, waits: bool = True) -> None:
-        self._begun, self.waits = begun, waits
+    def __init__(self, let_return: Callable[[], None] | None = None, *, waits: bool = True) -> None:
+        self._let_return, self.waits = let_return, waits
 
-    def let_go(self) -> None:
+    def let_return(self) -> None:
         """Let the hook return 0 now. Does nothing with Detach.NEVER, or after the first call."""
-        if self._begun is not None:
-            self._begun()
-            self._begun, self.waits = None, False
+        if self._let_return is not None:
+            self._let_return()
+            self._let_return, self.waits = None, False
 
 
 def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: Hook) -> int:
@@ -111,7 +111,7 @@ def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
     if job.detach is Detach.AT_ONCE:
-        hook.let_go()
+        hook.let_return()
     if failed is None or failed.state != "requeued":
         return adapter.finish(job, outcome, reason, hook_waits=hook.waits)
     return _requeue(job, outcome, failed, site, adapter)
@@ -180,7 +180,7 @@ def _attempt(
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
         tell(release_job(site.paths, job.id))  # what a killed prologue of this job has left
-        start_job(job, site, plugins, adapter, reap_gone, hook.let_go)
+        start_job(job, site, plugins, adapter, reap_gone, hook.let_return)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
         _log.warning("refused: %s", reason)

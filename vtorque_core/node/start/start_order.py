@@ -81,12 +81,12 @@ def start_job(
     plugins: Plugins,
     adapter: NodeAdapter,
     reap_gone: Callable[[], None] = lambda: None,
-    begun: Callable[[], None] = lambda: None,
+    let_hook_return: Callable[[], None] = lambda: None,
     arriving: Sequence[SavedGuest] = (),
 ) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
-    ``reap_gone`` is called if the job's claims are in use, ``begun`` as soon as the hook
+    ``reap_gone`` is called if the job's claims are in use, ``let_hook_return`` as soon as the hook
     may return (:class:`Detach`); ``arriving``: guests that migrate from another node. Raises
     Refused, HostFault (both may come from plugins) with everything still journalled.
     """
@@ -109,9 +109,9 @@ def start_job(
         told = _proof(start, job, wanted)
         start.acquire(proof_file(told, user, site))
         if job.detach is Detach.AT_ONCE:
-            begun()
+            let_hook_return()
         with blame(start):
-            _start(start, job, wanted, told, adapter, reap_gone, begun, arriving)
+            _start(start, job, wanted, told, adapter, reap_gone, let_hook_return, arriving)
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def _start(
     told: Proof,
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
-    begun: Callable[[], None],
+    let_hook_return: Callable[[], None],
     arriving: Sequence[SavedGuest],
 ) -> None:
     """Go through the phases of a start, up to guests that are ready or await the script."""
@@ -144,8 +144,8 @@ def _start(
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
     gone: list[str] = []
-    placements = _lease(start, planned, share, reap_gone, begun, patience, gone)
-    begun()
+    placements = _lease(start, planned, share, reap_gone, let_hook_return, patience, gone)
+    let_hook_return()
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)
     notices = _notices(planned, placements)
@@ -181,13 +181,13 @@ def _lease(
     planned: Sequence[PlannedGuest],
     share: NodeShare,
     reap_gone: Callable[[], None],
-    begun: Callable[[], None],
+    let_hook_return: Callable[[], None],
     seconds: float,
     gone: list[str],
 ) -> list[Placement]:
     """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
-    ``begun`` is called before the wait, which must not block the batch system.
+    ``let_hook_return`` is called before the wait, which must not block the batch system.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
@@ -204,7 +204,7 @@ def _lease(
             if looks and time.monotonic() >= until:
                 raise
             if seconds:
-                begun()
+                let_hook_return()
             if looks % _REAPED == 0:
                 _log.info("%s", error)
                 reap_gone()
@@ -368,5 +368,5 @@ def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> I
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""
-            most = site.network.max_connections
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard, most)
+            limit = site.network.max_connections
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard, limit)
