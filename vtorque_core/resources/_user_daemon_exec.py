@@ -270,11 +270,11 @@ def _check_qcow2(header: bytes) -> None:
 
 
 def _resolve(path: str) -> tuple[str, bool]:
-    """Return a path without symbolic links, and whether root alone can change what it names.
+    """Resolve symbolic links; return the path, and whether only root can change what it names.
 
-    Only links of root's in directories that root alone can write are followed: a user who could
-    make or replace a link would choose what is shared. The root directory is empty text. Raises
-    OSError, _Step.
+    A link is followed only if root owns it and only root can write the directories above it.
+    Otherwise a user could replace the link and choose the directory that is shared. Returns an
+    empty string for the root directory. Raises OSError, _Step.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:
@@ -288,7 +288,7 @@ def _resolve(path: str) -> tuple[str, bool]:
     if not stat.S_ISLNK(facts.st_mode):
         return here, trusted and bool(facts.st_mode & stat.S_ISVTX or not facts.st_mode & 0o022)
     if not trusted:
-        raise _Step(f"{here} is a symbolic link that others than root can change: {_NO_LINK}")
+        raise _Step(f"{here} is a symbolic link that users other than root can change: {_NO_LINK}")
     target = os.readlink(here)  # noqa: PTH115 - pathlib is an import
     return _resolve(target if target.startswith("/") else f"{parent}/{target}")
 
@@ -296,7 +296,7 @@ def _resolve(path: str) -> tuple[str, bool]:
 def _open_source(plan: Plan) -> int:
     """Open the shared directory; to be called with the user's fsuid, in whatever namespace."""
     try:
-        os.stat(plan.source)  # noqa: PTH116 - links in a circle are an OSError
+        os.stat(plan.source)  # noqa: PTH116 - a loop of links raises OSError
         path = _resolve(plan.source)[0] or "/"
         source = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Packet filter of a guest's NIC: its own MAC and address only, and a share of the node's tables.
+"""Packet filter of a guest's NIC: its MAC and addresses, and its share of the kernel's tables.
 
-The rules, with their reasons, are templates in ``filter``. One nftables table of the bridge family
-per NIC (nft(8)) is made before the domain starts, so that there is no moment without it. libvirt's
-``clean-traffic`` does the same and costs 1.0 s more per start and 0.7 s per stop of a guest
-(measured with libvirt 9.0); this costs 0.02 s. A table of the inet family with the same name limits
-how many connections of the guest the node tracks.
+The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
+bridge family (nft(8)), which is loaded before the domain starts. libvirt's ``clean-traffic`` does
+the same and costs 1.0 s more per start and 0.7 s per stop of a guest (measured with libvirt 9.0);
+this costs 0.02 s. A table of the inet family with the same name limits how many connections of the
+guest the node tracks.
 
 One table of the inet family per guest network keeps guests from the node's own services. It belongs
 to the node: each start loads it in the same transaction as the guest's table, since a reboot or
@@ -39,7 +39,7 @@ _PORT = re.compile(r"(?:tcp|udp)/[0-9]{1,5}")  # [network] node_ports
 _OWN_BRIDGE = (None, "nat", "route", "open")
 _GUARD = "vtorque-node-"
 _NO_TABLE = "table inet {0}\ndelete table inet {0}\n"
-_CONNTRACK = Path("/proc/sys/net/netfilter/nf_conntrack_max")  # with its module
+_CONNTRACK = Path("/proc/sys/net/netfilter/nf_conntrack_max")  # while its module is loaded
 _FILTER = Path(__file__).with_name("filter")
 _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, DHCP, DHCPv6
 
@@ -53,8 +53,8 @@ def rules(tap: str, mac: str, ip: str | None, connections: int = 0) -> str:
         tap: the name of the NIC's tap device, and of both tables.
         mac: the only MAC from which the guest may send.
         ip: the only IPv4 address from which the guest may send; None: the address is unknown.
-        connections: how many connections of the guest the node may track, at least 64; 0: the node
-            tracks none.
+        connections: the limit of the guest's connections that the node tracks, at least 64; 0 if
+            the node tracks no connections.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -87,9 +87,9 @@ def _mark(mac: str) -> int:
 def forget_connections(mac: str) -> None:
     """Delete a guest's entries in the node's connection tracking table.
 
-    One message makes the kernel delete all entries with the guest's mark. Its format is in
-    linux/netfilter/nfnetlink.h and nfnetlink_conntrack.h. If the kernel refuses it, the entries
-    stay until their timeouts. A second call is harmless.
+    One netlink message makes the kernel delete all entries that have the guest's mark. Its format
+    is in linux/netfilter/nfnetlink.h and nfnetlink_conntrack.h. If the kernel refuses it, the
+    entries stay until their timeouts. A second call is harmless.
 
     Privileges: root, on the node.
     """
@@ -207,7 +207,7 @@ class Netfilter(CoreResource):
     """The packet filter of one guest NIC, by the name of its tap device.
 
     ``guard``: the node's own table (:func:`guard`), loaded with it and not released with it.
-    ``connections``: the limit of :func:`rules` if the node tracks connections.
+    ``connections``: the limit for :func:`rules`, if the node tracks connections.
     """
 
     kind = "netfilter"

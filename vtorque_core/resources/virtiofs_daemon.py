@@ -33,8 +33,8 @@ _READY = b"Waiting for vhost-user socket connection"
 _OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
 # One that comes from another node goes on there instead: it would lose the file by the move.
 _OTHERS_STOP_IT = ("--migration-verify-handles", "--migration-on-error=abort")
-# A guest reaches "user." attributes only. For others it gets ENOTSUP: with EPERM instead, a guest
-# with SELinux could not mount the share.
+# Only "user." attributes are passed through. Others fail with ENOTSUP, because with EPERM a guest
+# that has SELinux could not mount the share.
 _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 
@@ -79,8 +79,8 @@ def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's own, in C: ``{source}`` is the directory's descriptor.
 
     The final ``/.`` makes a directory of the link below /proc: virtiofsd does not follow a link.
-    It does not start without a rule for security.capability, which the host refuses to set, since
-    the daemon has no CAP_SETFCAP.
+    It does not start without a rule for security.capability. That rule is harmless: the host
+    refuses to set the attribute, because the daemon has no CAP_SETFCAP.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

@@ -267,8 +267,8 @@ class Network:
     )
     max_connections: int = setting(
         8192,
-        "connections of one guest's interface that the node tracks (nf_conntrack), in each "
-        "direction; more are dropped",
+        "the most connections that the node tracks for one guest's interface (nf_conntrack), in "
+        "each direction; packets that would open more are dropped",
         None,
         _at_least(64),
     )

@@ -155,7 +155,7 @@ def swapped_way(top: Path) -> object:
 
 NO_LINK = flags(_user_daemon_exec, "O_NOFOLLOW")
 REPLACED = statement(_user_daemon_exec, "_open_source", "was replaced")
-LINKS = statement(_user_daemon_exec, "_resolve", "others than root can change")
+LINKS = statement(_user_daemon_exec, "_resolve", "users other than root can change")
 REGULAR = statement(_user_daemon_exec, "_open_disk", "is not a regular file")
 WHOSE = statement(_user_daemon_exec, "_open_disk", "not to you")
 SIZE = statement(_user_daemon_exec, "_open_disk", "a raw disk has")
