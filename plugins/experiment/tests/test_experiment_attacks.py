@@ -150,7 +150,7 @@ def test_vsub_reads_the_vm_option_of_a_point_with_a_script_on_stdin(
 @pytest.mark.parametrize("text", ['batch = ["-vm", "none"]', 'matrix.batch.x = ["-q a -vm none"]'])
 def test_vm_among_the_options_of_the_batch_system_is_refused(tmp_path, text):
     file = experiments.write(tmp_path, f'script = "job.sh"\n{text}\n')
-    with pytest.raises(Refused, match="-vm is no option of the batch system"):
+    with pytest.raises(Refused, match="-vm is not an option of the batch system"):
         definition.read(file)
 
 
@@ -241,7 +241,7 @@ def test_job_whose_directory_is_a_link_changes_nothing_elsewhere(tmp_path):
     runs.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     script = wrapper.script(runs.read_bytes(), runs, point, {})
     done = subprocess.run(["/bin/sh"], input=script, capture_output=True, check=False)
-    assert done.returncode == 1 and b"a symbolic link" in done.stderr
+    assert done.returncode == 1 and b"is a symbolic link" in done.stderr
     assert [path.name for path in (elsewhere / "000001").iterdir()] == ["stdout"]
     assert not (tmp_path / "ran").exists()
 
@@ -464,7 +464,7 @@ def test_seals_of_another_user_are_not_believed(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SEALS", tmp_path)
     (tmp_path / f"vtorque-experiment-{os.geteuid()}").mkdir(mode=0o777)
     (tmp_path / f"vtorque-experiment-{os.geteuid()}").chmod(0o777)
-    with pytest.raises(HostFault, match="is not a directory of yours alone"):
+    with pytest.raises(HostFault, match="is not a directory that only you can open"):
         plan.has_seal(plan.Plan("0" * 6, "/", 1, 1, definition.of_values({"script": "a"}, "e"),
                                 {"a": b""}))  # fmt: skip
 

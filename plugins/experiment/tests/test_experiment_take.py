@@ -45,8 +45,8 @@ def test_numbers_are_found(tmp_path, what, value):
         ({"json": "a", "file": "stdout"}, "there is no JSON in it"),
         ({"metric": "loss"}, "metrics: No such file"),
         ({"report": "a"}, "report.json: No such file"),
-        ({"pattern": "x", "file": "fifo"}, "fifo: is no file"),
-        ({"pattern": "x", "file": "."}, "is no file"),
+        ({"pattern": "x", "file": "fifo"}, "fifo: is not a regular file"),
+        ({"pattern": "x", "file": "."}, "is not a regular file"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path, what, said):
@@ -103,4 +103,4 @@ def test_a_fifo_that_a_job_has_left_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     row = Row(1, 0, 0, "submitted", "1.srv", 1, 0, "", None, None, "")
     ended = Collector(found, lambda job, point: "").ended(row, tmp_path, False)
-    assert ("is no file" in ended.reason) == (name in ("ended", "begun"))
+    assert ("is not a regular file" in ended.reason) == (name in ("ended", "begun"))

@@ -1,4 +1,4 @@
-"""The batch system as an experiment sees it: vsub, and one list of jobs now and then."""
+"""The batch system of an experiment: vsub submits jobs, and their list is polled."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from vtorque_experiment.definition import Definition, Scalar
 from vtorque_experiment.matrix import Cell
 from vtorque_experiment.place import Place, end_of
 
-LEAST = 10.0  # seconds between two questions to a batch system's server, whoever wants less
-LEAST_OF_OWN = 1.0  # the same, for the batch system local
+LEAST = 10.0  # the shortest interval between two queries of a batch system's server, in seconds
+LEAST_OF_OWN = 1.0  # the shortest interval for the batch system local, in seconds
 JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people to read
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
-REFUSED = 2  # vsub's exit code for what it will refuse again
-MAX_SAID = 1 << 20  # bytes that are kept of what vsub prints
-GUEST: Mapping[str, Scalar] = {"keep": False}  # -vm of a point in a guest that has no other key
+REFUSED = 2  # vsub's exit status for a request that it would refuse again
+MAX_SAID = 1 << 20  # bytes of vsub's output that are kept
+GUEST: Mapping[str, Scalar] = {"keep": False}  # -vm of a point in a guest without other keys
 _ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """How jobs are submitted and listed.
+    """The commands that submit and list jobs.
 
     Args:
-        vsub: a command line without its arguments.
-        jobs: returns name to id of the jobs that the batch system knows of this user's.
-        interval: seconds between two calls of that.
-        least: seconds between two calls where a job seems to have ended.
+        vsub: the program and its first arguments.
+        jobs: returns the user's jobs that the batch system lists: name to id.
+        interval: seconds between two calls of ``jobs``.
+        least: seconds between two calls if a job seems to have ended.
         naming: the option that names a job.
     """
 
@@ -52,7 +52,10 @@ class Batch:
 
 
 def of_site(config: Path, interval: float) -> Batch:
-    """Return the site's batch system, asked as the user. Raises ConfigError, Refused."""
+    """Return the batch system of the site; it is queried as the user.
+
+    Raises ConfigError, Refused.
+    """
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)
 
@@ -61,16 +64,16 @@ def of_site(config: Path, interval: float) -> Batch:
 
     program = str(Path(sys.prefix, "bin", "vsub"))
     vsub = (program, "--config", str(config))
-    own = images.site_of(config).batch.system == "local"  # it serves this machine alone
+    own = images.site_of(config).batch.system == "local"  # its server has this machine's jobs only
     least = LEAST_OF_OWN if own else LEAST
     return Batch(vsub, jobs, max(interval, LEAST), least, submitter.naming)
 
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool) -> Iterator[int]:
-    """Hold a lock file's lock (flock(2)); a child that inherits the descriptor holds it, too.
+    """Hold the lock of a lock file (flock(2)); a child that inherits the descriptor holds it, too.
 
-    Raises HostFault: another process has it, and ``wait`` is false.
+    Raises HostFault if another process holds the lock and ``wait`` is false.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -93,10 +96,16 @@ def locked(path: Path, wait: bool) -> Iterator[int]:
 def arguments(
     naming: Sequence[str], definition: Definition, cell: Cell, point: Path
 ) -> list[str]:  # fmt: skip
-    """Return vsub's arguments for a point of a combination; the job script is for its stdin.
+    """Return vsub's arguments for a point; vsub reads the job script from standard input.
 
-    ``naming``: the words that name its job; ``point``: its directory. On the command line ``-vm``
-    wins over the lines of the script, so they cannot move the job from a guest to bare metal.
+    There is always a ``-vm`` option. It wins over the directives of the script, which therefore
+    cannot run the job on bare metal instead of in a guest.
+
+    Args:
+        naming: the words that name the job.
+        definition: the experiment.
+        cell: the combination of the point.
+        point: the directory of the point.
     """
     argv = [*naming, "-o", str(point / JOB_OUT), "-e", str(point / JOB_ERR)]
     if cell.get("bare") is True:
@@ -115,7 +124,7 @@ def arguments(
 
 @dataclass(frozen=True)
 class Submission:
-    """The outcome of one vsub call: exit code, output and messages."""
+    """The result of one vsub call: exit status, standard output and standard error."""
 
     code: int
     out: bytes
@@ -123,13 +132,13 @@ class Submission:
 
     @property
     def job(self) -> str:
-        """The id of the job, the last word that vsub printed; empty if it is not one."""
+        """The job id, which is the last word that vsub printed, or an empty string."""
         words = self.out[-4096:].decode("utf-8", "replace").split()
         return words[-1] if words and is_job_id(words[-1]) else ""
 
     @property
     def said(self) -> str:
-        """The end of its messages, printable."""
+        """The end of vsub's standard error, in one printable line."""
         return _in_a_line(self.err[-400:].decode("utf-8", "replace"), 400)
 
 
@@ -138,8 +147,8 @@ def submit(
 ) -> Submission:  # fmt: skip
     """Run vsub in a point's directory, with the job script on its standard input.
 
-    No file that a guest can write takes part. vsub inherits ``lock``: while any vsub of a killed
-    runner lives, that is held. It is in a session of its own, so that Ctrl-C leaves it alone.
+    vsub reads no file that a guest can write. It inherits ``lock``, which is therefore held while
+    any vsub of a killed runner is alive. It runs in a new session, where Ctrl-C does not reach it.
     Raises HostFault if vsub cannot be started, OSError.
     """
     names = place.point(number).relative_to(place.top).parts
@@ -165,12 +174,12 @@ def _all_of(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return whether a word can be the id of a job, so that no command takes it for an option."""
+    """Return whether a word has the form of a job id, which no command takes for an option."""
     return bool(_ID.fullmatch(word))
 
 
 def tail(point: Path, name: str, most: int = 400) -> str:
-    """Return the end of a file in a point's directory, printable; empty if there is none."""
+    """Return the end of a file in a point's directory, printable; "" if it cannot be read."""
     try:
         return _in_a_line(end_of(point, name, most), most)
     except OSError:
@@ -182,9 +191,9 @@ def _in_a_line(text: str, most: int) -> str:
 
 
 class Questions:
-    """Asks for the list of jobs, never more than once in an interval, nor after a resume.
+    """Queries the batch system for its list of jobs, at most once per interval.
 
-    ``last``: Unix time of the last question; ``note`` keeps it.
+    A resume keeps to the interval, too. ``last``: Unix time of the last query; ``note`` saves it.
     """
 
     def __init__(self, batch: Batch, last: float, note: Callable[[float], None]) -> None:
@@ -196,21 +205,21 @@ class Questions:
 
     @property
     def due(self) -> bool:
-        """Whether a question may be asked now."""
+        """Whether the next query is due."""
         return time.monotonic() >= self._next
 
     def hurry(self) -> None:
-        """Ask earlier, since a job seems to have ended: ``least`` seconds after the last time."""
+        """Query earlier, because a job seems to have ended: ``least`` seconds after the last."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._hurried, self._next = True, self._next if self._hurried else early
 
     @property
     def wait(self) -> float:
-        """Seconds until then."""
+        """Seconds until the next query is due."""
         return max(0.0, self._next - time.monotonic())
 
     def ask(self) -> Mapping[str, str] | None:
-        """Return name to id of the jobs that are there; None: the batch system did not answer."""
+        """Return the listed jobs, name to id; None if the batch system did not answer."""
         self._note(time.time())
         self._hurried = False
         self._next = time.monotonic() + self._batch.interval

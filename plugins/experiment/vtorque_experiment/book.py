@@ -2,12 +2,12 @@
 
 A point is *waiting*, then *submitting* (written before anything is submitted), then *submitted*,
 then *done* or *failed* with its reason. *Submitting* is on disk when :meth:`Book.begin` returns.
-Other steps of a large book are saved together, at the latest when it is closed: a resume finds them
-again by the batch system and by what the jobs have left.
+Other steps of a large book are saved together, at the latest when the book is closed. If they are
+lost, a resume finds the jobs again in the batch system's list and by their files.
 
-SQLite works in memory and opens no file of the directory of results, where guests can write:
-to roll back a journal that it finds beside a database, SQLite deletes any file that the journal
-names as its super-journal (https://www.sqlite.org/fileformat2.html, "The Rollback Journal").
+SQLite works in memory and opens no file in the directory of results, because guests can write
+there. A rollback journal beside a database can name any file as its super-journal, and SQLite then
+deletes that file (https://www.sqlite.org/fileformat2.html, "The Rollback Journal").
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SCHEMA = 1
 WAITING, SUBMITTING, SUBMITTED, DONE, FAILED = (
     "waiting", "submitting", "submitted", "done", "failed",
 )  # fmt: skip
-MAX_BOOK = 1 << 30  # bytes, which vmgr holds in memory
-_SHARE = 0.1  # of a run's time that goes into saving steps that can wait
+MAX_BOOK = 1 << 30  # bytes; vmgr holds the book in memory
+_SHARE = 0.1  # the share of a run's time that may go into saving the book
 STATES = (WAITING, SUBMITTING, SUBMITTED, DONE, FAILED)
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -94,7 +94,7 @@ class Book:
             )
 
     def close(self) -> None:
-        """Save and close it. Raises HostFault."""
+        """Save and close the book. Raises HostFault."""
         with contextlib.closing(self._db):
             self.save()
 
@@ -122,7 +122,7 @@ class Book:
         self.save_if_due()
 
     def save(self) -> None:
-        """Write what has changed. Raises HostFault."""
+        """Write the book to its file if it has changed. Raises HostFault."""
         if self._is_saved:
             return
         began = time.monotonic()
@@ -135,7 +135,7 @@ class Book:
         self._is_saved, self._next_save = True, ended + (ended - began) / _SHARE
 
     def save_if_due(self) -> None:
-        """Write what has changed, unless the last time is too short ago. Raises HostFault."""
+        """Save the book, unless it was saved a short time ago. Raises HostFault."""
         if time.monotonic() >= self._next_save:
             self.save()
 
@@ -252,7 +252,7 @@ class Book:
 def make(
     path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[Point]
 ) -> None:
-    """Make a book that has all points, in one step. Raises HostFault, OSError."""
+    """Create a book with all points, in one step. Raises HostFault, OSError."""
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         fresh = Path(scratch, path.name)
         try:

@@ -91,7 +91,7 @@ def _asked(
 
 
 def _filled(file: IO[bytes], content: bytes) -> IO[bytes]:
-    """Return a file for another program to read from its begin."""
+    """Write the content to a file, and rewind the file for the program that reads it."""
     file.write(content)
     file.seek(0)
     return file

@@ -103,7 +103,7 @@ def run(
 @click.option("--failed", is_flag=True, help="Run the points that have failed again, too.")
 @click.option(
     "--accept", metavar="SEAL", default="",
-    help="Submit the plan of this seal, though it was changed or begun on another host.",
+    help="Submit the plan with this seal, although it was changed or run began on another host.",
 )  # fmt: skip
 @_hours
 @_json
@@ -111,10 +111,10 @@ def run(
 def resume(
     config: Path, directory: Path, failed: bool, accept: str, hours: float | None, as_json: bool
 ) -> None:
-    """Go on with an experiment, however it was stopped. No point is run twice.
+    """Continue an experiment, however it was stopped. No point is run twice.
 
-    Jobs in guests can write in DIR. What was changed there since vmgr experiment run is submitted
-    only with --accept; so is an experiment that was begun on another host.
+    Jobs in guests can write in DIR. If the plan there was changed since vmgr experiment run, or run
+    was called on another host, resume submits it only with --accept.
 
     Numbers of failed points whose jobs have ended are taken again: experiment.toml, in DIR, may
     have been corrected.

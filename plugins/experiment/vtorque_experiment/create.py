@@ -20,7 +20,9 @@ def create(
     file: Path, place: Place, versions: Callable[[], Mapping[str, Any]],
     repetitions: int | None = None,
 ) -> Plan:  # fmt: skip
-    """Make it; ``repetitions`` win over the file's. Return the plan, which nobody can change.
+    """Create the results of an experiment; return its plan, which no guest can change.
+
+    ``repetitions`` win over the file's.
 
     Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
 

@@ -66,15 +66,15 @@ class Definition:
 
 
 def read(path: Path, repetitions: int | None = None) -> Definition:
-    """Return what a file of the user's says; ``repetitions`` win over its own.
+    """Parse the user's experiment file; ``repetitions`` win over the file's.
 
-    Raises Refused with all that is wrong with it.
+    Raises Refused with all errors of the file.
     """
     return _parsed(path, lambda: _begin_of(path), repetitions)
 
 
 def read_copy(path: Path) -> Definition:
-    """Return what the copy in the results says, not behind a symbolic link. Raises Refused."""
+    """Parse the copy in the results. Raises Refused, also if the copy is a symbolic link."""
     return _parsed(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
 
 
@@ -175,7 +175,7 @@ def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> It
 
 def _no_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
     if "-vm" in option.split():
-        yield Refusal("-vm is no option of the batch system", key=key, value=option, where=name,
+        yield Refusal("-vm is not an option of the batch system", key=key, value=option, where=name,
                       fix="write vm.KEY = VALUE; for bare metal matrix.bare = [true]")  # fmt: skip
 
 

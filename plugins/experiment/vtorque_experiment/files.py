@@ -1,7 +1,7 @@
 """Read and write files in the directory of results, where guests can write, too.
 
-Each path begins at a directory that the caller trusts. Below it no symbolic link is followed, and
-only regular files are read. A file is written under a new name and renamed into place.
+Each path begins at a directory that the caller trusts. These functions follow no symbolic link
+below it, and read only regular files. They write a file under a new name and rename it into place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
     """Open the directory ``names`` below ``top``, as a descriptor for ``dir_fd`` arguments.
 
-    ``make`` creates missing directories. Raises OSError: one is missing, or a symbolic link.
+    ``make`` creates missing directories. Raises OSError if a directory is missing, or is a symbolic
+    link.
     """
     descriptor = os.open(top, _DIRECTORY)
     try:
@@ -40,16 +41,16 @@ def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
-    """Return at most ``most`` bytes of a file below ``top``, its last ones if ``end`` is true.
+    """Return the first ``most`` bytes of a file below ``top``, or the last if ``end`` is true.
 
-    Raises OSError: the file is missing, or is not a regular file. A FIFO does not block.
+    Raises OSError if the file is missing, or is not a regular file. A FIFO does not block.
     """
     with directory(top, *names[:-1]) as parent:
         descriptor = os.open(names[-1], _READ, dir_fd=parent)
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "is no file")
+            raise OSError(errno.EINVAL, "is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             file.seek(max(0, about.st_size - most) if end else 0)
             return file.read(most)
@@ -58,9 +59,9 @@ def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
 
 
 def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
-    """Replace a file below ``top`` in one step, or create it. Raises OSError.
+    """Create or replace a file below ``top`` in one step. Raises OSError.
 
-    ``sync``: the content is on disk when the file has its name.
+    ``sync``: write the content to disk (fsync(2)) before the file gets its name.
     """
     fresh = f".{names[-1]}.{secrets.token_hex(4)}"
     with directory(top, *names[:-1]) as parent:
@@ -75,13 +76,13 @@ def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool 
             if sync:
                 _sync_directory(parent)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):  # it has its name already
+            with contextlib.suppress(FileNotFoundError):  # if it was renamed already
                 os.unlink(fresh, dir_fd=parent)
             raise
 
 
 def _sync_directory(directory: int) -> None:
-    """Write a directory's entries to disk; fsync(2) takes no descriptor of ``O_PATH``."""
+    """Write a directory's entries to disk; fsync(2) rejects descriptors opened with ``O_PATH``."""
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(descriptor)

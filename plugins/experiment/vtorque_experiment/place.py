@@ -44,14 +44,14 @@ class Place:
         return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
 
     def write(self, path: Path, content: bytes, mode: int = 0o644) -> None:
-        """Write a file below ``top``, behind no symbolic link. Raises OSError."""
+        """Write a file below ``top``; follow no symbolic link. Raises OSError."""
         files.write(self.top, *path.relative_to(self.top).parts, content=content, mode=mode)
 
 
 def end_of(point: Path, name: str, most: int) -> str:
     """Return the last ``most`` bytes of a file that a job has left in a point's directory.
 
-    Raises OSError: the file is missing, is not a regular file, or lies behind a symbolic link.
+    Raises OSError if the file is missing, is not a regular file, or if a symbolic link leads to it.
     """
     names = (*point.parts[-3:], *Path(name).parts)  # see Place.point
     return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")

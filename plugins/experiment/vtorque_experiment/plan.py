@@ -1,8 +1,8 @@
 """The plan of an experiment: everything that decides what its jobs run.
 
-Guests can write in the directory of results, so a run takes its plan from memory. A resume has to
-read the plan from that directory. It submits the plan only if ``vmgr experiment run`` has left its
-seal on this host, in a directory that no guest sees, or if the user accepts the plan.
+Guests can write in the directory of results, so a run keeps its plan in memory. A resume has to
+read the plan from that directory. It submits the plan only if ``vmgr experiment run`` has left the
+plan's seal on this host, in a directory that no guest sees, or if the user accepts the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vtorque_experiment.matrix import Cell, Point
 from vtorque_experiment.place import Place
 
 MAX_SCRIPT = 4 << 20  # bytes
-SEALS = Path("/var/tmp")  # noqa: S108 - on disk, this host's alone, and never shared with guests
+SEALS = Path("/var/tmp")  # noqa: S108 - survives a reboot, is local to this host, and no guest sees it
 _ID = re.compile(r"[0-9a-f]{6}", re.ASCII)
 
 
@@ -34,11 +34,12 @@ class Plan:
     """The plan of an experiment: the jobs that it submits.
 
     Attributes:
-        id: part of the names of its jobs.
-        root: the directory of the experiment's file, for scripts.
-        seed: of the order of the points.
-        repetitions: of each combination.
-        scripts: the bytes of each job script, by its name in the experiment's file.
+        id: a part of the names of the jobs.
+        root: the directory of the experiment's file, which scripts get as EXPERIMENT_ROOT.
+        seed: the seed of the random order of the points.
+        repetitions: how often each combination runs.
+        definition: the content of the experiment's file.
+        scripts: the user's scripts, by their names in the experiment's file.
     """
 
     id: str
@@ -60,7 +61,7 @@ class Plan:
         return {point.number: point for point in ordered}
 
     def copy_of(self, place: Place, script: str) -> Path:
-        """Return where the results have the copy of a script that the jobs read."""
+        """Return the path of a script's copy in the results, which the jobs read."""
         return place.scripts / copy_name(self.definition, script)
 
     def job_script(self, place: Place, number: int) -> bytes:
@@ -81,7 +82,7 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """Everything here that decides what a job runs, and where, as JSON."""
+        """All values that decide what a job runs and where, as JSON."""
         found = self.definition
         sums = {name: hashlib.sha256(self.scripts[name]).hexdigest() for name in found.scripts}
         decides = {
@@ -93,7 +94,7 @@ class Plan:
 
     @property
     def seal(self) -> str:
-        """Return the first 128 bits of the SHA-256 of :attr:`text`."""
+        """The first 128 bits of the SHA-256 of :attr:`text`, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
 
@@ -103,9 +104,10 @@ def copy_name(definition: Definition, script: str) -> str:
 
 
 def of_results(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
-    """Return the plan in a directory of results, which a guest may have changed.
+    """Read the plan from a directory of results, where a guest may have changed it.
 
-    ``about``, ``points``: what the book says. Raises Refused: the plan is damaged, or incomplete.
+    ``about``: the notes in the book; ``points``: the number of points in the book. Raises Refused
+    if the plan is damaged or incomplete.
     """
     try:
         scripts = {
@@ -128,7 +130,7 @@ def of_results(place: Place, definition: Definition, about: Mapping[str, str], p
 
 
 def keep_seal(plan: Plan) -> None:
-    """Leave the seal of a plan on this host. Raises HostFault."""
+    """Store the seal of a plan on this host. Raises HostFault."""
     try:
         (_seals() / plan.seal).touch(mode=0o600)
     except OSError as error:
@@ -136,7 +138,7 @@ def keep_seal(plan: Plan) -> None:
 
 
 def has_seal(plan: Plan) -> bool:
-    """Return whether this user has begun exactly this plan on this host."""
+    """Return whether this host has this user's seal of exactly this plan."""
     try:
         os.utime(_seals() / plan.seal, follow_symlinks=False)  # systemd-tmpfiles removes old ones
     except OSError:
@@ -145,15 +147,15 @@ def has_seal(plan: Plan) -> bool:
 
 
 def drop_seal(plan: Plan) -> None:
-    """Remove the seal of a plan of which everything is done."""
+    """Remove the seal of a plan when all its points are done."""
     (_seals() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_to_read(plan), ignore_errors=True)
 
 
 def unsealed(plan: Plan, place: Place) -> Refused:
-    """Return why a plan without a seal is not submitted.
+    """Return the refusal of a plan without a seal; it names a copy of the plan to read.
 
-    The user reads a copy that no guest can change between reading and accepting. Raises HostFault.
+    No guest can change that copy while the user decides. Raises HostFault.
     """
     there = _to_read(plan)
     try:
@@ -164,9 +166,9 @@ def unsealed(plan: Plan, place: Place) -> Refused:
     except OSError as error:
         raise _no_place(error) from None
     return Refused(
-        f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run has begun "
-        "on this host: run was called on another host, or the plan was changed, by you or by a job "
-        f"in a guest; read it in {there}, then vmgr experiment resume --accept {plan.seal}"
+        f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run began on "
+        "this host: run was called on another host, or you or a job in a guest changed the plan; "
+        f"read it in {there}, then vmgr experiment resume --accept {plan.seal}"
     )
 
 
@@ -175,22 +177,22 @@ def _to_read(plan: Plan) -> Path:
 
 
 def _no_place(error: OSError) -> HostFault:
-    return HostFault(f"{SEALS}: {error.strerror}: the plan's seal cannot be kept")
+    return HostFault(f"{SEALS}: {error.strerror}: cannot store the plan's seal")
 
 
 def _seals() -> Path:
-    """Return the directory of this user's seals; make it. Raises OSError, HostFault."""
+    """Create and return the directory of this user's seals. Raises OSError, HostFault."""
     uid = os.geteuid()
     place = SEALS / f"vtorque-experiment-{uid}"
     place.mkdir(mode=0o700, exist_ok=True)
     about = place.lstat()
     if about.st_uid != uid or about.st_mode != stat.S_IFDIR | 0o700:
-        raise HostFault(f"{place}: is not a directory of yours alone (0700): remove it")
+        raise HostFault(f"{place}: is not a directory that only you can open (0700): remove it")
     return place
 
 
 def _damaged(place: Place, why: str) -> Refused:
     return Refused(
-        f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}): nothing more "
-        "can be submitted; begin anew with vmgr experiment run --dir DIR"
+        f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}): no more points "
+        "can be submitted; begin again with vmgr experiment run --dir DIR"
     )

@@ -65,7 +65,7 @@ class Results:
         return printable(label(self.cell(cell)), 200)
 
     def cell(self, number: int) -> Cell:
-        """Return a combination; an empty one if the book has none of this number."""
+        """Return a combination by its number; an empty one if the book lacks it."""
         return self.cells[number] if 0 <= number < len(self.cells) else {}
 
     def emulated(self) -> Mapping[int, int]:

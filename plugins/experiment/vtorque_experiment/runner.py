@@ -1,12 +1,13 @@
 """Run the points of an experiment: submit, collect, and go on where a killed runner stopped.
 
-A point is noted as *submitting* before vsub is called. After a kill such a point is found again by
-its claim (:mod:`vtorque_experiment.wrapper`), or by its job's name in the batch system's list; only
-if none of these knows it, and no vsub is left that could still submit it, it is submitted anew.
+A point is noted as *submitting* before vsub is called. After a kill the runner finds the job of
+such a point by its claim (:mod:`vtorque_experiment.wrapper`), or by the job's name in the batch
+system's list. If neither exists, and no vsub runs that could still submit the point, the runner
+submits it again.
 
-Guests can write in the directory of results, its book included. Therefore the runner submits only
-the :class:`~vtorque_experiment.plan.Plan`, and a job has ended when the batch system no longer
-lists it. A guest can falsify the numbers of the experiment, or have points lost, and no more.
+Guests can write in the directory of results, and in the book there. Therefore the runner submits
+only the :class:`~vtorque_experiment.plan.Plan`, and a job has ended when the batch system no longer
+lists it. A guest can falsify the numbers of the experiment, or make points fail, but no more.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Runner:
         stop: set by whoever wants it to end; what is submitted goes on.
         hours: None is no limit.
         seen: called with the counts after each round.
-        plan: what is submitted; None: what the directory of results says.
-        accepted: whether such a plan of the directory may be submitted.
+        plan: the plan to submit; None: the plan in the directory of results.
+        accepted: returns whether the plan in the directory of results may be submitted.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Runner:
         self._end = None if hours is None else time.monotonic() + hours * 3600
         self._refused = self._failures = 0
         self._reasons: set[str] = set()
-        self._gone: Counter[int] = Counter()  # questions in which a point's job was missing
-        self._tries: Counter[int] = Counter()  # submissions of a point, whatever the book says
+        self._gone: Counter[int] = Counter()  # lists of jobs in which a point's job was missing
+        self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
         """Run until all points are over, or it must stop. Raises HostFault: disk, vsub."""
@@ -129,7 +130,7 @@ class Runner:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is submitted; None: nothing had to be."""
+        """The plan whose points are submitted; None if no point had to be submitted."""
         return self._plan
 
     def token(self, number: int) -> str:
@@ -155,7 +156,7 @@ class Runner:
                 self._book.submitted(row.number, job, time.time())
 
     def _collect(self) -> bool:
-        """Read numbers of ended jobs; return whether one that claims its end is still listed."""
+        """Read the numbers of ended jobs; return True if a job that says so is still listed."""
         said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
         for row in said:
             if self._gone[row.number]:
@@ -163,7 +164,7 @@ class Runner:
         return any(not self._gone[row.number] for row in said)
 
     def _has_ended(self, row: Row) -> bool:
-        """Return whether a point's job says that it has ended: a guest can write that, too."""
+        """Return whether the file ``ended`` exists. A guest can create it, too."""
         return os.path.lexists(self._place.point(row.number) / wrapper.ENDED)
 
     def _take(self, row: Row) -> str:
@@ -251,12 +252,12 @@ class Runner:
         said = done.said or f"vsub ended with {done.code}"
         if done.code == b.REFUSED:
             self._fail(row, f"refused: {said}")
-        else:  # it may be there all the same: the next list of jobs tells
+        else:  # the job may exist all the same: the next list of jobs shows that
             self._refused += 1
             self._book.note_reason(row.number, said)
 
     def _submission(self, plan: Plan, number: int) -> b.Submission:
-        """Submit a point, and keep beside its output what vsub said. Raises OSError, HostFault."""
+        """Submit a point, and save vsub's output in its directory. Raises OSError, HostFault."""
         place, point = self._place, self._place.point(number)
         with files.directory(place.top, *point.relative_to(place.top).parts, make=True):
             pass
@@ -267,12 +268,12 @@ class Runner:
         with b.locked(place.top / "submit.lock", wait=True) as lock:
             done = b.submit(self._batch, argv, script, place, number, lock)
         for name, content in ((b.JOB, script), (b.VSUB_OUT, done.out), (b.VSUB_ERR, done.err)):
-            with contextlib.suppress(OSError):  # they are for people to read
+            with contextlib.suppress(OSError):  # only users read these files
                 place.write(point / name, content)
         return done
 
     def _plan_of_results(self) -> Plan:
-        """Return the plan in the directory of results. Raises Refused: it is not to be trusted."""
+        """Return the plan in the directory of results. Raises Refused if nobody accepted it."""
         points = sum(self._book.counts().values())
         found = of_results(self._place, self._definition, self._book.about(), points)
         if not self._accepted(found):

@@ -55,17 +55,17 @@ def run(
 
     Args:
         failed: run failed points again.
-        begun: the plan of an experiment that begins; None: it is resumed.
-        accept: the seal of a plan to submit although no run on this host wrote it.
+        begun: the plan of a new experiment; None to resume one.
+        accept: the seal of a plan to submit although no run on this host stored it.
 
-    Raises HostFault (another runs it, the disk), Refused, ConfigError.
+    Raises HostFault (another vmgr runs the experiment, the disk), Refused, ConfigError.
     """
     found = definition.read_copy(place.definition) if begun is None else begun.definition
     if begun is not None:
         try:
             plan.keep_seal(begun)
         except HostFault as error:
-            told(f"{error}: vmgr experiment resume will want --accept")
+            told(f"{error}; vmgr experiment resume will require --accept")
     with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
         there = Book(place.database)
         try:
@@ -90,7 +90,7 @@ def run(
 
 
 def _is_accepted(found: plan.Plan, accept: str) -> bool:
-    """Return whether a plan may be submitted; one that the user accepts gets its seal."""
+    """Return whether a plan may be submitted; store the seal of a plan that the user accepts."""
     if accept == found.seal:
         plan.keep_seal(found)
     return plan.has_seal(found)

@@ -64,7 +64,7 @@ def note_end(config: Path, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a file of versions says; empty if it is missing, or damaged by a guest."""
+    """Return the content of a versions file; empty if the file is missing or damaged."""
     try:
         found = json.loads(files.read(path.parent, path.name, most=MAX_FILE))
     except (OSError, ValueError, RecursionError):

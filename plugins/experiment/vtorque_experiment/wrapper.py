@@ -1,22 +1,22 @@
-"""The job of a point: a shell script that runs the user's one, once, and notes how it ended.
+"""The job of a point: a shell script that runs the user's script once and records its end.
 
-What it notes are files in the point's directory, since every batch system tells of ended jobs in
-its own way, and some not at all:
+It records that in files of the point's directory, because batch systems report ended jobs in
+different ways, and some do not report them:
 
-- ``claim``: a symbolic link to the job's id. It is made in one step, also on NFS, and whoever
-  finds it made by another job runs nothing. So a point is never run twice, whatever was submitted.
+- ``claim``: a symbolic link to the job's id. Creating it is one step, also on NFS. A job that finds
+  the claim of another job runs nothing, so no point runs twice.
 - ``begun``: the last start (a batch system may start a job again): Unix time, seconds since the
   boot of the machine.
-- ``machine``: what it ran on. ``stdout``, ``stderr``, ``metrics``: the script's.
-- ``ended``: exit code and seconds since the boot, renamed into place when all else is there.
+- ``machine``: the machine of the job. ``stdout``, ``stderr``, ``metrics``: the script's output.
+- ``ended``: exit status and seconds since the boot, renamed into place after all other files.
 
 On bare metal this script runs on the host, in a directory where guests can write. Therefore it
-runs a private copy of the user's script whose SHA-256 it has checked. It enters no directory behind
-a symbolic link, and writes only files that it creates (``set -C``). Where /tmp is mounted noexec it
-starts the interpreter of the ``#!`` line itself.
+checks the SHA-256 of a private copy of the user's script, and runs that copy. It enters no
+directory through a symbolic link, and writes only files that it creates (``set -C``). If /tmp is
+mounted noexec, it starts the interpreter of the ``#!`` line itself.
 
-Busybox is enough for it. Seconds are those of /proc/uptime (0.01 s): no clock that is set
-meanwhile is in them.
+The script needs busybox only. Seconds are those of /proc/uptime (0.01 s), which do not change when
+somebody sets the clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREFIXES = (b"#PBS", b"#SBATCH", b"#VSUB", b"#OAR", b"#$")
 _BODY = """\
 top=$(cd {top} && pwd -P) && cd {point} || exit 1
 if [ "$(pwd -P)" != "$top/"{below} ]; then
-    echo "vmgr experiment: nothing is run: on the way there is a symbolic link:" {point} >&2
+    echo "vmgr experiment: nothing is run: a part of this path is a symbolic link:" {point} >&2
     exit 1
 fi
 job=${{PBS_JOBID:-${{SLURM_JOB_ID:-${{VTORQUE_JOBID:-$$}}}}}}
@@ -99,8 +99,8 @@ def script(
 
     Args:
         content: the user's script.
-        runs: a copy of it, which the job reads and compares with ``content``.
-        point: its directory, see :meth:`vtorque_experiment.place.Place.point`.
+        runs: the script's copy in the results. The job reads it and compares it with ``content``.
+        point: the point's directory, see :meth:`vtorque_experiment.place.Place.point`.
         environment: variables of the user's script.
     """
     lines = [f"export {name}={shlex.quote(text(value))}" for name, value in environment.items()]
