@@ -23,12 +23,13 @@ from vtorque_experiment.matrix import Cell
 from vtorque_experiment.place import Place, end_of
 
 LEAST = 10.0  # the shortest interval between two queries of a batch system's server, in seconds
-LEAST_OF_OWN = 1.0  # the shortest interval for the batch system local, in seconds
+LEAST_LOCAL = 1.0  # the shortest interval for the batch system local, in seconds
 JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people to read
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
 REFUSED = 2  # vsub's exit status for a request that it would refuse again
-MAX_SAID = 1 << 20  # bytes of vsub's output that are kept
-GUEST: Mapping[str, Scalar] = {"keep": False}  # -vm of a point in a guest without other keys
+MAX_OUTPUT = 1 << 20  # bytes of vsub's output that are kept
+# The -vm options of a point in a guest that has no others.
+GUEST_OPTIONS: Mapping[str, Scalar] = {"keep": False}
 _ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
 
@@ -65,7 +66,7 @@ def of_site(config: Path, interval: float) -> Batch:
     program = str(Path(sys.prefix, "bin", "vsub"))
     vsub = (program, "--config", str(config))
     own = images.site_of(config).batch.system == "local"  # its server has this machine's jobs only
-    least = LEAST_OF_OWN if own else LEAST
+    least = LEAST_LOCAL if own else LEAST
     return Batch(vsub, jobs, max(interval, LEAST), least, submitter.naming)
 
 
@@ -113,7 +114,7 @@ def arguments(
     else:
         pairs = {**definition.vm}
         pairs |= {axis[3:]: value for axis, value in cell.items() if axis.startswith("vm.")}
-        for key, value in (pairs or GUEST).items():
+        for key, value in (pairs or GUEST_OPTIONS).items():
             argv += ["-vm", f"{key}={wrapper.text(value)}"]
     argv += definition.batch
     for axis, value in cell.items():
@@ -137,9 +138,9 @@ class Submission:
         return words[-1] if words and is_job_id(words[-1]) else ""
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The end of vsub's standard error, in one printable line."""
-        return _in_a_line(self.err[-400:].decode("utf-8", "replace"), 400)
+        return _join_lines(self.err[-400:].decode("utf-8", "replace"), 400)
 
 
 def submit(
@@ -165,12 +166,12 @@ def submit(
             )  # fmt: skip
         except OSError as error:
             raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
-        return Submission(done.returncode, *(_all_of(stream) for stream in (out, err)))
+        return Submission(done.returncode, *(_read_stream(stream) for stream in (out, err)))
 
 
-def _all_of(stream: IO[bytes]) -> bytes:
+def _read_stream(stream: IO[bytes]) -> bytes:
     stream.seek(0)
-    return stream.read(MAX_SAID)
+    return stream.read(MAX_OUTPUT)
 
 
 def is_job_id(word: str) -> bool:
@@ -181,12 +182,12 @@ def is_job_id(word: str) -> bool:
 def tail(point: Path, name: str, most: int = 400) -> str:
     """Return the end of a file in a point's directory, printable; "" if it cannot be read."""
     try:
-        return _in_a_line(end_of(point, name, most), most)
+        return _join_lines(end_of(point, name, most), most)
     except OSError:
         return ""
 
 
-def _in_a_line(text: str, most: int) -> str:
+def _join_lines(text: str, most: int) -> str:
     return " | ".join(printable(line.strip(), most) for line in text.split("\n") if line.strip())
 
 
@@ -201,17 +202,17 @@ class Questions:
         now = time.time()
         self._next = time.monotonic() + min(batch.interval, max(0.0, last + batch.interval - now))
         self.problem = ""
-        self._hurried = False
+        self._is_early = False
 
     @property
     def due(self) -> bool:
         """Whether the next query is due."""
         return time.monotonic() >= self._next
 
-    def hurry(self) -> None:
+    def ask_early(self) -> None:
         """Query earlier, because a job seems to have ended: ``least`` seconds after the last."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
-        self._hurried, self._next = True, self._next if self._hurried else early
+        self._is_early, self._next = True, self._next if self._is_early else early
 
     @property
     def wait(self) -> float:
@@ -221,7 +222,7 @@ class Questions:
     def ask(self) -> Mapping[str, str] | None:
         """Return the listed jobs, name to id; None if the batch system did not answer."""
         self._note(time.time())
-        self._hurried = False
+        self._is_early = False
         self._next = time.monotonic() + self._batch.interval
         try:
             found = self._batch.jobs()

@@ -103,7 +103,7 @@ class Book:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise self._unwritten(str(error)) from None
+            raise self._write_error(str(error)) from None
         except sqlite3.Error as error:
             raise HostFault(f"{printable(str(self._path))}: is damaged: {error}") from None
 
@@ -130,7 +130,7 @@ class Book:
             content = self._db.serialize()
             files.write(self._path.parent, self._path.name, content=content, sync=True)
         except OSError as error:
-            raise self._unwritten(error.strerror or str(error)) from None
+            raise self._write_error(error.strerror or str(error)) from None
         ended = time.monotonic()
         self._is_saved, self._next_save = True, ended + (ended - began) / _SHARE
 
@@ -139,7 +139,7 @@ class Book:
         if time.monotonic() >= self._next_save:
             self.save()
 
-    def _unwritten(self, why: str) -> HostFault:
+    def _write_error(self, why: str) -> HostFault:
         return HostFault(
             f"{printable(str(self._path))}: {why}; nothing is lost: make room, or see to its "
             "rights, then vmgr experiment resume"
@@ -147,7 +147,7 @@ class Book:
 
     def about(self) -> dict[str, str]:
         """Return what is noted of the whole."""
-        return dict(self._all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
+        return dict(self._fetch_all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
 
     def note(self, name: str, value: str) -> None:
         """Note something of the whole."""
@@ -156,7 +156,7 @@ class Book:
 
     def cells(self) -> list[Cell]:
         """Return the combinations by their numbers."""
-        rows = self._all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
+        rows = self._fetch_all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
         try:
             found = [json.loads(axes) for (axes,) in rows]
         except (ValueError, RecursionError):
@@ -167,7 +167,7 @@ class Book:
 
     def counts(self) -> dict[str, int]:
         """Return how many points are in each state."""
-        found = dict(self._all("SELECT state, count(*) FROM points GROUP BY state"))
+        found = dict(self._fetch_all("SELECT state, count(*) FROM points GROUP BY state"))
         return {state: found.get(state, 0) for state in STATES}
 
     def rows(self, *states: str, limit: int = -1) -> list[Row]:
@@ -177,13 +177,13 @@ class Book:
         kinds = {"int": "INTEGER", "str": "TEXT"}  # a guest may have stored other types
         typed = (f"CAST({f.name} AS {kinds.get(str(f.type), 'REAL')})" for f in fields(Row))
         query = f"SELECT {', '.join(typed)} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
-        return [Row(*row) for row in self._all(query, *states, limit)]
+        return [Row(*row) for row in self._fetch_all(query, *states, limit)]
 
     def numbers(self) -> dict[int, dict[str, float]]:
         """Return the numbers of each point by name."""
         found: dict[int, dict[str, float]] = {}
         typed = "CAST(point AS INTEGER), CAST(name AS TEXT), CAST(value AS REAL)"
-        for point, name, value in self._all(f"SELECT {typed} FROM numbers"):  # noqa: S608 - ours
+        for point, name, value in self._fetch_all(f"SELECT {typed} FROM numbers"):  # noqa: S608 - ours
             found.setdefault(point, {})[name] = value
         return found
 
@@ -239,7 +239,7 @@ class Book:
                 (number,),
             )
 
-    def _all(self, query: str, *values: object) -> list[Any]:
+    def _fetch_all(self, query: str, *values: object) -> list[Any]:
         with self._told():
             return self._db.execute(query, values).fetchall()
 

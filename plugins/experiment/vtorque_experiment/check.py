@@ -72,7 +72,7 @@ def _asked(
     lines = []
     try:
         with tempfile.TemporaryFile() as given, subprocess.Popen(
-            [*batch.vsub, "--dry-run", *argv], stdin=_filled(given, script),
+            [*batch.vsub, "--dry-run", *argv], stdin=_fill(given, script),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=top,
         ) as asked:  # fmt: skip
             for raw in asked.stderr or ():
@@ -90,7 +90,7 @@ def _asked(
     return ""
 
 
-def _filled(file: IO[bytes], content: bytes) -> IO[bytes]:
+def _fill(file: IO[bytes], content: bytes) -> IO[bytes]:
     """Write the content to a file, and rewind the file for the program that reads it."""
     file.write(content)
     file.seek(0)

@@ -95,7 +95,7 @@ def run(
         return
     plan = create.create(file, place, functools.partial(versions.known, config), repetitions)
     click.echo(f"results go to {place.top}", err=True)
-    _end(running.run(config, place, hours, _told, begun=plan), as_json)
+    _end(running.run(config, place, hours, _told, new_plan=plan), as_json)
 
 
 @experiment.command(short_help="Go on with an experiment, however it was stopped.")

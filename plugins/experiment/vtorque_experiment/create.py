@@ -53,7 +53,7 @@ def create(
             pass
         place.write(place.definition, file.read_bytes())
         for name, content in sources.items():
-            place.write(plan.copy_of(place, name), content, 0o755)
+            place.write(plan.copy_path(place, name), content, 0o755)
         place.write(place.versions, json.dumps(versions(), indent=2).encode() + b"\n")
         about = {
             "id": plan.id,

@@ -70,20 +70,20 @@ def read(path: Path, repetitions: int | None = None) -> Definition:
 
     Raises Refused with all errors of the file.
     """
-    return _parsed(path, lambda: _begin_of(path), repetitions)
+    return _parse(path, lambda: _read_start(path), repetitions)
 
 
 def read_copy(path: Path) -> Definition:
     """Parse the copy in the results. Raises Refused, also if the copy is a symbolic link."""
-    return _parsed(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
+    return _parse(path, lambda: files.read(path.parent, path.name, most=MAX_FILE + 1))
 
 
-def _begin_of(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_FILE + 1)
 
 
-def _parsed(
+def _parse(
     path: Path, content: Callable[[], bytes], repetitions: int | None = None
 ) -> Definition:  # fmt: skip
     name = printable(str(path))
@@ -166,14 +166,14 @@ def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> It
             yield Refusal("is not in the matrix", key="exclude", value=axis, where=name,
                           fix=schema.meant(axis, found.matrix))  # fmt: skip
     for option in found.batch:
-        yield from _no_vm("batch", option, name)
+        yield from _reject_vm("batch", option, name)
     for axis, listed in found.matrix.items():
         for each in listed if axis.startswith("batch.") else ():
-            yield from _no_vm(f"matrix.{axis}", str(each), name)
+            yield from _reject_vm(f"matrix.{axis}", str(each), name)
     yield from _in_both(found, name)
 
 
-def _no_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
+def _reject_vm(key: str, option: str, name: str) -> Iterator[Refusal]:
     if "-vm" in option.split():
         yield Refusal("-vm is not an option of the batch system", key=key, value=option, where=name,
                       fix="write vm.KEY = VALUE; for bare metal matrix.bare = [true]")  # fmt: skip

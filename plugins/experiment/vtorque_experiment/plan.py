@@ -60,7 +60,7 @@ class Plan:
         ordered = matrix.ordered(len(self.cells), self.repetitions, self.seed)
         return {point.number: point for point in ordered}
 
-    def copy_of(self, place: Place, script: str) -> Path:
+    def copy_path(self, place: Place, script: str) -> Path:
         """Return the path of a script's copy in the results, which the jobs read."""
         return place.scripts / copy_name(self.definition, script)
 
@@ -77,7 +77,7 @@ class Plan:
             **{axis[4:]: value for axis, value in cell.items() if axis.startswith("env.")},
         }
         return wrapper.script(
-            self.scripts[name], self.copy_of(place, name), place.point(number), environment
+            self.scripts[name], self.copy_path(place, name), place.point(number), environment
         )
 
     @property
@@ -103,7 +103,7 @@ def copy_name(definition: Definition, script: str) -> str:
     return f"{definition.scripts.index(script)}-{Path(script).name}"
 
 
-def of_results(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
+def read_plan(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
     ``about``: the notes in the book; ``points``: the number of points in the book. Raises Refused
@@ -132,15 +132,16 @@ def of_results(place: Place, definition: Definition, about: Mapping[str, str], p
 def keep_seal(plan: Plan) -> None:
     """Store the seal of a plan on this host. Raises HostFault."""
     try:
-        (_seals() / plan.seal).touch(mode=0o600)
+        (_seals_dir() / plan.seal).touch(mode=0o600)
     except OSError as error:
-        raise _no_place(error) from None
+        raise _seal_error(error) from None
 
 
 def has_seal(plan: Plan) -> bool:
     """Return whether this host has this user's seal of exactly this plan."""
     try:
-        os.utime(_seals() / plan.seal, follow_symlinks=False)  # systemd-tmpfiles removes old ones
+        # A new date keeps systemd-tmpfiles from removing the seal.
+        os.utime(_seals_dir() / plan.seal, follow_symlinks=False)
     except OSError:
         return False
     return True
@@ -148,23 +149,23 @@ def has_seal(plan: Plan) -> bool:
 
 def drop_seal(plan: Plan) -> None:
     """Remove the seal of a plan when all its points are done."""
-    (_seals() / plan.seal).unlink(missing_ok=True)
-    shutil.rmtree(_to_read(plan), ignore_errors=True)
+    (_seals_dir() / plan.seal).unlink(missing_ok=True)
+    shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
 
-def unsealed(plan: Plan, place: Place) -> Refused:
+def missing_seal(plan: Plan, place: Place) -> Refused:
     """Return the refusal of a plan without a seal; it names a copy of the plan to read.
 
     No guest can change that copy while the user decides. Raises HostFault.
     """
-    there = _to_read(plan)
+    there = _readable_copy(plan)
     try:
         there.mkdir(mode=0o700, exist_ok=True)
         (there / "plan.json").write_text(plan.text)
         for name, content in plan.scripts.items():
             (there / copy_name(plan.definition, name)).write_bytes(content)
     except OSError as error:
-        raise _no_place(error) from None
+        raise _seal_error(error) from None
     return Refused(
         f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run began on "
         "this host: run was called on another host, or you or a job in a guest changed the plan; "
@@ -172,15 +173,15 @@ def unsealed(plan: Plan, place: Place) -> Refused:
     )
 
 
-def _to_read(plan: Plan) -> Path:
-    return _seals() / f"{plan.seal}.plan"
+def _readable_copy(plan: Plan) -> Path:
+    return _seals_dir() / f"{plan.seal}.plan"
 
 
-def _no_place(error: OSError) -> HostFault:
+def _seal_error(error: OSError) -> HostFault:
     return HostFault(f"{SEALS}: {error.strerror}: cannot store the plan's seal")
 
 
-def _seals() -> Path:
+def _seals_dir() -> Path:
     """Create and return the directory of this user's seals. Raises OSError, HostFault."""
     uid = os.geteuid()
     place = SEALS / f"vtorque-experiment-{uid}"

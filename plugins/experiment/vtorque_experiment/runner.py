@@ -33,7 +33,7 @@ from vtorque_experiment.definition import Definition
 from vtorque_experiment.ended import Collector
 from vtorque_experiment.matrix import counted
 from vtorque_experiment.place import Place
-from vtorque_experiment.plan import Plan, of_results, unsealed
+from vtorque_experiment.plan import Plan, missing_seal, read_plan
 
 TRIES = 3  # of a submission that failed otherwise
 REASONS = 20  # that are told while it runs
@@ -59,28 +59,30 @@ class Runner:
         hours: None is no limit.
         seen: called with the counts after each round.
         plan: the plan to submit; None: the plan in the directory of results.
-        accepted: returns whether the plan in the directory of results may be submitted.
+        is_accepted: returns whether the plan in the directory of results may be submitted.
     """
 
     def __init__(
         self, place: Place, definition: Definition, book: Book, batch: Batch,
         collect: Collector, *, told: Callable[[str], None], stop: threading.Event,
         hours: float | None = None, seen: Callable[[dict[str, int]], None] = lambda _: None,
-        plan: Plan | None = None, accepted: Callable[[Plan], bool] = lambda _: True,
+        plan: Plan | None = None, is_accepted: Callable[[Plan], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._place, self._definition, self._book, self._batch = place, definition, book, batch
         self._collector, self._told, self._stop, self._seen = collect, told, stop, seen
         about = book.about()
         self._id = about.get("id", "") if plan is None else plan.id
         self._cells = book.cells()
-        self._plan, self._accepted = plan, accepted
+        self._plan, self._is_accepted = plan, is_accepted
         self._questions = Questions(
-            batch, _seconds(about.get("asked", "")), lambda when: book.note("asked", str(when))
+            batch,
+            _parse_seconds(about.get("asked", "")),
+            lambda when: book.note("asked", str(when)),
         )
         self._end = None if hours is None else time.monotonic() + hours * 3600
         self._refused = self._failures = 0
         self._reasons: set[str] = set()
-        self._gone: Counter[int] = Counter()  # lists of jobs in which a point's job was missing
+        self._misses: Counter[int] = Counter()  # lists of jobs in which a point's job was missing
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
@@ -92,7 +94,7 @@ class Runner:
         pause = LEAST_PAUSE
         while not self._stop.is_set():
             if self._collect():
-                self._questions.hurry()
+                self._questions.ask_early()
             if self._questions.due and self._book.rows(k.SUBMITTED, k.SUBMITTING, limit=1):
                 self._ask()
             why = self._why_not_more()
@@ -159,9 +161,9 @@ class Runner:
         """Read the numbers of ended jobs; return True if a job that says so is still listed."""
         said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
         for row in said:
-            if self._gone[row.number]:
+            if self._misses[row.number]:
                 self._count(row, self._take(row))
-        return any(not self._gone[row.number] for row in said)
+        return any(not self._misses[row.number] for row in said)
 
     def _has_ended(self, row: Row) -> bool:
         """Return whether the file ``ended`` exists. A guest can create it, too."""
@@ -198,8 +200,8 @@ class Runner:
             self._settle(row, names.get(self.token(row.number), ""))
         gone = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
         for row in gone:
-            self._gone[row.number] += 1
-            if self._gone[row.number] >= MISSES and not self._has_ended(row):
+            self._misses[row.number] += 1
+            if self._misses[row.number] >= MISSES and not self._has_ended(row):
                 self._fail(row, self._lost(row))
         self._book.missed([row.number for row in gone])
 
@@ -234,29 +236,29 @@ class Runner:
 
     def _submit_one(self, row: Row) -> None:
         if self._plan is None:
-            self._plan = self._plan_of_results()
+            self._plan = self._read_plan()
         if row.number not in self._plan.points or self._tries[row.number] >= TRIES:
             self._fail(row, "not submitted: results.sqlite was changed while the experiment ran")
             return
         self._tries[row.number] += 1
         self._book.begin(row.number)
-        self._gone[row.number] = 0
+        self._misses[row.number] = 0
         try:
-            done = self._submission(self._plan, row.number)
+            done = self._submit_point(self._plan, row.number)
         except OSError as error:
             raise disk(error) from None
         if done.code == 0 and done.job:
             self._refused = 0
             self._book.submitted(row.number, done.job, time.time())
             return
-        said = done.said or f"vsub ended with {done.code}"
+        said = done.message or f"vsub ended with {done.code}"
         if done.code == b.REFUSED:
             self._fail(row, f"refused: {said}")
         else:  # the job may exist all the same: the next list of jobs shows that
             self._refused += 1
             self._book.note_reason(row.number, said)
 
-    def _submission(self, plan: Plan, number: int) -> b.Submission:
+    def _submit_point(self, plan: Plan, number: int) -> b.Submission:
         """Submit a point, and save vsub's output in its directory. Raises OSError, HostFault."""
         place, point = self._place, self._place.point(number)
         with files.directory(place.top, *point.relative_to(place.top).parts, make=True):
@@ -272,12 +274,12 @@ class Runner:
                 place.write(point / name, content)
         return done
 
-    def _plan_of_results(self) -> Plan:
+    def _read_plan(self) -> Plan:
         """Return the plan in the directory of results. Raises Refused if nobody accepted it."""
         points = sum(self._book.counts().values())
-        found = of_results(self._place, self._definition, self._book.about(), points)
-        if not self._accepted(found):
-            raise unsealed(found, self._place)
+        found = read_plan(self._place, self._definition, self._book.about(), points)
+        if not self._is_accepted(found):
+            raise missing_seal(found, self._place)
         self._id = found.id
         return found
 
@@ -291,7 +293,7 @@ def _claimed(point: Path) -> str:
     return job if b.is_job_id(job) else ""
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -49,21 +49,21 @@ class Ended:
 
 def run(
     config: Path, place: Place, hours: float | None, told: Callable[[str], None],
-    *, failed: bool = False, begun: plan.Plan | None = None, accept: str = "",
+    *, failed: bool = False, new_plan: plan.Plan | None = None, accept: str = "",
 ) -> Ended:  # fmt: skip
     """Run an experiment until it is over, or a signal or a limit stops it.
 
     Args:
         failed: run failed points again.
-        begun: the plan of a new experiment; None to resume one.
+        new_plan: the plan of a new experiment; None to resume one.
         accept: the seal of a plan to submit although no run on this host stored it.
 
     Raises HostFault (another vmgr runs the experiment, the disk), Refused, ConfigError.
     """
-    found = definition.read_copy(place.definition) if begun is None else begun.definition
-    if begun is not None:
+    found = definition.read_copy(place.definition) if new_plan is None else new_plan.definition
+    if new_plan is not None:
         try:
-            plan.keep_seal(begun)
+            plan.keep_seal(new_plan)
         except HostFault as error:
             told(f"{error}; vmgr experiment resume will require --accept")
     with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
@@ -73,8 +73,8 @@ def run(
                 runner = Runner(
                     place, found, there, batch.of_site(config, found.limits.poll),
                     ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
-                    hours=hours or found.limits.hours, seen=seen, plan=begun,
-                    accepted=functools.partial(_is_accepted, accept=accept),
+                    hours=hours or found.limits.hours, seen=seen, plan=new_plan,
+                    is_accepted=functools.partial(_is_accepted, accept=accept),
                 )  # fmt: skip
                 runner.take_again()
                 if failed:
