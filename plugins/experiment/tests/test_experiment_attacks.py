@@ -49,16 +49,16 @@ def seals(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SEALS", tmp_path)
 
 
-def submitted(top):
+def submissions(top):
     return [line.split() for line in (top / "batch" / "submissions").read_text().splitlines()]
 
 
-def settled(top):
+def await_jobs(top):
     """Wait until no job is left: it would write into a directory that goes."""
     eventually(lambda: not list((top / "batch" / "jobs").iterdir()))
 
 
-def racing(top, number, act):
+def batch_with_race(top, number, act):
     """Return a batch system whose vsub calls ``act`` with a point's directory before it reads."""
     place, double = usable(top / "results"), experiments.double(top)
     hook = top / "vsub.py"
@@ -85,13 +85,13 @@ def test_job_script_changed_before_vsub_reads_it_is_not_submitted(tmp_path, act)
     experiments.made(tmp_path, TWO)
     evil = EVIL.format(top=tmp_path)
     (tmp_path / "evil.sh").write_text(evil)
-    double = racing(tmp_path, 2, act.format(evil=evil, file=str(tmp_path / "evil.sh")))
+    double = batch_with_race(tmp_path, 2, act.format(evil=evil, file=str(tmp_path / "evil.sh")))
     assert experiments.run(tmp_path, batch=double).finished
-    settled(tmp_path)
+    await_jobs(tmp_path)
     assert not (tmp_path / "evil").exists()
     assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
     assert all(row.job.endswith(".double") for row in experiments.rows(tmp_path))
-    for argv in submitted(tmp_path):
+    for argv in submissions(tmp_path):
         assert "job.sh" not in " ".join(argv)
 
 
@@ -102,9 +102,9 @@ def test_script_copy_changed_after_the_run_has_begun_is_not_executed(tmp_path, b
     place = experiments.made(tmp_path, text + "limits.jobs = 1\n", script)
     copy = place.scripts / "0-job.sh"
     evil = EVIL.format(top=tmp_path)
-    double = racing(tmp_path, 2, f"Path({str(copy)!r}).write_text({evil!r})")
+    double = batch_with_race(tmp_path, 2, f"Path({str(copy)!r}).write_text({evil!r})")
     assert experiments.run(tmp_path, batch=double).finished
-    settled(tmp_path)
+    await_jobs(tmp_path)
     assert not (tmp_path / "evil").exists()
     assert (tmp_path / "mine").read_text() == "mine\n"
     last = experiments.rows(tmp_path)[1]
@@ -117,11 +117,11 @@ def test_point_in_a_guest_always_has_a_vm_option_that_wins_over_its_script(tmp_p
         "#!/bin/sh\n#VSUB -vm none\nexit 0\n",
     )  # fmt: skip
     assert experiments.run(tmp_path).finished
-    settled(tmp_path)
+    await_jobs(tmp_path)
     cells = Book(place.database)
     bare = {row.number: cells.cells()[row.cell]["bare"] for row in cells.rows()}
     cells.close()
-    for argv in submitted(tmp_path):
+    for argv in submissions(tmp_path):
         number = int(argv[argv.index("-N") + 1].rpartition("-")[2])
         assert argv[argv.index("-vm") + 1] == ("none" if bare[number] else "keep=false")
         assert argv.count("-vm") == 1
@@ -173,16 +173,16 @@ def test_forged_end_is_not_believed_while_the_batch_system_lists_the_job(tmp_pat
         eventually(questions.exists)
         asked = questions.stat().st_size
         eventually(lambda: questions.stat().st_size > asked + 2)
-        assert len(submitted(tmp_path)) == 1
+        assert len(submissions(tmp_path)) == 1
         (tmp_path / "go").touch()
-        eventually(lambda: len(submitted(tmp_path)) == 2)
+        eventually(lambda: len(submissions(tmp_path)) == 2)
     finally:
         (tmp_path / "go").touch()
         runner.join()
-    settled(tmp_path)
+    await_jobs(tmp_path)
 
 
-def test_claim_that_names_an_option_is_no_job(tmp_path):
+def test_claim_that_names_an_option_is_ignored(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     there = Book(place.database)
     there.begin(1)
@@ -193,10 +193,10 @@ def test_claim_that_names_an_option_is_no_job(tmp_path):
     (row,) = experiments.rows(tmp_path)
     assert not row.job.startswith("-")
     assert ended.reporter(tmp_path)("--config=/x", place.point(1)) == "it has no job"
-    settled(tmp_path)
+    await_jobs(tmp_path)
 
 
-def links(place, target):
+def plant_links(place, target):
     """Put a link to ``target`` in the place of each file that the host writes."""
     point = place.point(1)
     point.mkdir(parents=True)
@@ -208,13 +208,13 @@ def links(place, target):
     place.versions.symlink_to(target)
 
 
-def test_links_in_the_place_of_what_is_written_are_not_followed(tmp_path):
+def test_run_follows_no_link_when_it_writes(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     target = tmp_path / "precious"
     target.write_text("mine\n")
-    links(place, target)
+    plant_links(place, target)
     assert experiments.run(tmp_path).finished
-    settled(tmp_path)
+    await_jobs(tmp_path)
     place.write(place.versions, b"{}")
     assert target.read_text() == "mine\n"
     assert experiments.rows(tmp_path)[0].state == DONE
@@ -247,14 +247,14 @@ def test_job_whose_directory_is_a_link_changes_nothing_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{", '{"host": 1}'])
-def test_versions_that_a_guest_has_written_are_no_error(tmp_path, text):
+def test_damaged_versions_file_is_ignored(tmp_path, text):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     place.versions.write_text(text)
     assert isinstance(versions.read(place.versions), dict)
     assert page.of_results(results.read(place.top))
 
 
-def test_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path):
+def test_lock_file_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "run.lock").symlink_to(tmp_path / "made")
     with pytest.raises(HostFault), batch.locked(tmp_path / "run.lock", wait=False):
         pass
@@ -274,7 +274,7 @@ def test_output_behind_a_link_is_not_read(tmp_path, name):
         take.number(Take("x", pattern="rate (.*)", file=name), point)
 
 
-def test_a_link_that_is_the_book_or_the_directory_is_refused(tmp_path):
+def test_resume_refuses_a_book_or_directory_that_is_a_link(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     (tmp_path / "linked").symlink_to(place.top)
     moved = place.database.rename(tmp_path / "elsewhere.sqlite")
@@ -295,14 +295,14 @@ def vmgr(tmp_path, monkeypatch):
 
     def call(*argv):
         done = CliRunner().invoke(command.experiment, argv, obj=tmp_path / "site.toml")
-        settled(tmp_path)
+        await_jobs(tmp_path)
         return done
 
     return call
 
 
-def begun(top, vmgr, text=TWO):
-    """Begin an experiment that its hours end before anything is submitted."""
+def begin(top, vmgr, text=TWO):
+    """Begin an experiment that its hours end before anything is submissions."""
     file = experiments.write(top, text)
     (top / "batch" / "jobs").mkdir(exist_ok=True)
     done = vmgr("run", str(file), "--dir", str(top / "results"), "--hours", "1e-9")
@@ -310,39 +310,39 @@ def begun(top, vmgr, text=TWO):
     return usable(top / "results")
 
 
-def changed_script(place):
+def change_script(place):
     (place.scripts / "0-job.sh").write_text(EVIL.format(top=place.top.parent))
 
 
-def changed_options(place):
+def change_options(place):
     text = place.definition.read_text()
     place.definition.write_text(f'batch = ["-v", "LD_PRELOAD=/home/ada/evil.so"]\n{text}')
 
 
-def changed_to_bare(place):
+def change_to_bare(place):
     place.definition.write_text(f"matrix.bare = [true]\n{place.definition.read_text()}")
 
 
-def changed_book(place):
+def change_book(place):
     with contextlib.closing(sqlite3.connect(place.database)) as there, there:
         there.execute("UPDATE about SET value = '/tmp/evil' WHERE name = 'root'")
 
 
-CHANGES = [changed_script, changed_options, changed_to_bare, changed_book]
+CHANGES = [change_script, change_options, change_to_bare, change_book]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_resume_submits_no_plan_that_was_changed_since_run(tmp_path, vmgr, change):
-    place = begun(tmp_path, vmgr)
+    place = begin(tmp_path, vmgr)
     change(place)
-    seal = refused(vmgr("resume", str(place.top)))
+    seal = refused_seal(vmgr("resume", str(place.top)))
     assert not (tmp_path / "batch" / "submissions").exists()
     assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
-    assert len(submitted(tmp_path)) == 2
+    assert len(submissions(tmp_path)) == 2
     assert not [path for path in tmp_path.glob("vtorque-experiment-*/*") if seal in path.name]
 
 
-def refused(done):
+def refused_seal(done):
     """Return the seal of the plan that the user has to accept."""
     assert isinstance(done.exception, Refused), done.output
     said, seal = str(done.exception).split(" --accept ")
@@ -352,43 +352,43 @@ def refused(done):
 
 
 def test_plan_that_a_guest_changes_after_the_user_has_read_it_is_not_accepted(tmp_path, vmgr):
-    place = begun(tmp_path, vmgr)
-    changed_to_bare(place)
-    seal = refused(vmgr("resume", str(place.top)))
-    changed_script(place)
-    assert refused(vmgr("resume", str(place.top), "--accept", seal)) != seal
+    place = begin(tmp_path, vmgr)
+    change_to_bare(place)
+    seal = refused_seal(vmgr("resume", str(place.top)))
+    change_script(place)
+    assert refused_seal(vmgr("resume", str(place.top), "--accept", seal)) != seal
     assert not (tmp_path / "batch" / "submissions").exists()
 
 
-def test_resume_submits_what_run_has_begun_though_numbers_to_take_were_corrected(tmp_path, vmgr):
-    place = begun(tmp_path, vmgr)
+def test_resume_needs_no_accept_after_corrections_of_take_and_exit_codes(tmp_path, vmgr):
+    place = begin(tmp_path, vmgr)
     text = place.definition.read_text()
     place.definition.write_text(f'{text}take.rate.pattern = "rate (.*)"\nexit_codes = [0, 4]\n')
     assert vmgr("resume", str(place.top)).exit_code == 0
     assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
 
 
-def test_resume_on_another_host_is_for_the_user_to_accept(tmp_path, vmgr, monkeypatch):
-    place = begun(tmp_path, vmgr)
+def test_resume_on_another_host_needs_accept(tmp_path, vmgr, monkeypatch):
+    place = begin(tmp_path, vmgr)
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.setattr(plan, "SEALS", other)
-    seal = refused(vmgr("resume", str(place.top)))
+    seal = refused_seal(vmgr("resume", str(place.top)))
     assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
 
 
 def test_combination_of_a_point_is_not_taken_from_the_book(tmp_path, vmgr):
     text = 'script = "job.sh"\nmatrix.bare = [true, false]\n'
-    place = begun(tmp_path, vmgr, text)
+    place = begin(tmp_path, vmgr, text)
     with contextlib.closing(sqlite3.connect(place.database)) as there, there:
         there.execute("UPDATE cells SET axes = ?", (json.dumps({"bare": True}),))
         there.execute("UPDATE points SET cell = 0")
     assert vmgr("resume", str(place.top)).exit_code == 0
-    options = [argv[argv.index("-vm") + 1] for argv in submitted(tmp_path)]
+    options = [argv[argv.index("-vm") + 1] for argv in submissions(tmp_path)]
     assert sorted(options) == ["keep=false", "none"]
 
 
-def test_point_that_the_book_has_again_and_again_is_not_submitted_for_ever(tmp_path):
+def test_point_that_a_guest_resets_in_the_book_is_submitted_at_most_three_times(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\nlimits.jobs = 1\n')
     stop = threading.Event()
 
@@ -409,9 +409,9 @@ def test_point_that_the_book_has_again_and_again_is_not_submitted_for_ever(tmp_p
     finally:
         stop.set()
         guest.join()
-    settled(tmp_path)
+    await_jobs(tmp_path)
     (row,) = experiments.rows(tmp_path)
-    assert len(submitted(tmp_path)) <= 3
+    assert len(submissions(tmp_path)) <= 3
     assert row.state in (DONE, FAILED)
 
 
@@ -426,7 +426,7 @@ def test_point_that_the_book_has_again_and_again_is_not_submitted_for_ever(tmp_p
     ],
 )
 def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
-    place = begun(tmp_path, vmgr)
+    place = begin(tmp_path, vmgr)
     with contextlib.closing(sqlite3.connect(place.database)) as there, there:
         there.execute("INSERT OR REPLACE INTO about VALUES ('asked', '0')")
         there.execute(damage)
@@ -447,7 +447,7 @@ def test_journal_that_a_guest_plants_removes_no_file_of_the_user(tmp_path):
     planted = Path(f"{place.database}-journal")
     planted.write_bytes(head.ljust(512, b"\0") + struct.pack(">I", 0x40001) + name + end)
     assert experiments.run(tmp_path).finished
-    settled(tmp_path)
+    await_jobs(tmp_path)
     assert precious.read_text() == "mine\n"
     assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
 
@@ -460,7 +460,7 @@ def test_book_behind_a_link_is_not_read(tmp_path):
         Book(place.database)
 
 
-def test_seals_of_another_user_are_not_believed(tmp_path, monkeypatch):
+def test_seals_directory_open_to_others_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SEALS", tmp_path)
     (tmp_path / f"vtorque-experiment-{os.geteuid()}").mkdir(mode=0o777)
     (tmp_path / f"vtorque-experiment-{os.geteuid()}").chmod(0o777)
@@ -481,7 +481,7 @@ def test_copy_that_replaces_the_experiments_file_follows_no_link(tmp_path):
     assert target.read_text() == "mine\n"
 
 
-def test_a_file_is_written_behind_no_link(tmp_path):
+def test_write_follows_no_link(tmp_path):
     (tmp_path / "d").symlink_to("/tmp")
     with pytest.raises(NotADirectoryError):
         files.write(tmp_path, "d", "x", content=b"")
