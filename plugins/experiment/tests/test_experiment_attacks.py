@@ -1,4 +1,4 @@
-"""Code in a guest writes in the directory of results: it decides nothing that runs on the host."""
+"""Attacks on an experiment: a guest that writes in the results cannot run code on the host."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ EVIL = "#!/bin/sh\n#VSUB -vm none\n#PBS -vm none\necho evil >>{top}/evil\n"
 
 @pytest.fixture(autouse=True)
 def seals(tmp_path, monkeypatch):
-    """Keep the seals of these tests in a directory of their own."""
+    """Keep seals in the test's directory."""
     monkeypatch.setattr(plan, "SEALS", tmp_path)
 
 
@@ -54,12 +54,12 @@ def submissions(top):
 
 
 def await_jobs(top):
-    """Wait until no job is left: it would write into a directory that goes."""
+    """Wait until no job runs, because jobs write in the directory that the test removes."""
     eventually(lambda: not list((top / "batch" / "jobs").iterdir()))
 
 
 def batch_with_race(top, number, act):
-    """Return a batch system whose vsub calls ``act`` with a point's directory before it reads."""
+    """Return a batch system whose vsub runs ``act`` for a point before it reads the script."""
     place, double = usable(top / "results"), experiments.double(top)
     hook = top / "vsub.py"
     hook.write_text(
@@ -197,7 +197,7 @@ def test_claim_that_names_an_option_is_ignored(tmp_path):
 
 
 def plant_links(place, target):
-    """Put a link to ``target`` in the place of each file that the host writes."""
+    """Create links to ``target`` with the names of all files that the host writes."""
     point = place.point(1)
     point.mkdir(parents=True)
     for name in (batch.JOB, batch.VSUB_OUT, batch.VSUB_ERR, take.REPORT):
@@ -289,7 +289,7 @@ def test_resume_refuses_a_book_or_directory_that_is_a_link(tmp_path):
 
 @pytest.fixture
 def vmgr(tmp_path, monkeypatch):
-    """Give a function that calls ``vmgr experiment`` on the double."""
+    """Return a function that calls ``vmgr experiment`` with the double of the batch system."""
     monkeypatch.setattr(batch, "of_site", lambda config, interval: experiments.double(tmp_path))
     monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
 
@@ -302,7 +302,7 @@ def vmgr(tmp_path, monkeypatch):
 
 
 def begin(top, vmgr, text=TWO):
-    """Begin an experiment that its hours end before anything is submissions."""
+    """Begin an experiment whose time limit ends it before it submits a point."""
     file = experiments.write(top, text)
     (top / "batch" / "jobs").mkdir(exist_ok=True)
     done = vmgr("run", str(file), "--dir", str(top / "results"), "--hours", "1e-9")
@@ -437,7 +437,7 @@ def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
 
 
 def test_journal_that_a_guest_plants_removes_no_file_of_the_user(tmp_path):
-    """SQLite removes the super-journal that a journal names, whatever file that is."""
+    """SQLite deletes the file that a journal names as its super-journal, whichever file that is."""
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     precious = tmp_path / "precious"
     precious.write_text("mine\n")
