@@ -68,8 +68,8 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
 def _is_guest(found: object, rank: int) -> bool:
     """Return whether an entry of the kept facts is a guest of this rank.
 
-    On a user's own site these facts lie in the home, where guests can write: no name may become an
-    option of ssh, and no index a part of a path.
+    On a user's own site these facts lie in the home, where guests can write. A forged host name
+    must not become an option of ssh, and a forged index must not become a part of a path.
     """
     if not isinstance(found, dict) or not isinstance(found.get("index"), int):
         return False

@@ -21,14 +21,14 @@ from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 _log = logging.getLogger(__name__)
-_NO_LISTS = "%s: user.* attributes are the host's; access control lists are not evaluated here"
+_NO_LISTS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
 vtorque_settings = always(Settings)
 vtorque_resources = always(Seed, SiteEpilogue)
 
-# What root in a guest owns goes; its directories that have the user's files become the user's. A
-# start waits for it: what takes longer is left for the next time, and the job says so. No -xdev: a
-# file system below the share is a mount in the guest, too.
+# Delete what root in a guest owns, and give its directories that hold the user's files to the user.
+# Each find gets 20 s, because the start waits for it. The job of vmgr clean reports what is left.
+# No -xdev, because file systems below the share are mounts in the guest, too.
 _CLEAN = """t="timeout 20 find"
 $t "$1" -depth -user 0 ! -type d -exec rm -f {} +
 $t "$1" -depth -user 0 -type d -exec rmdir {} + 2>/dev/null
@@ -111,11 +111,11 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
 
 
 def lists_check(_: Site) -> Iterator[HealthResult]:
-    """Say what of extended attributes and access control lists works in shares."""
+    """Report which extended attributes and access control lists work in shares."""
     yield HealthResult(
         "ok",
         "user.* attributes work in shares; access control lists are not evaluated in guests, and "
-        "the umask limits the mask of a default list",
+        "the umask limits the mask of a default ACL",
     )
 
 

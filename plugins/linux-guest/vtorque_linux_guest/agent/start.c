@@ -217,8 +217,8 @@ static void lower_limits(const struct start *s) {
     }
 }
 
-/* The login shell that setup.sh has written to the guest's passwd(5): it knows what the image has.
- * conf.shell, which is the node's, only if there is no such line. */
+/* Use the login shell in the guest's passwd(5), where setup.sh writes a shell that the image has.
+ * Without a line of the user keep conf.shell, the login shell on the node. */
 static void use_login_shell(struct start *s) {
     FILE *file = fopen("/etc/passwd", "re");
     struct passwd *found = NULL;

@@ -1,6 +1,6 @@
-"""What a Linux guest has: virtual hardware, shares and disks, and the files it needs on the node.
+"""Virtual hardware, shares and disks of a Linux guest, and the files that it needs on the node.
 
-As root on the node. Pure, but for the scripts and the agent's binary that :func:`resources` reads.
+As root on the node. Only :func:`resources` reads files: the scripts and the agent's binary.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from vtorque_linux_guest.guest.contract import (
 from vtorque_linux_guest.settings import Settings, site_scripts
 
 DATA_SERIAL = "vtdata"
-"""Serial of the user's own disk; the core opens the file as them."""
+"""Serial number of the user's disk; the core opens the file as the user."""
 
 DATA = "/data"
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
-_RESOLVE = 5.0  # seconds; a file system that hangs costs the other names, not the start
-# Here a link to a user's directory would give them the rights of the guest's root.
+_RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues without it
+# In these directories a link to a user's directory would give that user root in the guest.
 _SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib[^/]*|proc|root|run|sbin|sys|usr|var(?!/home/))(/|$)")
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
 
@@ -44,7 +44,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 def elements(guest: GuestPlan) -> Iterator[Element]:
     """Yield ports, seed, shares and, for an image with a kernel, its direct boot."""
     yield from ports(guest)
-    # Used in the first guest only, and there in all: one booted before knows not which it will be.
+    # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
     yield seed_disk(guest)
     image = guest.image
@@ -78,7 +78,7 @@ def context(guest: GuestPlan) -> Iterator[ContextItem]:
 def resources(
     guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
 ) -> Iterable[Resource]:
-    """Return the seed and what vmgr ssh needs.
+    """Return the seed and the files of ``vmgr ssh``.
 
     Raises Refused, HostFault for items that this guest cannot have.
     """
@@ -93,13 +93,13 @@ def resources(
 
 
 def other_names(guest: GuestPlan) -> dict[str, str]:
-    """Return the paths that lead to a shared directory on the node but not in the guest.
+    """Return the node's other paths of shared directories, each with the share's target.
 
-    That is the user's home, and a share with the same path on both sides, by the name that users
-    know and by that without symbolic links, as getcwd(3) returns it. The value is the share's
-    target. Resolved as the user, who may be the only one to whom an NFS server answers; without
-    an answer there are no other names. A user who replaces a directory by a link at this moment
-    chooses the answer. Therefore no name is in a system directory.
+    These are the paths of the user's home, and of each share that has the same path in the guest:
+    as the user database or the site names them, and without symbolic links, as getcwd(3) returns
+    them. realpath(1) runs as the user, because an NFS server may answer only that user. If it
+    fails, no path is resolved. A user can replace a directory by a link at this moment and so
+    choose the result. Therefore a result in a system directory is dropped.
     """
     known = {s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"}
     homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
@@ -118,7 +118,7 @@ def has_data(guest: GuestPlan) -> bool:
 
 
 def cmdline(image: Image) -> str:
-    """Return the kernel's command line: ours, then the image's own.
+    """Return the kernel's command line: vTorque's words, then the image's.
 
     ``quiet`` and no self tests of ciphers save 0.3 s of an emulated boot, ``panic=-1`` ends a
     guest whose kernel panics (kernel-parameters.txt). No ``ds=nocloud``: cloud-init would take

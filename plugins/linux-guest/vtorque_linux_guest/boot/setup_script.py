@@ -113,10 +113,10 @@ def build(
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``cloud_config``: cloud-init has more than ours. ``links``: path of a symbolic link to what it
-    leads to, for the names that a shared directory has on the node beside its target. ``root``
-    prefixes all paths that the script touches: for tests. Raises Refused for what the image's
-    family cannot do, HostFault for a value that no guest can have.
+    ``cloud_config``: cloud-init has more than ours. ``links``: symbolic links to create, path to
+    target (:func:`vtorque_linux_guest.boot.hardware.other_names`). ``root`` prefixes all paths that
+    the script touches: for tests. Raises Refused for what the image's family cannot do, HostFault
+    for a value that no guest can have.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -142,7 +142,7 @@ def build(
     _site_scripts(script, guest, prologue, epilogue)
     _on_cancel(script, on_cancel(guest, items))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
-    _passwd(script, guest.user.shell)  # packages or a script may have brought it
+    _passwd(script, guest.user.shell)  # a package or script may have installed it
     head = f"#!/bin/sh\nR={quote(root)}\n"
     text = head + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
     return {"setup.sh": text.encode("utf-8", "surrogateescape"), **script.seed}
@@ -240,9 +240,9 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
 
 
 def _passwd(script: _Script, shell: str) -> None:
-    """Write the user's line of passwd(5), with the login shell if the guest has it by now.
+    """Write the user's line of passwd(5), with /bin/sh if the guest lacks the login shell.
 
-    Everything else, the agent and sshd among it, takes the shell from that line.
+    All programs in the guest, also the agent and sshd, read the login shell from that line.
     """
     script.call(f"passwd=passwd; if [ ! -x {at(shell)} ]; then passwd=passwd.sh; fi")
     script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
@@ -343,7 +343,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
 def _links(
     script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
 ) -> None:
-    """Make links, but none inside what is mounted: it would stay on the user's disk or share."""
+    """Create links, but none inside a mount: it would remain on the user's disk or share."""
     targets = [PurePosixPath(mount.target) for mount in mounts]
     for link, leads_to in links.items():
         path = PurePosixPath(link)

@@ -36,7 +36,7 @@ AS_USER = f"{SITE}/cloud-config/as-user"
 """Becomes the job's user, and does what their cloud-config says."""
 
 ON_GUEST = f"{SITE}/on-guest"
-"""Runs a program on another guest of the job: for the batch commands in guests."""
+"""Program that runs a command on another guest of the job, for the batch commands in guests."""
 
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"

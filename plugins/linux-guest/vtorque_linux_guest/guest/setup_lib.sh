@@ -53,7 +53,7 @@ own_path() {
     done
 }
 
-# what it leads to, path of the link: unless the image has something in its place.
+# target, path of the link: create the link, unless the image has a file at its path.
 link() {
     if [ ! -e "$2" ] && [ ! -h "$2" ]; then ln -s "$1" "$2"; fi
 }

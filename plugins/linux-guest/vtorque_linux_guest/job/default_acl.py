@@ -1,7 +1,7 @@
-"""Warn of default access control lists that the umask of a job limits in a guest.
+"""Warn about directories with a default ACL, which the umask limits in a guest.
 
 A guest's kernel applies the umask before virtiofsd creates a file. On bare metal the kernel ignores
-the umask in a directory with a default list (acl(5)).
+the umask in a directory that has a default ACL (acl(5)).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _ATTRIBUTE = "system.posix_acl_default"
 
 
 def warnings(directories: Iterable[str], umask: int) -> list[str]:
-    """Return a line for each of these directories with a default list; none if no bit is masked.
+    """Return a warning for each directory that has a default ACL; none if the umask is 0.
 
-    In the job shell, as the user, who has these directories open or owns them.
+    Privileges: the job's user, in the job shell.
     """
     if not umask:
         return []
@@ -31,5 +31,5 @@ def warnings(directories: Iterable[str], umask: int) -> list[str]:
 def _has_default_list(directory: str) -> bool:
     try:
         return bool(os.getxattr(directory, _ATTRIBUTE))
-    except OSError:  # none, no lists on this file system, or no such directory
+    except OSError:  # no default ACL, no ACLs on this file system, or no such directory
         return False

@@ -95,7 +95,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
 
 
 def _directories() -> list[str]:
-    """Return the working directory and the home, on the node, where they exist."""
+    """Return the node's paths of the working directory and the home; none if one is missing."""
     with contextlib.suppress(OSError, KeyError):
         return [os.getcwd(), pwd.getpwuid(os.getuid()).pw_dir]  # noqa: PTH109
     return []
@@ -311,7 +311,7 @@ class _Job:
         return status.code
 
     def _why_not(self, reason: str) -> str:
-        """Return the agent's reason, or for a missing ``-S`` shell one that says what to do."""
+        """Return the agent's reason; for a missing ``-S`` shell, a message that says what to do."""
         shell, missing = self.script.interpreter, "No such file or directory"
         if reason not in (
             f"cannot run {shell}: {missing}",
