@@ -52,7 +52,7 @@ def test_ssh_has_the_jobs_own_client_configuration(called):
         "guest",
     ],
 )
-def test_ssh_takes_no_option_and_no_path_from_forged_facts(called, forged):
+def test_ssh_rejects_options_and_paths_in_forged_facts(called, forged):
     (called.run_dir / "ssh_config").write_text("")
     called.place.add_facts(guests=[forged])
     assert "of a guest of rank 3 of job 42.srv of yours" in called("42.srv", "3")

@@ -137,8 +137,8 @@ def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     assert results[0].fix
 
 
-def test_health_says_that_lists_are_not_evaluated() -> None:
-    (result,) = node.lists_check(Site(Settings()))
+def test_health_reports_that_acls_are_not_evaluated() -> None:
+    (result,) = node.acl_check(Site(Settings()))
     assert result.status == "ok"
     assert "access control lists are not evaluated in guests" in result.message
 

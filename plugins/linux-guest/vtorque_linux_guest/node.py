@@ -21,7 +21,7 @@ from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 _log = logging.getLogger(__name__)
-_NO_LISTS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
+_NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
 vtorque_settings = always(Settings)
 vtorque_resources = always(Seed, SiteEpilogue)
@@ -82,7 +82,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
     seconds = job.site[Settings].epilogue_timeout
     for guest in job.guests:
         if shared := [share.target for share in guest.shares if share.kind == "virtiofs"]:
-            _log.info(_NO_LISTS, ", ".join(shared), extra={"guest": guest.index})
+            _log.info(_NO_ACLS, ", ".join(shared), extra={"guest": guest.index})
         if (guest.run_dir / EPILOGUE_MARKER).exists():
             run_dir = str(guest.run_dir)
             job.acquire(SiteEpilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
@@ -110,7 +110,7 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
     yield HealthResult("ok", f"agent for images without one: {path}")
 
 
-def lists_check(_: Site) -> Iterator[HealthResult]:
+def acl_check(_: Site) -> Iterator[HealthResult]:
     """Report which extended attributes and access control lists work in shares."""
     yield HealthResult(
         "ok",
@@ -159,6 +159,6 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
 vtorque_health_checks = always(
     HealthCheck("linux guest cloud-config", cloud_config_check),
     HealthCheck("linux guest agent", agent_check),
-    HealthCheck("linux guest shares", lists_check),
+    HealthCheck("linux guest shares", acl_check),
     HealthCheck("linux guest scripts", scripts_check),
 )

@@ -115,7 +115,7 @@ def test_shell_modes(session: Session) -> None:
     assert run(session, login, b"echo $0\n")[1] == b"-sh\n"
 
 
-def test_the_login_shell_is_the_one_in_the_guests_passwd(binary: Path) -> None:
+def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
     """The configuration has the node's, which the image may lack: in every mode, and as SHELL."""
     root = pwd.getpwnam("root").pw_shell
     with LocalAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field

@@ -75,7 +75,7 @@ ODD = {
 }  # fmt: skip
 
 
-def test_environment_words_directory_and_umask_are_the_callers(on_guest, tmp_path):
+def test_program_gets_environment_arguments_cwd_and_umask_of_the_caller(on_guest, tmp_path):
     words = ["a  b", "'q'", "$HOME", "new\nline\n", "", "\\", "*", "é"]
     seen, cwd, mask, argv, stdin = on_guest(ODD, *words)
     for name, value in ODD.items():
@@ -84,7 +84,7 @@ def test_environment_words_directory_and_umask_are_the_callers(on_guest, tmp_pat
     assert (cwd, mask, argv, stdin) == (f"{tmp_path}/it's a dir", 0o027, words, "")
 
 
-def test_what_belongs_to_this_guest_does_not_reach_the_other(on_guest):
+def test_variables_of_this_guest_are_not_sent(on_guest):
     """Its own variables stay what each guest sets, unless the job has changed them."""
     here = (
         "export CHANGED='site'\nexport VTORQUE_RANK='0'\nexport X_OF='a\nexport VTORQUE_RANK=9'\n"

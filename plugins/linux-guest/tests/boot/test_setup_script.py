@@ -105,7 +105,7 @@ def test_a_login_shell_that_the_guest_lacks_becomes_sh(fake_root: FakeRoot, plan
     assert fake_root.read("/etc/passwd").startswith("alice:x:1000:1000::/home/alice:/bin/sh\n")
 
 
-def test_a_login_shell_that_the_setup_brings_is_used(fake_root: FakeRoot, plan) -> None:
+def test_login_shell_that_a_script_installs_is_used(fake_root: FakeRoot, plan) -> None:
     """As a package of the site does."""
     user = replace(USER, shell="/bin/zsh")  # noqa: S604
     place = shlex.quote(f"{fake_root.path}/bin")
@@ -117,7 +117,7 @@ def test_a_login_shell_that_the_setup_brings_is_used(fake_root: FakeRoot, plan) 
     )
 
 
-def test_other_names_of_a_share_are_links(fake_root: FakeRoot) -> None:
+def test_setup_links_aliases_of_a_share(fake_root: FakeRoot) -> None:
     """None over what the image has, none inside a share, where it would stay."""
     (fake_root.path / "there").mkdir()
     names = ("/data/u", "/there", "/home/alice/x", "/u")

@@ -6,7 +6,7 @@ import subprocess
 from vtorque_linux_guest.job import default_acl
 
 
-def test_warnings_name_directories_with_a_default_list(tmp_path):
+def test_warnings_name_directories_with_a_default_acl(tmp_path):
     plain, listed = tmp_path / "plain", tmp_path / "listed"
     for directory in (plain, listed):
         directory.mkdir()

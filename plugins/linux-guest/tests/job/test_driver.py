@@ -228,7 +228,7 @@ def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leads_to", "is_name"),
+    ("leads_to", "is_alias"),
     [
         ("/etc/systemd/system.conf.d", False),
         ("/root/.ssh", False),
@@ -238,18 +238,18 @@ def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
         ("/etcetera/u", True),
     ],
 )
-def test_other_name_is_never_in_a_system_directory(plan, leads_to: str, is_name: bool) -> None:
+def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: bool) -> None:
     """A link there to the user's directory would give them root in the guest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         work = f"{name}/work"
         Path(work).symlink_to(leads_to)
-        found = hardware.other_names(replace(plan(), shares=(Share("work", work, work),)))
+        found = hardware.find_aliases(replace(plan(), shares=(Share("work", work, work),)))
     real = os.path.realpath(leads_to)
-    assert (real in found) == is_name
+    assert (real in found) == is_alias
 
 
-def test_other_names_of_the_home_and_of_shares_lead_to_their_targets(plan) -> None:
+def test_aliases_of_home_and_shares_lead_to_their_targets(plan) -> None:
     """As the user database has them, and without symbolic links."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name).resolve()
@@ -266,9 +266,9 @@ def test_other_names_of_the_home_and_of_shares_lead_to_their_targets(plan) -> No
             Share("far", "server:/far", "/far", kind="nfs"),
         )
         user = replace(plan().user, home=home)
-        assert hardware.other_names(replace(plan(), user=user, shares=shares)) == {
+        assert hardware.find_aliases(replace(plan(), user=user, shares=shares)) == {
             home: "/home/alice", f"{top}/data": "/home/alice", f"{top}/scratch": work,
         }  # fmt: skip
     plain = replace(plan().user, home="/home/alice")
     same = (Share("home", "/home/alice", "/home/alice", user_owned=True),)
-    assert hardware.other_names(replace(plan(), user=plain, shares=same)) == {}
+    assert hardware.find_aliases(replace(plan(), user=plain, shares=same)) == {}

@@ -82,7 +82,7 @@ def resources(
 
     Raises Refused, HostFault for items that this guest cannot have.
     """
-    content = iso(seed_files(guest, items, settings, other_names(guest)))
+    content = iso(seed_files(guest, items, settings, find_aliases(guest)))
     has_epilogue = bool(site_scripts(settings.epilogue))
     marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
     path = str(guest.state_dir / SEED_NAME)
@@ -92,7 +92,7 @@ def resources(
     return found
 
 
-def other_names(guest: GuestPlan) -> dict[str, str]:
+def find_aliases(guest: GuestPlan) -> dict[str, str]:
     """Return the node's other paths of shared directories, each with the share's target.
 
     These are the paths of the user's home, and of each share that has the same path in the guest:

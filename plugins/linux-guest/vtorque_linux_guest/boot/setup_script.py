@@ -114,9 +114,9 @@ def build(
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
     ``cloud_config``: cloud-init has more than ours. ``links``: symbolic links to create, path to
-    target (:func:`vtorque_linux_guest.boot.hardware.other_names`). ``root`` prefixes all paths that
-    the script touches: for tests. Raises Refused for what the image's family cannot do, HostFault
-    for a value that no guest can have.
+    target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root`` prefixes all
+    paths that the script touches: for tests. Raises Refused for what the image's family cannot do,
+    HostFault for a value that no guest can have.
     """
     script = _Script()
     micro = boots_micro(guest.image)

@@ -24,11 +24,11 @@ def warnings(directories: Iterable[str], umask: int) -> list[str]:
         'mask of what you create there; for the same mask as on bare metal put "umask 0" into the '
         'script (user manual, "Files in shared directories")'
         for directory in dict.fromkeys(directories)
-        if _has_default_list(directory)
+        if _has_default_acl(directory)
     ]
 
 
-def _has_default_list(directory: str) -> bool:
+def _has_default_acl(directory: str) -> bool:
     try:
         return bool(os.getxattr(directory, _ATTRIBUTE))
     except OSError:  # no default ACL, no ACLs on this file system, or no such directory

@@ -94,7 +94,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         raise GuestDied(f"{guest.hostname}: {error}") from None
 
 
-def _directories() -> list[str]:
+def _home_and_cwd() -> list[str]:
     """Return the node's paths of the working directory and the home; none if one is missing."""
     with contextlib.suppress(OSError, KeyError):
         return [os.getcwd(), pwd.getpwuid(os.getuid()).pw_dir]  # noqa: PTH109
@@ -181,7 +181,7 @@ class _Job:
     def run(self) -> int:
         """Run all parts; return the job's exit code."""
         script = self.script
-        for line in default_acl.warnings(_directories(), script.umask):
+        for line in default_acl.warnings(_home_and_cwd(), script.umask):
             self._say(line)
         if script.prologue is not None:
             code = self._start(self._user_script("vm_prologue", script.prologue), None)
@@ -299,7 +299,7 @@ class _Job:
                 start, stdin, streams.stdout, streams.stderr, self.ending.events
             )
         except NotStarted as error:
-            self._say(self._why_not(error.reason))
+            self._say(self._explain_failure(error.reason))
             missing = ("No such file or directory", "does not exist here")
             found = not (error.reason.startswith("cannot run") and error.reason.endswith(missing))
             return EXIT_CANNOT_RUN if found else EXIT_NOT_FOUND
@@ -310,7 +310,7 @@ class _Job:
             self._say(f"output was lost: {lost}")
         return status.code
 
-    def _why_not(self, reason: str) -> str:
+    def _explain_failure(self, reason: str) -> str:
         """Return the agent's reason; for a missing ``-S`` shell, a message that says what to do."""
         shell, missing = self.script.interpreter, "No such file or directory"
         if reason not in (
