@@ -116,7 +116,7 @@ def test_shell_modes(session: Session) -> None:
 
 
 def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
-    """The configuration has the node's, which the image may lack: in every mode, and as SHELL."""
+    """The configuration names the node's shell, which the image may lack. SHELL follows passwd."""
     root = pwd.getpwnam("root").pw_shell
     with LocalAgent(binary, user="root", shell="/no/zsh") as agent:  # noqa: S604 - a field
         agent.ready()

@@ -1,4 +1,4 @@
-"""on-guest: with real shells, and a double of ssh that runs the program here, as a login would."""
+"""Test on-guest with real shells and a double of ssh that runs the program on this machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 PYTHON = sys.executable
-# What ssh gives a program on the other guest: nothing of the caller's but what it was told.
+# A double of ssh. As after a login, the program inherits no variable of the caller.
 SSH = """#!/bin/sh
 [ "$7 $8 $9" = "vn2 exec /bin/sh" ] || exit 99
 umask 022
@@ -28,7 +28,7 @@ SHOW = (
 
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
 def on_guest(request, tmp_path):
-    """Return a function that runs a program on another guest and returns what it has seen."""
+    """Return a function that runs a program on another guest and returns what the program gets."""
     shell = " ".join([shutil.which(request.param[0]), *request.param[1:]])
     program = tmp_path / "on-guest"
     text = files("vtorque_linux_guest.guest").joinpath("on-guest").read_text()
@@ -85,7 +85,7 @@ def test_program_gets_environment_arguments_cwd_and_umask_of_the_caller(on_guest
 
 
 def test_variables_of_this_guest_are_not_sent(on_guest):
-    """Its own variables stay what each guest sets, unless the job has changed them."""
+    """The other guest has its own values of these variables, unless the job has changed them."""
     here = (
         "export CHANGED='site'\nexport VTORQUE_RANK='0'\nexport X_OF='a\nexport VTORQUE_RANK=9'\n"
     )

@@ -106,7 +106,7 @@ def test_a_login_shell_that_the_guest_lacks_becomes_sh(fake_root: FakeRoot, plan
 
 
 def test_login_shell_that_a_script_installs_is_used(fake_root: FakeRoot, plan) -> None:
-    """As a package of the site does."""
+    """A package or script of the site can install the shell after the user was created."""
     user = replace(USER, shell="/bin/zsh")  # noqa: S604
     place = shlex.quote(f"{fake_root.path}/bin")
     zsh = f"#!/bin/sh\nmkdir -p {place}\n: >{place}/zsh\nchmod +x {place}/zsh\n"
@@ -118,7 +118,7 @@ def test_login_shell_that_a_script_installs_is_used(fake_root: FakeRoot, plan) -
 
 
 def test_setup_links_aliases_of_a_share(fake_root: FakeRoot) -> None:
-    """None over what the image has, none inside a share, where it would stay."""
+    """A link replaces no file of the image. There is none inside a share, where it would remain."""
     (fake_root.path / "there").mkdir()
     names = ("/data/u", "/there", "/home/alice/x", "/u")
     links = dict.fromkeys(names, "/home/alice")

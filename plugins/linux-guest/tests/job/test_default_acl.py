@@ -1,4 +1,4 @@
-"""The warning of default access control lists, with real ones."""
+"""Test the warnings about default ACLs with real ACLs."""
 
 import os
 import subprocess

@@ -239,7 +239,7 @@ def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
     ],
 )
 def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: bool) -> None:
-    """A link there to the user's directory would give them root in the guest."""
+    """A link there to a directory of the user would give the user root in the guest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         work = f"{name}/work"
@@ -250,7 +250,7 @@ def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: boo
 
 
 def test_aliases_of_home_and_shares_lead_to_their_targets(plan) -> None:
-    """As the user database has them, and without symbolic links."""
+    """Aliases are the paths in the user database, and both paths without symbolic links."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name).resolve()
         top.chmod(0o755)
