@@ -15,8 +15,8 @@ from pathlib import Path
 from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
-RERUN_TIME = 3.0  # seconds for the server to refuse a requeue
-REQUEUE_TIME = 120.0  # seconds for a requeue that must be known to have begun
+RERUN_TIME = 3.0  # seconds to wait for the server to refuse a requeue
+REQUEUE_TIME = 120.0  # the same, if the job shell has to report a refusal
 # sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
 _RERUN = """
 "$1" "$2" || exit
@@ -119,13 +119,13 @@ class Commands:
     def rerun(self, job_id: str, then: str = "", wait: float = RERUN_TIME) -> None:
         """Requeue a running job, then change it with ``-l then``.
 
-        OpenPBS's qrerun returns at the job's end, which takes as long as its release here. Torque's
-        returns before, and qalter is refused until the end.
+        OpenPBS's qrerun returns after the job has ended and this node has released it. Torque's
+        qrerun returns earlier, and the server refuses qalter until the job has ended.
 
         Args:
             job_id: the job.
-            then: the resources that the job asks for when it starts again; empty: as before.
-            wait: seconds for the answer; a server that takes longer is taken to have agreed.
+            then: the resources to request for the next start; empty for no change.
+            wait: seconds to wait for qrerun. If qrerun takes longer, the server has not refused.
 
         Raises:
             HostFault: the server refuses, or qrerun is missing.
@@ -140,7 +140,7 @@ class Commands:
         try:
             code = process.wait(wait)
         except subprocess.TimeoutExpired:
-            process.returncode = 0  # it goes on without us
+            process.returncode = 0  # qrerun continues in the background
             return
         if code:
             raise HostFault(f"qrerun {job_id} ended with {code}")

@@ -285,7 +285,7 @@ def _cluster(
 
 
 class MissingValue(UsageError):
-    """The last word is an option that takes a value."""
+    """The last word is an option, and its value is missing."""
 
 
 def _value(option: str, words: Iterable[str]) -> str:

@@ -8,12 +8,12 @@ from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, GuestFile
 from vtorque_pbs import nodefile
 
-# pbsdsh(1B): -o and -v change nothing here, output is as it comes. Tasks have the environment of
-# the caller on every guest; in Torque they have the job's. As on the host the exit code is 0 when
-# all could be started; what they ended with is said.
+# pbsdsh(1B): -o and -v have no effect, and output is printed as it arrives. Tasks get the caller's
+# environment on every guest (in Torque, the job's). As on the host the exit status is 0 if all
+# tasks could be started, and the exit status of a failed task is printed.
 PBSDSH = rb"""#!/bin/sh
-# pbsdsh(1B) among the guests of this job, by ssh; written by vTorque. Names begin with _vt_: an
-# exported variable that has the name of one of this script's would reach the tasks changed.
+# pbsdsh(1B) among the guests of this job, by ssh; written by vTorque. Variables begin with _vt_,
+# because any other name could be a variable that the caller has exported.
 _vt_usage() {
   echo 'usage: pbsdsh [-c copies | -n node | -h hostname] [-o] [-s] [-u] [-v] program [arg ...]' >&2
   exit 1
@@ -69,7 +69,7 @@ _vt_here=$(hostname)
 if ! command -v ssh >/dev/null && grep -qvx "$_vt_here" "$PBS_NODEFILE"; then
   echo "pbsdsh: this image has no ssh: of the job's guests only $_vt_here is reached" >&2
 fi
-# As pbs_mom numbers them: the job's script is task 1 (Torque's src/resmom/mom_comm.c).
+# Task numbers are those of pbs_mom: the job's script is task 1 (Torque's src/resmom/mom_comm.c).
 _vt_start() {  # task, node, program and arguments
   PBS_TASKNUM=$(($1 + 2)) PBS_VNODENUM=${2%%:*} PBS_NODENUM=${2#*:} _vt_node=${2##*:}
   PBS_NODENUM=${PBS_NODENUM%:*}

@@ -229,16 +229,16 @@ class PbsNode(abc.ABC):
             self.commands.tell("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Have a job that failed here start again after a pause, or hold it; keep others away.
+        """Requeue a job that failed here after a pause, or hold it; keep other jobs off the node.
 
-        Returns 0 where the job goes on: its job shell prints the reason of any other outcome.
+        Returns 0 if the job is not requeued. Its job shell then reports the reason of a failure.
         """
         if not outcome.may_run_elsewhere:
             return 0
         if outcome is not Outcome.IN_USE and not self._keeps_off(job, outcome, reason):
             return 0
         if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
-            return 0  # it would end without a word; so its terminal gets the reason
+            return 0  # only the job shell can print the reason on its terminal
         if not hook_waits and job.resource_list.get("rerunable") in ("0", "False"):
             return 0  # the server would refuse qrerun
         try:
@@ -250,7 +250,7 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Requeue the job now; return the hook's exit code, not 0. Raises HostFault."""
+        """Requeue the job now; return the hook's exit code, which is not 0. Raises HostFault."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Keep VM jobs off a node that is at fault; return whether VM jobs can be kept off one.

@@ -25,7 +25,7 @@ class Dialect:
         command: whether ``-- command args`` runs a command instead of a script.
         permutes: whether options may follow the script.
         script_place: returns the index of the script's path in a command line without ``-vm``, or
-            None: qsub reads the script from standard input, or there is none.
+            None if qsub gets no script or reads it from standard input.
         prefix_variable: the environment variable that names the directive prefix, or "".
         home: PBS_HOME of a node.
         programs: where a node has the commands if the site does not say.

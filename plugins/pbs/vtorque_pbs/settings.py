@@ -29,8 +29,8 @@ class Settings:
     node: str = setting("", doc="this node's name in the batch system; empty: the host name")
     prologue_alarm: float = setting(
         600.0,
-        doc="Torque: the least $prologalarm; at least [node] teardown_timeout, and 70 s for the "
-        "site's own epilogue and what pbs_mom subtracts; more for a slow server",
+        doc="Torque: the smallest $prologalarm; at least [node] teardown_timeout plus 70 s for the "
+        "site's own epilogue and the 10 s that pbs_mom subtracts; more for a slow server",
         unit="s",
     )
     epilogue_alarm: float = setting(

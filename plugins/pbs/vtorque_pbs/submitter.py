@@ -146,8 +146,8 @@ class PbsSubmitter:
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Become qsub, or run it where something has to be cleared up after it.
 
-        Raises UsageError (no qsub here, or it would run another script), Refused (the request
-        does not fit).
+        Raises UsageError (qsub is missing, or would run another script), Refused (the request does
+        not fit).
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
         words, content, changed = list(args.rest), args.content, args.stripped
@@ -198,7 +198,7 @@ class PbsSubmitter:
             os.environ["PATH"] = f"{path}:{place}" if path else place
 
     def _checked_place(self, words: Sequence[str], script: str | None) -> int | None:
-        """Return where qsub finds the script. Raises UsageError if it is not the user's."""
+        """Return the index of the script. Raises UsageError if qsub would take another word."""
         place = self._dialect.script_place(words)
         if (None if place is None else words[place]) != script:
             raise UsageError(
@@ -257,9 +257,9 @@ class PbsSubmitter:
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
     def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
-        """Return a command line for qsub to reject; with our shell, in case qsub accepts it.
+        """Return a command line that qsub should reject, with the job shell if qsub accepts it.
 
-        ``lacks_value``: the last option has none, so nothing may follow it.
+        ``lacks_value``: the last option has no value, so nothing may follow it.
         Raises UsageError for ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)

@@ -117,7 +117,7 @@ class OpenPbsNode(PbsNode):
             return b""
 
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Ask the server; return 1, which says only that the job is requeued. Raises HostFault."""
+        """Ask the server to requeue the job; return 1. Raises HostFault."""
         self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return 1
 

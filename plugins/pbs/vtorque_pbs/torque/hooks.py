@@ -25,9 +25,9 @@ if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
 log={log}$$
 {vtorque} prologue {kind} "$@" 2>"$log"
 code=$?
-# It returns before the guests are ready. Whatever its code but {retry}, the job starts, and the job
-# shell reports why there are no guests: Torque would start a job that fails here again and again,
-# or take the node down.
+# vtorque returns before the guests are ready. With any code but {retry} the job starts, and the job
+# shell reports why there are no guests. If this script failed instead, Torque would start the job
+# again and again, or take the node down.
 case $code in
   0 | {retry}) [ -s "$log" ] && logger -t vtorque -f "$log" ;;
   *) cat "$log" >&2 ;;

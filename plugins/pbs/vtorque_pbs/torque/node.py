@@ -109,7 +109,7 @@ class TorqueNode(PbsNode):
             detach=Detach.AT_ONCE if kind == SISTER else Detach.PLACED,
             whole_node=policy == "singlejob" or self._is_filled(node, given, count),
             whole_user=policy == "singleuser",
-            # qrerun does not requeue a job of -r n: only the prologue's exit code does
+            # Only the prologue's exit code requeues a job of "qsub -r n"; qrerun is refused.
             patience=0.0 if known.get("Rerunable") == "False" else PATIENCE,
             queue=args.queue,
             account=args.account,
@@ -129,29 +129,29 @@ class TorqueNode(PbsNode):
         return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report the outcome; a job whose guests are ready first gets its whole walltime back."""
+        """Report the outcome; extend the walltime of a job whose guests are ready by the boot."""
         if outcome is Outcome.READY and not hook_waits and job.node_index == 0:
             try:
                 self._extend_walltime(job)
             except HostFault as error:
-                self.log(job, f"its walltime includes the boot of its guests: {error}")
+                self.log(job, f"the walltime includes the boot of the guests: {error}")
         return super().finish(job, outcome, reason, hook_waits=hook_waits)
 
     def _extend_walltime(self, job: BatchJob) -> None:
-        """Add the time since this hook began; only managers may change a running job's walltime.
+        """Add the time since this hook began to the job's walltime.
 
-        Raises HostFault.
+        Privileges: a manager of the server; others cannot extend a running job. Raises HostFault.
         """
-        now = self.ask(job.id) or {}  # its owner may have changed it since the prologue began
+        now = self.ask(job.id) or {}  # the owner may have changed it since the prologue began
         asked = walltime_seconds(now.get("Resource_List.walltime", ""))
         if asked is not None:
             text = pbs.show_walltime(math.ceil(asked + time.monotonic() - self._began))
             self.commands.tell("qalter", "-l", f"walltime={text}", job.id)
 
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Return the hook's exit code for a requeue, after asking the server if it has returned.
+        """Return the hook's exit code for a requeue.
 
-        Raises HostFault.
+        If the hook has returned already, ask the server to requeue the job. Raises HostFault.
         """
         if not hook_waits:
             self.commands.rerun(job.id, wait=REQUEUE_TIME)

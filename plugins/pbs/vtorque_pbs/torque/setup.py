@@ -31,7 +31,7 @@ from vtorque_pbs.torque import hooks
 from vtorque_pbs.torque.hooks import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
-_OTHERS = 70.0  # seconds; pbs_mom kills a script 10 s before $prologalarm
+_OTHERS = 70.0  # 60 s for the site's own epilogue, 10 s by which pbs_mom kills a script earlier
 _OFF = b"#vtorque# "
 _OURS = b"# Written by " + MARK + b"; with the next line"
 
@@ -77,7 +77,7 @@ def _trusted(path: Path) -> Check:
 
 
 def _prolog_alarm(priv: Path, seconds: int) -> Change:
-    """Return the step by which ``$prologalarm`` leaves a release the time that it has."""
+    """Return the step that makes ``$prologalarm`` long enough for a release."""
     config = priv / "config"
 
     def done() -> bool:
