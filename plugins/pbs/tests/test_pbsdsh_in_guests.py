@@ -45,7 +45,7 @@ def pbsdsh(request, tmp_path):
     return call
 
 
-def test_tasks_have_the_numbers_that_pbs_gives_them(pbsdsh):
+def test_pbsdsh_numbers_tasks_like_pbs(pbsdsh):
     """Task 1 is the script; a node is a host, a vnode a line of the node file."""
     tell = ("sh", "-c", f"echo {NUMBERS}")
     every = ["2 0 0 here", "3 1 0 here", "4 2 1 ssh", "5 3 1 ssh"]
@@ -56,7 +56,7 @@ def test_tasks_have_the_numbers_that_pbs_gives_them(pbsdsh):
     assert pbsdsh("-h", "other", *tell)[1] == ["2 2 1 ssh"]
 
 
-def test_the_jobs_environment_is_the_same_on_every_guest(pbsdsh):
+def test_pbsdsh_passes_the_environment_to_every_guest(pbsdsh):
     """Values as they are; names that the script itself might use, too."""
     mine = {
         "X": "1", "TWO": "it's\nexport Y=2\n", "nodes": "9", "count": "c", "host": "h",
@@ -68,7 +68,7 @@ def test_the_jobs_environment_is_the_same_on_every_guest(pbsdsh):
     assert lines == [f"{[*mine.values(), None]} {pbsdsh.home}"] * 4
 
 
-def test_what_failed_is_told(pbsdsh):
+def test_failed_tasks_are_reported(pbsdsh):
     assert pbsdsh("-h", "nobody", "true")[0] == 1
     assert pbsdsh("-n", "1", "sh", "-c", "exit 3") == (0, [], "pbsdsh: task 1 exit status 3\n")
     assert pbsdsh("-n", "3", "sh", "-c", "exit 3") == (0, [], "pbsdsh: task 3 exit status 3\n")

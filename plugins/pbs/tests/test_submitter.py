@@ -175,7 +175,7 @@ def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque,
 
 @pytest.mark.parametrize("system", ["torque", "openpbs"])
 @pytest.mark.parametrize("argv", [["-o"], ["-N", "x", "-l"], ["-h", "-v"]])
-def test_qsub_rejects_an_option_without_value_and_the_job_shell_is_no_script(request, system, argv):
+def test_option_without_value_is_rejected_and_runs_no_job_shell(request, system, argv):
     harness = request.getfixturevalue(system)
     harness.paths.jobshell.write_text("#!/bin/sh\n")  # as on a node, where it could be submitted
     ended = run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
@@ -184,7 +184,7 @@ def test_qsub_rejects_an_option_without_value_and_the_job_shell_is_no_script(req
 
 
 @pytest.mark.parametrize("argv", [["-Y"], ["j.sh", "-Y", "-S", "/bin/sh"], ["-Y", "value", "-"]])
-def test_a_job_of_an_option_that_only_qsub_knows_gets_the_job_shell(torque, argv):
+def test_job_with_an_option_unknown_to_vsub_gets_the_job_shell(torque, argv):
     torque.answer(Ended(0, b"1.server\n", b""))
     assert run_vsub(torque, argv, stdin=b":\n").code == 0
     shell = torque.paths.jobshell
@@ -201,13 +201,13 @@ WORDS = ["-", "--", "-N", "-Nn", "-hN", "-hj", "-C", "-I", "-x", "-z", "x", "", 
 
 
 @given(st.lists(st.sampled_from(WORDS)))
-def test_the_script_is_the_one_that_torques_qsub_finds(argv):
-    place = TORQUE.script_place(argv)
+def test_find_script_agrees_with_torques_qsub(argv):
+    place = TORQUE.find_script(argv)
     assert ("" if place is None else argv[place]) == fake_pbs_commands.find_job_script(argv)
 
 
 @pytest.mark.parametrize("argv", [["-hA", "-"], ["-hA", "-N"]])
-def test_a_command_line_that_makes_the_job_shell_the_script_submits_nothing(torque, argv):
+def test_command_line_that_makes_the_job_shell_the_script_is_refused(torque, argv):
     """Torque's qsub looks at the first letter of ``-hA`` only, so the value becomes an option."""
     ended = run_vsub(torque, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code == 2 and b"qsub would take" in ended.stderr

@@ -214,7 +214,7 @@ class QsubArgs:
     Args:
         options: (letter, value) in order; flags have ``""``; long ones are ``("--version", "")``.
         operands: what is no option, before ``--``.
-        places: the indexes of the operands in ``rest``.
+        operand_indexes: the indexes of the operands in ``rest``.
         command: what follows ``--``; None without ``--``. For Torque these are operands too.
         vm: the values of ``-vm``.
         rest: all arguments but ``-vm`` and their values, unchanged.
@@ -222,7 +222,7 @@ class QsubArgs:
 
     options: tuple[tuple[str, str], ...]
     operands: tuple[str, ...]
-    places: tuple[int, ...]
+    operand_indexes: tuple[int, ...]
     command: tuple[str, ...] | None
     vm: tuple[str, ...]
     rest: tuple[str, ...]
@@ -239,7 +239,7 @@ def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
     """
     takes = {c: optstring[i + 1 : i + 2] == ":" for i, c in enumerate(optstring) if c != ":"}
     options: list[tuple[str, str]] = []
-    places: list[int] = []
+    operand_indexes: list[int] = []
     vm: list[str] = []
     rest: list[str] = []
     command: tuple[str, ...] | None = None
@@ -253,13 +253,15 @@ def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
             command = tuple(words)
             rest.extend(command)
         elif word == "-" or not word.startswith("-"):
-            places.append(len(rest) - 1)
+            operand_indexes.append(len(rest) - 1)
         elif word.startswith("--"):
             options.append((word, ""))
         else:
             _cluster(word[1:], takes, words, options, rest)
-    operands = tuple(rest[place] for place in places)
-    return QsubArgs(tuple(options), operands, tuple(places), command, tuple(vm), tuple(rest))
+    operands = tuple(rest[place] for place in operand_indexes)
+    return QsubArgs(
+        tuple(options), operands, tuple(operand_indexes), command, tuple(vm), tuple(rest)
+    )
 
 
 def _cluster(

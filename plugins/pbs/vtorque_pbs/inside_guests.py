@@ -65,9 +65,9 @@ if [ -n "$_vt_only" ] && [ "$_vt_only" -ge "$_vt_count" ]; then
   echo "pbsdsh: there are only $_vt_count nodes" >&2
   exit 1
 fi
-_vt_here=$(hostname)
-if ! command -v ssh >/dev/null && grep -qvx "$_vt_here" "$PBS_NODEFILE"; then
-  echo "pbsdsh: this image has no ssh: of the job's guests only $_vt_here is reached" >&2
+_vt_hostname=$(hostname)
+if ! command -v ssh >/dev/null && grep -qvx "$_vt_hostname" "$PBS_NODEFILE"; then
+  echo "pbsdsh: this image has no ssh: of the job's guests only $_vt_hostname is reached" >&2
 fi
 # Task numbers are those of pbs_mom: the job's script is task 1 (Torque's src/resmom/mom_comm.c).
 _vt_start() {  # task, node, program and arguments
@@ -76,10 +76,10 @@ _vt_start() {  # task, node, program and arguments
   export PBS_TASKNUM PBS_VNODENUM PBS_NODENUM
   shift 2
   cd || exit 254
-  if [ "$_vt_node" = "$_vt_here" ]; then exec "$@" </dev/null; fi
+  if [ "$_vt_node" = "$_vt_hostname" ]; then exec "$@" </dev/null; fi
   exec "${VTORQUE_ON_GUEST:-/usr/lib/vtorque/on-guest}" "$_vt_node" "$@"
 }
-_vt_tell() {
+_vt_report() {
   [ "$2" -eq 0 ] || echo "pbsdsh: task $1 exit status $2" >&2
   [ "$2" -ne 255 ] || _vt_failed=1
 }
@@ -93,7 +93,7 @@ while [ "$_vt_task" -lt "$_vt_copies" ]; do
       _vt_started=$((_vt_started + 1))
       if [ -n "$_vt_serial" ]; then
         wait $!
-        _vt_tell "$_vt_task" $?
+        _vt_report "$_vt_task" $?
       else
         _vt_pids="$_vt_pids $_vt_task:$!"
       fi
@@ -103,7 +103,7 @@ while [ "$_vt_task" -lt "$_vt_copies" ]; do
 done
 for _vt_each in $_vt_pids; do
   wait "${_vt_each#*:}"
-  _vt_tell "${_vt_each%%:*}" $?
+  _vt_report "${_vt_each%%:*}" $?
 done
 exit $_vt_failed
 """

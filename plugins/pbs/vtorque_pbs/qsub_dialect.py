@@ -24,7 +24,7 @@ class Dialect:
         long: options that only print something.
         command: whether ``-- command args`` runs a command instead of a script.
         permutes: whether options may follow the script.
-        script_place: returns the index of the script's path in a command line without ``-vm``, or
+        find_script: returns the index of the script's path in a command line without ``-vm``, or
             None if qsub gets no script or reads it from standard input.
         prefix_variable: the environment variable that names the directive prefix, or "".
         home: PBS_HOME of a node.
@@ -39,7 +39,7 @@ class Dialect:
     long: frozenset[str]
     command: bool
     permutes: bool
-    script_place: Callable[[Sequence[str]], int | None]
+    find_script: Callable[[Sequence[str]], int | None]
     prefix_variable: str
     home: str
     programs: tuple[str, ...]
@@ -49,7 +49,7 @@ class Dialect:
     no_job: str
 
 
-def _torque_script_place(words: Sequence[str]) -> int | None:
+def _find_torque_script(words: Sequence[str]) -> int | None:
     """Find the script as Torque's qsub does, which does not use getopt(3) for that.
 
     qsub_functions.c, find_job_script_index: only the first letter of an option word counts, and
@@ -66,9 +66,9 @@ def _torque_script_place(words: Sequence[str]) -> int | None:
     return None
 
 
-def _openpbs_script_place(words: Sequence[str]) -> int | None:
-    places = pbs.split_qsub(words, pbs.OPENPBS_GETOPT).places[:1]
-    return next((place for place in places if words[place] not in ("", "-")), None)
+def _find_openpbs_script(words: Sequence[str]) -> int | None:
+    operand_indexes = pbs.split_qsub(words, pbs.OPENPBS_GETOPT).operand_indexes[:1]
+    return next((place for place in operand_indexes if words[place] not in ("", "-")), None)
 
 
 TORQUE = Dialect(
@@ -77,7 +77,7 @@ TORQUE = Dialect(
     long=frozenset({"--version", "--about"}),
     command=False,
     permutes=True,
-    script_place=_torque_script_place,
+    find_script=_find_torque_script,
     prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
     home="/var/spool/torque",
     programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
@@ -92,7 +92,7 @@ OPENPBS = Dialect(
     long=frozenset({"--version"}),
     command=True,
     permutes=False,  # what follows the script is an error
-    script_place=_openpbs_script_place,
+    find_script=_find_openpbs_script,
     prefix_variable="PBS_DPREFIX",
     home="/var/spool/pbs",
     programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),

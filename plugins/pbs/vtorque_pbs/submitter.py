@@ -89,7 +89,7 @@ class PbsSubmitter:
             return self._for_qsub(argv)
         if len(operands) > 1 and not interactive:
             return self._for_qsub(argv)
-        place = self._dialect.script_place(args.rest)
+        place = self._dialect.find_script(args.rest)
         if command:
             content: bytes | None = command_script(command)
         elif place is None:
@@ -109,9 +109,9 @@ class PbsSubmitter:
         at = len(args.rest) - (0 if args.command is None else len(args.command) + 1)
         unused: tuple[int, ...] = ()
         if not self._dialect.permutes:
-            at = min((at, *args.places))
+            at = min((at, *args.operand_indexes))
         elif place is None:  # Torque's qsub takes "-" for an option whose value is the next word
-            unused = args.places
+            unused = args.operand_indexes
         prefix = dict(args.options).get("C", self._prefix())
         text = b"" if content is None or command else content
         stripped = strip_pbs_vm(text, prefix)
@@ -163,7 +163,7 @@ class PbsSubmitter:
             words[args.at : args.at] = added
             for unused in reversed(args.unused):
                 del words[unused]
-            place = self._checked_place(words, args.script)
+            place = self._check_script(words, args.script)
         elif args.command:
             content = None
         qsub = self._command("qsub")
@@ -197,9 +197,9 @@ class PbsSubmitter:
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place
 
-    def _checked_place(self, words: Sequence[str], script: str | None) -> int | None:
+    def _check_script(self, words: Sequence[str], script: str | None) -> int | None:
         """Return the index of the script. Raises UsageError if qsub would take another word."""
-        place = self._dialect.script_place(words)
+        place = self._dialect.find_script(words)
         if (None if place is None else words[place]) != script:
             raise UsageError(
                 f"qsub would take {printable(words[place or 0])} for the job script: "

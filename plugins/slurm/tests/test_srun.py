@@ -104,7 +104,7 @@ def test_words_and_variables_reach_the_other_guest(srun, tmp_path):
         assert (tmp_path / rank).read_text() == "".join(f"{word}." for word in [*odd, "x'y\n"])
 
 
-def test_the_environment_is_the_same_on_every_guest(srun, tmp_path):
+def test_srun_passes_environment_and_umask_to_every_guest(srun, tmp_path):
     """Values as they are; names that the script itself might use, too; and the umask."""
     mine = {
         "TWO": "x\nexport PWD=/\nexport FORGED=1\n", "nodes": "9", "count": "c", "host": "h",

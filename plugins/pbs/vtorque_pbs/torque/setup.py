@@ -31,7 +31,7 @@ from vtorque_pbs.torque import hooks
 from vtorque_pbs.torque.hooks import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
-_OTHERS = 70.0  # 60 s for the site's own epilogue, 10 s by which pbs_mom kills a script earlier
+_MARGIN = 70.0  # 60 s for the site's own epilogue, 10 s by which pbs_mom kills a script earlier
 _OFF = b"#vtorque# "
 _OURS = b"# Written by " + MARK + b"; with the next line"
 
@@ -51,7 +51,7 @@ def steps(
         path = priv / name
         found.append(ReplacedFile(path, hooks.epilogue(place, path, journal, proof)))
     why = "a release, the site's own epilogue and the 10 s that pbs_mom subtracts"
-    limit, least = settings.prologue_alarm, place.end_time + _OTHERS
+    limit, least = settings.prologue_alarm, place.end_time + _MARGIN
     found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
     found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
     return [*found, marked(node, settings.property)] if settings.property else found
