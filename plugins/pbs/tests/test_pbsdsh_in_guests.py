@@ -1,4 +1,4 @@
-"""pbsdsh in guests: with real shells, and a double of ssh that runs things here."""
+"""Test pbsdsh in guests with real shells and a double of ssh that runs programs on this machine."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def pbsdsh(request, tmp_path):
 
 
 def test_pbsdsh_numbers_tasks_like_pbs(pbsdsh):
-    """Task 1 is the script; a node is a host, a vnode a line of the node file."""
+    """Task 1 is the script. PBS_NODENUM counts hosts, PBS_VNODENUM lines of the node file."""
     tell = ("sh", "-c", f"echo {NUMBERS}")
     every = ["2 0 0 here", "3 1 0 here", "4 2 1 ssh", "5 3 1 ssh"]
     assert pbsdsh(*tell) == (0, every, "")
@@ -57,7 +57,7 @@ def test_pbsdsh_numbers_tasks_like_pbs(pbsdsh):
 
 
 def test_pbsdsh_passes_the_environment_to_every_guest(pbsdsh):
-    """Values as they are; names that the script itself might use, too."""
+    """Tasks get all values unchanged, also of variables that have a name of the script's own."""
     mine = {
         "X": "1", "TWO": "it's\nexport Y=2\n", "nodes": "9", "count": "c", "host": "h",
         "line": "l", "number": "n", "copies": "7", "only": "o", "here": "e", "word": "w",

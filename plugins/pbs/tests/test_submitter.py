@@ -177,7 +177,7 @@ def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque,
 @pytest.mark.parametrize("argv", [["-o"], ["-N", "x", "-l"], ["-h", "-v"]])
 def test_option_without_value_is_rejected_and_runs_no_job_shell(request, system, argv):
     harness = request.getfixturevalue(system)
-    harness.paths.jobshell.write_text("#!/bin/sh\n")  # as on a node, where it could be submitted
+    harness.paths.jobshell.write_text("#!/bin/sh\n")  # as on a node, where qsub could submit it
     ended = run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code != 0 and f"option {argv[-1]} requires argument".encode() in ended.stderr
     assert harness.received() is None

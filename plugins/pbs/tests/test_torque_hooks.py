@@ -171,7 +171,7 @@ def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
 
 @pytest.mark.parametrize(("end", "problem"), [(60.0, ""), (900.0, "may take 970 s: set it to")])
 def test_setup_refuses_an_alarm_that_would_kill_a_release(mom, tmp_path, end, problem):
-    """A long start does not count: it runs in a session of its own, behind the prologue."""
+    """A long start does not count, because it continues after the prologue has returned."""
     times = {"start_time": 2000.0, "end_time": end}
     place = Installation(tmp_path / "v", tmp_path / "c", tmp_path / "s", **times)
     steps = adapter_at(mom.root, "n1").setup_steps(place)

@@ -169,9 +169,10 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
 
 
 def find_job_script(argv):
-    """Return Torque's script, or "": it scans the words on its own (src, find_job_script_index).
+    """Return the script that Torque's qsub finds, or "" (``find_job_script_index`` of its source).
 
-    Its option letters end with ``-:``, and ``strstr`` finds the empty letter of a lone dash, too.
+    Its option letters end with ``-:``. For a lone dash it searches an empty letter, which
+    ``strstr`` always finds.
     """
     ignore_next = False
     for word in argv:

@@ -27,7 +27,7 @@ if sys.argv[4:5] == ["prologue"]:
     from vtorque_core.api.batch_system import Outcome
     adapter = adapter_at(root, node)
     job = adapter.job(sys.argv[5:], {{}})
-    waits = sys.argv[5] == "first"  # of a sister's prologue the code is ignored
+    waits = sys.argv[5] == "first"  # pbs_mom ignores the code of prologue.parallel
     code = adapter.finish(job, Outcome[outcome], "libvirtd does not answer", hook_waits=waits)
     sys.exit(code if waits else 0)
 """
