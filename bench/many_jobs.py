@@ -1,11 +1,12 @@
-"""Time many short jobs from the first submission to the last end, on the site's batch system.
+"""Measure how long the site's batch system takes for many short jobs.
 
-As a user of a submit host whose home the nodes share:
+The time is from the first submission to the last end. Run it as a user, on a submit host whose home
+directories are shared with the nodes:
 
     python3 bench/many_jobs.py --jobs 10 -- vsub -vm ram=256M
     python3 bench/many_jobs.py --jobs 10 -- qsub
 
-To have jobs of several users, run it for each of them at the same time.
+To measure jobs of several users, run it as each of them at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SCRIPT = "#!/bin/sh\nsleep {seconds}\nuname -n > {place}/$PBS_JOBID$SLURM_JOB_ID
 
 
 def main() -> None:
-    """Submit, wait until each job has written its file, print the seconds and the hosts."""
+    """Submit the jobs, wait until each has written its file, print the time and the hosts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seconds", type=int, default=2, help="what each job sleeps")

@@ -66,7 +66,7 @@ static void try_port(const char *address, int port)
     close(fd);
 }
 
-/* Send a datagram to every UDP port: to a node between, each is a connection of its own. */
+/* Send a datagram to each UDP port: a node that routes them tracks one connection for each. */
 static int flood(const char *address)
 {
     struct sockaddr_in to = { .sin_family = AF_INET };

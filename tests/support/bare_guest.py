@@ -1,4 +1,4 @@
-"""A guest under QEMU alone, with shares served by virtiofsd as a job's are; as root."""
+"""A guest that QEMU runs without libvirt, with virtiofsd shares as in a job; as root."""
 
 import contextlib
 import gzip
@@ -56,7 +56,7 @@ def unpacked_kernel() -> Path:
 def initramfs(kernel: Path, init: str) -> bytes:
     """Return an initramfs whose ``/init`` is this script, with its ``@MODULES@`` filled in."""
     (found,) = kernel.glob("**/lib/modules/*/modules.builtin")
-    built_in = found.read_text()  # in Debian 13 all
+    built_in = found.read_text()  # in Debian 13 all of MODULES
     modules = [module for module in MODULES if f"/{module}.ko" not in built_in]
     init = init.replace("@MODULES@", " ".join(modules))
     busybox = Path(shutil.which("busybox") or "busybox-static is not installed")

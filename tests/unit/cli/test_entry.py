@@ -330,7 +330,7 @@ def test_a_job_shell_that_is_cut_short_says_so_in_a_line(error, code, said, monk
 
 
 def test_hook_blocks_no_signal_that_its_caller_has_blocked():
-    """As pbs_mom of OpenPBS has: what the hook starts would not end on SIGTERM."""
+    """OpenPBS's pbs_mom blocks signals, and daemons that a hook starts must end on SIGTERM."""
     program = (
         "import signal; from vtorque_core.cli.entry import become_clean; become_clean();"
         "print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"

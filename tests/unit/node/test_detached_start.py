@@ -1,4 +1,4 @@
-"""A start whose hook returns before the guests are ready: exit codes, and who requeues the job."""
+"""Starts that continue after their hook has returned: exit codes, requeues and proofs."""
 
 import json
 import os
@@ -23,11 +23,11 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 
 ME = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # root runs no jobs
-EXIT = 75  # what the adapter makes of a job that it has requeued
+EXIT = 75  # the adapter's exit code for a job that it has requeued
 
 
 class Server:
-    """A batch system that writes down how each start ended; it requeues jobs, or refuses to."""
+    """A double of a batch system: records each outcome, and requeues jobs or refuses to."""
 
     def __init__(self, top, detach, requeues):
         self.log, self.detach, self.requeues = top / "finished", detach, requeues
@@ -47,7 +47,7 @@ class Server:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """Return a prologue whose start fails with an error, after it has placed its job or before."""
+    """Return a prologue whose start fails, before or after it has placed the job."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     for directory in (paths.journal, paths.run / "locks"):
         directory.mkdir(parents=True)
@@ -76,7 +76,7 @@ def node(tmp_path, monkeypatch):
 
 
 class JobShell(threading.Thread):
-    """Stands for a job shell: locks the proof as soon as it says that the job is requeued."""
+    """A double of the job shell: locks the proof when its state is ``requeued``."""
 
     def __init__(self, node):
         super().__init__()
@@ -111,7 +111,7 @@ def test_start_that_fails_later_is_requeued_once_its_job_shell_runs(node):
 
 
 def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
-    """As of qsub -r n: the job then ends with 122, the reason in its output."""
+    """For example a job of ``qsub -r n``. It ends with 122 and the reason in its output."""
     JobShell(node).start()
     server, code = node.run(FAULT, placed=True, requeues=False)
     assert code == 0
@@ -121,7 +121,7 @@ def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
 
 
 def test_deleted_job_is_not_requeued(node):
-    """Torque's qrerun would start a job again that has ended."""
+    """Torque's qrerun would requeue a job that has ended."""
     server, code = node.run(FAULT, placed=True)
     eventually(lambda: (told := node.proof()) and told.state == "requeued")
     proof.remove(node.paths, "7.srv")  # as its epilogue does
@@ -146,7 +146,7 @@ def test_hook_whose_exit_code_is_ignored_returns_0(node):
 
 
 def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
-    """A job shell that finds none ends the job at once with 120, before it can be requeued."""
+    """A job shell that finds no proof ends the job with 120, before root can requeue it."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     for directory in (paths.journal, paths.run / "proof", paths.run / "locks"):
         directory.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
 
 
 class Released(list):
-    """Takes the place of a release; notes each path, and that the job has a proof meanwhile."""
+    """A double of a release: records each path, and checks that the job has a proof."""
 
     def __init__(self, paths, release):
         super().__init__()

@@ -224,7 +224,7 @@ def start_at_work(node, pid=0, **differs):
 
 
 def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
-    """Nothing tells a start behind a hook that its job was deleted: it may boot for minutes."""
+    """No event tells a detached start that its job was deleted. It could boot for minutes."""
     pid = holding_the_lock(node, functools.partial(start_at_work, node))
     assert epilogue.run(node["config"], "42.srv") == 0
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
@@ -245,7 +245,7 @@ def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monk
 
 
 def test_epilogue_does_not_kill_a_starter_that_no_longer_holds_the_lock(node, qemu):
-    """Its pid may be another process's by now."""
+    """Another process may have got the starter's pid."""
     other = subprocess.Popen(["sleep", "1000"])
     start_at_work(node, other.pid)
     assert epilogue.run(node["config"], "42.srv") == 0

@@ -192,7 +192,7 @@ def test_paths_follow_the_home_of_the_guest(job):
 
 
 def test_a_home_that_is_a_link_has_both_names(job, tmp_path, monkeypatch):
-    """The batch system may name the directory as getcwd(3) does."""
+    """The batch system may use the path that getcwd(3) returns."""
     (tmp_path / "data").mkdir()
     (tmp_path / "home").symlink_to("data")
     account = SimpleNamespace(pw_dir=f"{tmp_path}/home", pw_shell="/bin/sh", pw_name="u")
@@ -466,7 +466,6 @@ def test_no_job_waits_for_imports_that_few_jobs_need():
     code = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 import vtorque_core.cli.vtorque, vtorque_core.cli.hook, vtorque_core.node.shell.jobshell
 from vtorque_core.site.load import load
 _, plugins = load(Path("/nonexistent"), node=False)

@@ -62,7 +62,7 @@ def test_a_script_names_its_python(tmp_path):
 
 
 def test_no_environment_is_made_with_the_first_python_in_path():
-    """It may be one that users cannot reach, or older or newer than that of the wheels."""
+    """The first Python in PATH may be unreadable for users, or differ from that of the wheels."""
     top = SCRIPTS.parent
     files = [path for path in SCRIPTS.iterdir() if path.is_file()]
     files += [top / "README.md", top / "CONTRIBUTING.md", *top.glob("doc/**/*.md")]

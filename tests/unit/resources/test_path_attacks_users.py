@@ -61,7 +61,7 @@ def share(name: str, **changes: object):
 
 
 def users_link(name: str, target: str):
-    """Make a link of a user's, in a directory of root's if this is root."""
+    """Create a link that an unprivileged user owns, if this process is root."""
 
     def prepare(top: Path) -> None:
         (top / name).symlink_to(top / target)
@@ -128,7 +128,7 @@ def fifo(name: str):
 
 
 def swapped_share(top: Path) -> object:
-    """Their own directory becomes a link just before it is opened."""
+    """The user's directory becomes a link just before it is opened."""
     (top / "home").mkdir()
 
     def swap() -> None:
@@ -140,7 +140,7 @@ def swapped_share(top: Path) -> object:
 
 
 def swapped_way(top: Path) -> object:
-    """A directory on the way, which is theirs, becomes a link just before the share is opened."""
+    """A parent directory of the user becomes a link just before the share is opened."""
     (top / "way/home").mkdir(parents=True)
 
     def swap() -> None:
