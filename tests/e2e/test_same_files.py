@@ -13,7 +13,7 @@ import pytest
 
 import daemons
 import file_operations
-from bare_guest import OTHER, PROJECT, USER, guest, share, unpacked_kernel
+from bare_guest import OTHER, PROJECT, USER, guest, share, unpack_kernel
 from daemons import make
 from file_operations import DIFFERENCES, OPERATIONS
 from vtorque_core.resources import user_daemon
@@ -148,7 +148,7 @@ def in_guest(place: Path) -> list[str]:
     shares = [share(place, "home"), replace(share(place, "opt"), source="/usr")]
     for each in shares:
         each.start()
-    with guest(unpacked_kernel(), place, INIT.replace("@USER@", str(USER))) as qemu:
+    with guest(unpack_kernel(), place, INIT.replace("@USER@", str(USER))) as qemu:
         assert qemu.stdout is not None
         signal.signal(signal.SIGALRM, lambda *_: qemu.kill())
         signal.alarm(300)

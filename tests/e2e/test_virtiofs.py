@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import daemons
-from bare_guest import OTHER, PROJECT, SUBORDINATE, USER, guest, share, unpacked_kernel
+from bare_guest import OTHER, PROJECT, SUBORDINATE, USER, guest, share, unpack_kernel
 from daemons import holders, make
 from vtorque_core.resources import user_daemon
 
@@ -78,7 +78,7 @@ echo "@@ end ok"
 
 @pytest.fixture(scope="session")
 def kernel() -> Path:
-    return unpacked_kernel()
+    return unpack_kernel()
 
 
 def init(at_end: str) -> str:

@@ -36,7 +36,7 @@ def cpio(entries: dict[str, tuple[int, bytes]]) -> bytes:
     return bytes(out)
 
 
-def unpacked_kernel() -> Path:
+def unpack_kernel() -> Path:
     """Return the unpacked Debian cloud kernel; it is fetched once per machine."""
     cache = Path(tempfile.gettempdir()) / "vtorque-e2e-cloud-kernel"
     cache.mkdir(mode=0o755, exist_ok=True)

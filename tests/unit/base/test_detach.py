@@ -33,9 +33,9 @@ def test_it_keeps_none_of_the_hooks_files(tmp_path):
         os.close(theirs)
 
 
-def test_detached_returns_the_exit_code_of_work_that_ends_before_it_has_begun():
-    assert detached(lambda begun: 75) == 75
+def test_detached_returns_exit_code_of_work_that_ends_first():
+    assert detached(lambda let_return: 75) == 75
 
 
-def test_detached_returns_0_once_work_has_begun_whatever_its_exit_code():
-    assert detached(lambda begun: begun() or 75) == 0
+def test_detached_returns_0_when_work_lets_it_return():
+    assert detached(lambda let_return: let_return() or 75) == 0

@@ -329,7 +329,7 @@ def test_a_job_shell_that_is_cut_short_says_so_in_a_line(error, code, said, monk
     assert capfd.readouterr().err == said
 
 
-def test_hook_blocks_no_signal_that_its_caller_has_blocked():
+def test_become_clean_unblocks_all_signals():
     """OpenPBS's pbs_mom blocks signals, and daemons that a hook starts must end on SIGTERM."""
     program = (
         "import signal; from vtorque_core.cli.entry import become_clean; become_clean();"

@@ -95,7 +95,7 @@ def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
 
 @pytest.mark.parametrize("patience", [0.0, 3.0])
 def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkeypatch, patience):
-    clock, tries, reaped, begun = [0.0], [], [], []
+    clock, tries, reaped, calls = [0.0], [], [], []
 
     def place(*_):
         tries.append(clock[0])
@@ -106,9 +106,9 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     monkeypatch.setattr(start_order.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=Plugins())
     with pytest.raises(ledger.InUse):
-        let_go = functools.partial(begun.append, 1)
-        start_order._lease(start, (), None, lambda: reaped.append(1), let_go, patience, [])
-    assert bool(begun) == (patience > 0), "the hook waits although the job waits for others"
+        let_hook_return = functools.partial(calls.append, 1)
+        start_order._lease(start, (), None, lambda: reaped.append(1), let_hook_return, patience, [])
+    assert bool(calls) == (patience > 0), "the hook waits although the job waits for others"
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
 

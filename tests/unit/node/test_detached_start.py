@@ -30,7 +30,7 @@ class Server:
     """A double of a batch system: records each outcome, and requeues jobs or refuses to."""
 
     def __init__(self, top, detach, requeues):
-        self.log, self.detach, self.requeues = top / "finished", detach, requeues
+        self.log, self.detach, self.requeues = top / "outcomes", detach, requeues
 
     def job(self, _argv, _environ):
         return BatchJob("7.srv", ME, "n1", ("n1",), b"", detach=self.detach)
@@ -40,7 +40,7 @@ class Server:
             file.write(json.dumps([outcome.name, reason, hook_waits]) + "\n")
         return EXIT if self.requeues and outcome.may_run_elsewhere else 0
 
-    def finished(self):
+    def outcomes(self):
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [tuple(json.loads(line)) for line in lines]
 
@@ -59,9 +59,9 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setattr(prologue, "_give_up", lambda *args: proof.write(paths, args[-1]))
 
     def run(error, *, placed, detach=Detach.PLACED, requeues=True):
-        def start(job, _site, _plugins, _adapter, _reap, begun):
+        def start(job, _site, _plugins, _adapter, _reap, let_hook_return):
             if placed:
-                begun()
+                let_hook_return()
             raise error
 
         monkeypatch.setattr(prologue, "start_job", start)
@@ -90,10 +90,10 @@ class JobShell(threading.Thread):
 FAULT = HostFault("libvirtd does not answer")
 
 
-def test_start_that_fails_before_it_is_placed_gives_the_hooks_exit_code(node):
+def test_start_that_fails_before_placement_sets_the_hooks_exit_code(node):
     server, code = node.run(FAULT, placed=False)
     assert code == EXIT
-    assert server.finished() == [("HOST_FAULT", f"n1: {FAULT}", True)]
+    assert server.outcomes() == [("HOST_FAULT", f"n1: {FAULT}", True)]
     assert node.proof().state == "host_fault"
 
 
@@ -101,12 +101,12 @@ def test_start_that_fails_later_is_requeued_once_its_job_shell_runs(node):
     server, code = node.run(FAULT, placed=True)
     assert code == 0
     eventually(lambda: (told := node.proof()) and told.state == "requeued")
-    assert server.finished() == []
+    assert server.outcomes() == []
     shell = JobShell(node)
     shell.start()
-    eventually(server.finished)
+    eventually(server.outcomes)
     shell.join()
-    assert server.finished() == [("HOST_FAULT", f"n1: {FAULT}", False)]
+    assert server.outcomes() == [("HOST_FAULT", f"n1: {FAULT}", False)]
     assert node.proof().state == "requeued"
 
 
@@ -117,7 +117,7 @@ def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):
     assert code == 0
     eventually(lambda: (told := node.proof()) and told.state == "host_fault")
     assert node.proof().reason == f"n1: {FAULT}"
-    assert len(server.finished()) == 1
+    assert len(server.outcomes()) == 1
 
 
 def test_deleted_job_is_not_requeued(node):
@@ -126,14 +126,14 @@ def test_deleted_job_is_not_requeued(node):
     eventually(lambda: (told := node.proof()) and told.state == "requeued")
     proof.remove(node.paths, "7.srv")  # as its epilogue does
     with prologue.job_lock(node.paths, "7.srv", LONG):
-        assert (code, server.finished(), node.proof()) == (0, [], None)
+        assert (code, server.outcomes(), node.proof()) == (0, [], None)
 
 
 @pytest.mark.parametrize("detach", [Detach.PLACED, Detach.AT_ONCE])
 def test_refusal_reaches_the_job_shell_at_once(node, detach):
     server, code = node.run(Refused("too large"), placed=False, detach=detach)
     assert code == 0
-    eventually(server.finished)
+    eventually(server.outcomes)
     assert node.proof().state == "refused"
 
 
@@ -141,8 +141,8 @@ def test_hook_whose_exit_code_is_ignored_returns_0(node):
     JobShell(node).start()
     server, code = node.run(FAULT, placed=False, detach=Detach.AT_ONCE)
     assert code == 0
-    eventually(server.finished)
-    assert server.finished() == [(Outcome.HOST_FAULT.name, f"n1: {FAULT}", False)]
+    eventually(server.outcomes)
+    assert server.outcomes() == [(Outcome.HOST_FAULT.name, f"n1: {FAULT}", False)]
 
 
 def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
     with Journal.start(paths, JobHeader(mine, "acme")) as journal:
         journal.acquire(prologue.proof_file(starting, user, site), plugin="core", phase="plan")
         journal.acquire(File(str(tmp_path / "of the job")), plugin="core", phase="boot")
-    monkeypatch.setattr(File, "release", released := Released(paths, File.release))
+    monkeypatch.setattr(File, "release", released := ReleaseSpy(paths, File.release))
     failed = Proof(mine, "requeued", "libvirtd does not answer")
     prologue._give_up(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
     assert proof.is_current(paths, failed)
@@ -165,7 +165,7 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
     assert not paths.proof("7.srv").exists() and not list(paths.journal.iterdir())
 
 
-class Released(list):
+class ReleaseSpy(list):
     """A double of a release: records each path, and checks that the job has a proof."""
 
     def __init__(self, paths, release):

@@ -203,7 +203,7 @@ def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkey
     eventually(lambda: not list(node["paths"].journal.iterdir()))
 
 
-def holding_the_lock(node, work=lambda: None):
+def hold_lock_in_child(node, work=lambda: None):
     """Fork a process that holds the job's lock until it is killed; return its pid."""
     ready = os.pipe()
 
@@ -217,7 +217,7 @@ def holding_the_lock(node, work=lambda: None):
     return int(os.read(ready[0], 9))
 
 
-def start_at_work(node, pid=0, **differs):
+def write_starting_proof(node, pid=0, **differs):
     mine = JobAttempt("42.srv", 0, "ada", 1234)
     told = Proof(mine, "starting", starter=pid or os.getpid(), namespace=proof.pid_namespace())
     proof.write(node["paths"], replace(told, **differs))
@@ -225,7 +225,7 @@ def start_at_work(node, pid=0, **differs):
 
 def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
     """No event tells a detached start that its job was deleted. It could boot for minutes."""
-    pid = holding_the_lock(node, functools.partial(start_at_work, node))
+    pid = hold_lock_in_child(node, functools.partial(write_starting_proof, node))
     assert epilogue.run(node["config"], "42.srv") == 0
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert not list(node["paths"].journal.iterdir())
@@ -236,7 +236,7 @@ def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
 def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monkeypatch, differs):
     monkeypatch.setattr(epilogue, "release_job", functools.partial(release_job, deadline=0))
     monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)
-    pid = holding_the_lock(node, functools.partial(start_at_work, node, **differs))
+    pid = hold_lock_in_child(node, functools.partial(write_starting_proof, node, **differs))
     try:
         assert epilogue.run(node["config"], "42.srv") == 1
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
@@ -247,7 +247,7 @@ def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monk
 def test_epilogue_does_not_kill_a_starter_that_no_longer_holds_the_lock(node, qemu):
     """Another process may have got the starter's pid."""
     other = subprocess.Popen(["sleep", "1000"])
-    start_at_work(node, other.pid)
+    write_starting_proof(node, other.pid)
     assert epilogue.run(node["config"], "42.srv") == 0
     assert other.poll() is None
     other.kill()

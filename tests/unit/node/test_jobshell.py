@@ -191,7 +191,7 @@ def test_paths_follow_the_home_of_the_guest(job):
     assert job.seen.cwd == f"{home}2/run"
 
 
-def test_a_home_that_is_a_link_has_both_names(job, tmp_path, monkeypatch):
+def test_jobshell_maps_both_paths_of_a_linked_home(job, tmp_path, monkeypatch):
     """The batch system may use the path that getcwd(3) returns."""
     (tmp_path / "data").mkdir()
     (tmp_path / "home").symlink_to("data")
@@ -268,7 +268,7 @@ def test_it_does_not_wait_for_a_prologue_that_was_killed(job):
     assert job.ran_nothing() and "has ended while it was starting the guests" in job.said
 
 
-def test_jobshell_locks_a_requeued_proof_and_waits_for_its_end(job):
+def test_jobshell_locks_a_requeued_proof_and_waits(job):
     """Root waits for that lock before it asks the server, which must find the job's processes."""
     failed = replace(READY, state="requeued", reason="no", deadline=time.monotonic() + 1000)
     proofs.write(job.paths, failed)
@@ -286,14 +286,14 @@ def test_jobshell_locks_a_requeued_proof_and_waits_for_its_end(job):
     assert job.ran_nothing() and job.said == "vtorque: no\n"
 
 
-def test_jobshell_whose_requeue_never_comes_ends_at_the_deadline(job):
+def test_jobshell_ends_at_the_deadline_without_a_requeue(job):
     failed = replace(READY, state="requeued", reason="no", deadline=time.monotonic() - 6)
     proofs.write(job.paths, failed)
     assert job.run() == 122
     assert job.ran_nothing() and "no; the job could not be requeued" in job.said
 
 
-def test_await_lock_stops_when_the_epilogue_has_removed_the_proof(job):
+def test_await_lock_returns_false_for_a_removed_or_replaced_proof(job):
     failed = replace(READY, state="requeued")
     assert not proofs.await_lock(job.paths, failed, LONG)
     proofs.write(job.paths, replace(failed, reason="of the next attempt"))

@@ -52,7 +52,7 @@ def test_a_failure_is_named_with_the_end_of_its_log(tmp_path):
     assert (done.returncode, done.stderr) == (4, "")
 
 
-def test_a_script_names_its_python(tmp_path):
+def test_show_python_prints_version_and_real_path(tmp_path):
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path], check=True)
     real = Path("/usr/bin/python3").resolve()
     version = subprocess.run([real, "-V"], capture_output=True, text=True, check=True).stdout
@@ -61,7 +61,7 @@ def test_a_script_names_its_python(tmp_path):
         assert said == f"scripts/x: {version.strip()}, {real}\n"
 
 
-def test_no_environment_is_made_with_the_first_python_in_path():
+def test_venv_commands_name_the_python_by_its_path():
     """The first Python in PATH may be unreadable for users, or differ from that of the wheels."""
     top = SCRIPTS.parent
     files = [path for path in SCRIPTS.iterdir() if path.is_file()]

@@ -60,7 +60,7 @@ def share(name: str, **changes: object):
     return act
 
 
-def users_link(name: str, target: str):
+def make_users_link(name: str, target: str):
     """Create a link that an unprivileged user owns, if this process is root."""
 
     def prepare(top: Path) -> None:
@@ -127,7 +127,7 @@ def fifo(name: str):
     return lambda top: os.mkfifo(top / name)
 
 
-def swapped_share(top: Path) -> object:
+def swap_share(top: Path) -> object:
     """The user's directory becomes a link just before it is opened."""
     (top / "home").mkdir()
 
@@ -139,7 +139,7 @@ def swapped_share(top: Path) -> object:
         return share("home")(top)
 
 
-def swapped_way(top: Path) -> object:
+def swap_parent(top: Path) -> object:
     """A parent directory of the user becomes a link just before the share is opened."""
     (top / "way/home").mkdir(parents=True)
 
@@ -201,14 +201,16 @@ DISKS = {
 }  # fmt: skip
 SHARES = {
     "a link to another's directory": Attack(
-        users_link("home", "victim"), share("home"), LINKS, opened
+        make_users_link("home", "victim"), share("home"), LINKS, opened
     ),
-    "a link on the way": Attack(users_link("way", "."), share("way/victim"), LINKS, opened),
+    "a parent that is a link": Attack(
+        make_users_link("way", "."), share("way/victim"), LINKS, opened
+    ),
     "a link that comes at the last moment": Attack(
-        lambda top: None, swapped_share, all_of(NO_LINK, REPLACED), opened
+        lambda top: None, swap_share, all_of(NO_LINK, REPLACED), opened
     ),
-    "a link on the way that comes at the last moment": Attack(
-        lambda top: None, swapped_way, REPLACED, opened
+    "a parent that becomes a link at the last moment": Attack(
+        lambda top: None, swap_parent, REPLACED, opened
     ),
     "a file for a directory": Attack(
         file("home"), share("home"), flags(_user_daemon_exec, "O_DIRECTORY"), opened
