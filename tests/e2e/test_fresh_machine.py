@@ -1,4 +1,4 @@
-"""README's commands on machines that have nothing: empty roots of Debian 12 and 13."""
+"""Run README's commands in empty roots of Debian 12 and 13."""
 
 import os
 import re
@@ -29,8 +29,8 @@ dpkg-query -W qemu-system-x86 libvirt-daemon-driver-qemu
 def machine(request):
     """Return a function that runs a script as root in a new empty machine of that release.
 
-    The script's input is this checkout as a tar archive. pip and apt get this machine's settings
-    from the environment, because a site may have an index and a certificate of its own.
+    The script reads this checkout as a tar archive from standard input. pip and apt get this
+    machine's settings from the environment, because a site may use a private package index.
     """
 
     def run(script):

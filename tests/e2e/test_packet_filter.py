@@ -1,6 +1,6 @@
-"""The packet filter of guests, real nft and real packets, in a network namespace of its own.
+"""Test the packet filter of guests with real nft and real packets, in a new network namespace.
 
-The guest is the other end of a tap device on a bridge, as QEMU would be: it sends any frame.
+The tests replace QEMU at a tap device on a bridge, so they can send any frame as the guest.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def checksum(data):
 
 
 def ipv4(payload, protocol, source=IP, target=OUTSIDE, fragment=0, ihl=5):
-    """Return an IPv4 packet (RFC 791); ``ihl`` above 5: with as many words of NOP options."""
+    """Return an IPv4 packet (RFC 791); an ``ihl`` above 5 adds words of NOP options."""
     options = b"\x01" * 4 * (ihl - 5)
     addresses = socket.inet_aton(source) + socket.inet_aton(target)
     length = 4 * ihl + len(payload)
@@ -68,7 +68,7 @@ def ipv6(payload, header, source=IP6, target=GATEWAY6):
 
 
 def with_checksum6(payload, header, source, target, at):
-    """Return an IPv6 packet whose upper layer has its checksum at that offset (RFC 8200, 8.1)."""
+    """Return an IPv6 packet whose payload has its checksum at offset ``at`` (RFC 8200, 8.1)."""
     addresses = b"".join(socket.inet_pton(socket.AF_INET6, each) for each in (source, target))
     pseudo = addresses + struct.pack("!II", len(payload), header)
     total = checksum(pseudo + payload + b"\0" * (len(payload) % 2))
@@ -118,7 +118,7 @@ def open_tap(name):
 
 
 class Node:
-    """A node's network: a bridge of guests, routed to a network outside behind NAT."""
+    """A node's network: a bridge of guests, and NAT to an outside network."""
 
     def __init__(self, *, bridged=False):
         run("ip", "link", "set", "lo", "up")
@@ -185,7 +185,7 @@ class Node:
 
 @contextlib.contextmanager
 def own_network():
-    """Put the calling thread, and what it starts, into a network namespace of its own."""
+    """Move the calling thread, and the processes that it starts, to a new network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     host = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
@@ -213,7 +213,7 @@ def filtered(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC):
         table.release()
 
 
-# -- row by row: floods -----------------------------------------------------------------------
+# -- floods -----------------------------------------------------------------------------------
 
 
 def ports():
@@ -266,7 +266,7 @@ def test_forwarded_flood_stays_below_limit(node, flood):
             node.send(packet)
         assert 0 < node.tracked() <= LIMIT
         assert node.connects()
-    assert node.tracked() <= 2, "the guest's entries are not gone"  # connects()
+    assert node.tracked() <= 2, "the guest's entries are not gone"  # connects() leaves two
 
 
 @pytest.mark.parametrize("flood", [flood_one_port, flood_syn_one_port, flood_echo])
@@ -291,7 +291,7 @@ def test_flood_of_another_guest_stays_below_limit_on_a_bridge():
 
 
 def test_accomplice_who_connects_to_the_guest_stays_below_limit():
-    """Not a guest of this node: it has no filter here."""
+    """The accomplice is no guest of this node, so no filter limits its packets."""
     with own_network():
         node = Node(bridged=True)
         with filtered():
@@ -300,7 +300,7 @@ def test_accomplice_who_connects_to_the_guest_stays_below_limit():
                 os.write(node.other, frame(IPV4, packet, OTHER_MAC, MAC))
             assert 0 < node.tracked() <= LIMIT
             before = node.tracked()
-            node.send(ipv4(udp(9, 9), UDP))  # the guest's own budget is another
+            node.send(ipv4(udp(9, 9), UDP))  # the guest's own connections have another limit
             assert node.tracked() == before + 1
         assert node.tracked() == 0
 
@@ -324,7 +324,7 @@ def handshake(node, port, *last):
 
 
 def router_of(received):
-    """Return the MAC of the node's interface outside, which sent a frame."""
+    """Return the MAC of the sender of a frame, the node's outside interface."""
     return ":".join(f"{byte:02x}" for byte in received[6:12])
 
 
@@ -378,7 +378,7 @@ def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):
 
 
 def test_guest_that_repeats_its_scan_leaves_room_in_the_neighbor_table(monkeypatch):
-    """Destinations that never answer do not become known ones, which have no rate."""
+    """The rate limit exempts destinations that answer, but none of these answers."""
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
     targets = [f"10.86.{100 + number // 250}.{1 + number % 250}" for number in range(900)]
     with own_network():
@@ -412,7 +412,7 @@ def test_destinations_that_answer_have_no_rate(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["arp", "echo", "ipv6"])
 def test_invented_senders_leave_room_in_the_neighbor_table(node, kind):
-    """Where vTorque does not know the guest's address, the guest may invent some."""
+    """If vTorque does not know the guest's address, the guest may use several."""
     with filtered(None):
         for number in range(1, 5000):
             source = f"10.86.{100 + number // 250}.{1 + number % 250}"
@@ -462,7 +462,7 @@ def dhcp_packet(source, target, operation=1, mac=MAC, address=IP):
     return ipv4(udp(source, target, dhcp(operation, mac)), UDP, address, EVERYBODY)
 
 
-# name: ethertype, payload, passes with an address of vTorque's, passes without
+# name: EtherType, payload, passes if vTorque assigns the address, passes if it does not
 FRAMES = {
     "udp": (IPV4, ipv4(udp(9, 9), UDP), True, True),
     "udp with options": (IPV4, ipv4(udp(9, 9), UDP, ihl=7), True, True),
@@ -544,7 +544,7 @@ def test_only_these_frames_pass(ip):
 
 
 def test_dhcp_client_sends_a_limited_number_of_requests(node):
-    """Each may ask for another address: the client chooses its identifier (option 61)."""
+    """Each request can get another address: the client chooses its identifier (option 61)."""
     with filtered(None):
         for _ in range(500):
             node.send(dhcp_packet(68, 67), target="ff:ff:ff:ff:ff:ff")
@@ -553,10 +553,10 @@ def test_dhcp_client_sends_a_limited_number_of_requests(node):
 
 
 def test_release_twice_deletes_only_the_guests_entries(node):
-    table = Netfilter(tap_name(MAC), MAC, IP)  # as a journal's record gives it
+    table = Netfilter(tap_name(MAC), MAC, IP)  # as a release reads it from the journal
     table.release()
     table.release()
     node.send(ipv4(udp(9, 9), UDP))
     assert node.tracked() == 1
     table.release()
-    assert node.tracked() == 1, "an entry that is not this guest's"
+    assert node.tracked() == 1, "the release deleted an entry of another sender"

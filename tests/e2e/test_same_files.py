@@ -1,4 +1,4 @@
-"""File operations in a guest's share have the results that they have on the node; as root."""
+"""Compare file operations in a guest's share with the same operations on the node; as root."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ sh /home/clean.sh /home/place @USER@:@USER@
 echo "@@ end"
 poweroff -f
 """
-# What root in a guest tries on a file of the user's and on one of its own.
+# Root in the guest tries to set these attributes on a file of the user and on a file of root.
 ATTACK = """
 import os, struct
 open("/home/roots", "w").close()
@@ -57,7 +57,7 @@ for path in ("/home/roots", "/home/users"):
         print("set", path, name)
     print("listed", path, *os.listxattr(path))
 """
-# What is tested at all: a node without attributes or lists would differ in nothing.
+# Results that the node must have. Without attributes and ACLs it would not differ from a guest.
 CERTAIN = {
     "files_of_two_file_systems_differ": "(True, False)",
     "user_attribute": r"((b'text\x00\xff', ['user.note']), 'ENODATA', [])",
@@ -74,7 +74,7 @@ def run(*command: str | Path) -> None:
 
 
 def prepare(place: Path) -> None:
-    """Make what the operations find, in ``place`` of the user's directory.
+    """Create the files of the operations in ``place``, and its parent as the user's directory.
 
     ``s1``, ``s2`` and ``bound`` are mounts. Files in the first two have the same inode numbers.
     """
@@ -106,7 +106,7 @@ def prepare(place: Path) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What the operations returned on the node and in the guest, what else the guest printed."""
+    """The operations' results on the node and in the guest, and all lines of the guest."""
 
     place: Path
     node: dict[str, str]
@@ -116,7 +116,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran() -> Iterator[Ran]:
-    """Run the operations in two directories that are alike; the guest is booted once."""
+    """Run the operations in two equal directories: on the node, and in one guest."""
     with daemons.place_for(user_daemon.stop) as place, contextlib.ExitStack() as stack:
         made = [place / name / "place" for name in ("node", "home")]
         for each in made:
@@ -144,7 +144,7 @@ def on_node(place: Path) -> dict[str, str]:
 
 
 def in_guest(place: Path) -> list[str]:
-    """Run them as the user in a guest that has the share; return its lines."""
+    """Run the operations as the user in a guest with the share; return the guest's lines."""
     shares = [share(place, "home"), replace(share(place, "opt"), source="/usr")]
     for each in shares:
         each.start()
@@ -168,7 +168,7 @@ def results(lines: list[str]) -> dict[str, str]:
 
 
 def test_file_operations_in_a_guest_match_the_node(ran: Ran) -> None:
-    """All differences are printed: those in ``DIFFERENCES`` must be there, and no others."""
+    """Print all differences; they must be exactly those in ``DIFFERENCES``."""
     differ = {name for name in OPERATIONS if ran.node[name] != ran.guest[name]}
     for name in sorted(differ):
         print(f"{name}\n  node   {ran.node[name]}\n  guest  {ran.guest[name]}")  # noqa: T201

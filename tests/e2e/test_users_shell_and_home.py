@@ -1,4 +1,4 @@
-"""A login shell that the image lacks, and a home that is a link or lies elsewhere: real guests."""
+"""Jobs of users whose login shell the image lacks, or whose home is a link or not below /home."""
 
 import os
 import pwd
@@ -17,14 +17,14 @@ SHOW = 'echo "$1 $SHELL $(grep "^$(id -un):" /etc/passwd | cut -d: -f7)"\n'
 
 @pytest.fixture(params=["/bin/zsh", "/bin/csh"])
 def lacking(request, guest):
-    """Give the user a login shell that the micro image lacks, until the test's end."""
+    """Give the user a login shell that the micro image lacks, during the test."""
     run("usermod", "-s", request.param, guest.user)
     yield request.param
     run("usermod", "-s", "/bin/bash", guest.user)
 
 
 def test_a_login_shell_that_the_image_lacks_is_sh_everywhere(lacking, guest):
-    """In passwd, in SHELL, for scripts with and without #!, before and after the job."""
+    """passwd and SHELL agree, with and without ``#!``, also in vm_prologue and vm_epilogue."""
     for name in ("pro.sh", "epi.sh"):
         guest.script(f"set -- {name[:3]}\n{SHOW}", name)
     for line, args in (("", ()), ("#!/bin/bash\n", ("-S", "/bin/bash"))):
@@ -59,9 +59,9 @@ def test_a_shell_that_is_asked_for_is_not_replaced(guest):
 
 @pytest.fixture
 def data(guest):
-    """Move the user's home to a file system of its own, in a directory that root alone can write.
+    """Move the user's home to another file system, in a directory that only root can write.
 
-    Gives its path there; where it was is nothing.
+    Yields the new path. The old path does not exist during the test.
     """
     top = Path("/srv/vtorque-e2e")
     top.mkdir(mode=0o755)
@@ -81,7 +81,7 @@ def data(guest):
     top.rmdir()
 
 
-# Says where it is, and what each name of the home leads to.
+# Prints HOME, the working directory, and the directory to which each path of the home leads.
 SHOW_NAMES = (
     "#!/bin/sh\n"
     'cd "$PBS_O_WORKDIR" && echo work >made && cd "${PBS_O_INITDIR:-$HOME}" || exit 9\n'
@@ -90,9 +90,9 @@ SHOW_NAMES = (
 )
 
 
-@pytest.mark.parametrize("moved", [False, True], ids=["a link of root's", "elsewhere"])
+@pytest.mark.parametrize("moved", [False, True], ids=["link", "other path"])
 def test_a_home_by_each_of_its_names(data, guest, moved):
-    """Submitted from the directory's own path, as getcwd(3) returns it, and with -d."""
+    """Submit the job from the path that getcwd(3) returns, without and with -d."""
     home = guest.home
     if moved:  # the guest has it below /home
         run("usermod", "-d", str(data), guest.user)
@@ -118,7 +118,7 @@ def test_a_home_by_each_of_its_names(data, guest, moved):
 
 
 def test_a_link_of_the_users_is_not_followed(data, guest):
-    """A job ends with the reason, and with the setting that helps."""
+    """The job's error names the link and the setting."""
     account = pwd.getpwnam(guest.user)
     guest.home.symlink_to(data)
     os.lchown(guest.home, account.pw_uid, account.pw_gid)

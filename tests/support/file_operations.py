@@ -1,9 +1,9 @@
-"""Run 80 file operations and print what each returns; the same on a node and in a guest.
+"""Run more than 80 file operations and print the result of each, on a node or in a guest.
 
-Run by ``python3 file_operations.py DIRECTORY``, as the job's user. The directory is prepared by
-tests/e2e/test_same_files.py. Needs nothing but the standard library.
+Run ``python3 file_operations.py DIRECTORY`` as the job's user, with a directory that
+tests/e2e/test_same_files.py has prepared. This program needs the standard library only.
 
-``DIFFERENCES`` names the operations whose results may differ in a guest. doc/user.md has its rows.
+``DIFFERENCES`` names the operations whose results differ in a guest. doc/user.md has its rows.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-#: Operation to the reason why its result differs in a guest: the table in doc/user.md.
+#: Operation to the reason why its result differs in a guest, the first column in doc/user.md.
 DIFFERENCES = {
     "acl_entry_of_the_user_opens": "Access control lists are not evaluated",
     "acl_is_read": "Access control lists are not evaluated",
@@ -46,13 +46,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def operation(function: Callable[[], Result]) -> Callable[[], Result]:
-    """Have a function run in an empty directory of its own, under its name."""
+    """Register a function as an operation, which runs in an empty directory."""
     OPERATIONS[function.__name__] = function
     return function
 
 
 def checked(result: int) -> int:
-    """Return what a function of libc returned, or raise its error."""
+    """Return the result of a libc function; raise OSError for a negative one."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -68,14 +68,14 @@ def failure(call: Callable[..., object], *arguments: object) -> str:
 
 
 def run(program: str, *arguments: str) -> str:
-    """Run a program of /usr, in a guest the node's; return all output and the exit status."""
+    """Run a program in /usr, which a guest shares with the node; return output and exit status."""
     command = [f"/usr/bin/{program}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return f"{done.stdout}{done.stderr}exit {done.returncode}"
 
 
 def in_child(function: Callable[[], Result]) -> str:
-    """Return what a function says in another process."""
+    """Call a function in a child process; return its result as text."""
     out, into = os.pipe()
     if (child := os.fork()) == 0:
         with contextlib.suppress(BaseException):
@@ -89,7 +89,7 @@ def in_child(function: Callable[[], Result]) -> str:
 
 
 def make(name: str, content: bytes = b"content", mode: int = 0o644) -> int:
-    """Make a file; return a descriptor that reads and writes."""
+    """Create a file; return its descriptor, open for reading and writing."""
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     os.write(descriptor, content)
     return descriptor
@@ -99,7 +99,7 @@ def mode_of(name: str) -> str:
     return stat.filemode(os.lstat(name).st_mode)
 
 
-# -- several file systems below one share: ../../s1, s2, bound are mounts of the test's ----------
+# -- several file systems below one share: ../../s1, s2 and bound are mounts ----------------------
 
 ROOT = "../.."
 PAIRS = (f"{ROOT}/s1/one.txt", f"{ROOT}/s2/one.txt")
@@ -107,7 +107,7 @@ PAIRS = (f"{ROOT}/s1/one.txt", f"{ROOT}/s2/one.txt")
 
 @operation
 def files_of_two_file_systems_differ() -> Result:
-    """Both have the inode number 2."""
+    """Both files have the same inode number."""
     one, two = (os.stat(name) for name in PAIRS)
     return one.st_ino == two.st_ino, os.path.samestat(one, two)
 
@@ -286,7 +286,7 @@ def acl_entry_of_the_user_opens() -> Result:
 
 @operation
 def acl_entry_of_a_colleague_hinders_nobody() -> Result:
-    """Others' files that the group or all may read, and a file of the user."""
+    """Files of root that the user's group or everybody may read, and a file of the user."""
     names = ("of_group", "of_all", "mine")
     return [Path(ROOT, name).read_text() for name in names], mode_of(f"{ROOT}/of_group")
 
@@ -811,7 +811,7 @@ def file_system_is_described() -> Result:
 
 
 def main() -> None:
-    """Run all of them, each in a process and a directory of its own; print a line each."""
+    """Run each operation in its own process and directory, and print one line for each."""
     work = Path(sys.argv[1], "work")
     for name, function in OPERATIONS.items():
         (work / name).mkdir(parents=True)
@@ -820,7 +820,7 @@ def main() -> None:
 
 
 def result(function: Callable[[], Result]) -> str:
-    """Return what an operation returned, or its error, in one line."""
+    """Return the result of an operation, or its error, in one line."""
     os.umask(0o022)
     try:
         return repr(function())
