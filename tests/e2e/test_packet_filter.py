@@ -79,8 +79,8 @@ def udp(source, target, data=b""):
     return struct.pack("!HHHH", source, target, 8 + len(data), 0) + data  # no checksum
 
 
-def tcp(source, target, flags, addresses, sequence=1, answered=0):
-    head = struct.pack("!HHIIBBHHH", source, target, sequence, answered, 0x50, flags, 512, 0, 0)
+def tcp(source, target, flags, addresses, sequence=1, acknowledged=0):
+    head = struct.pack("!HHIIBBHHH", source, target, sequence, acknowledged, 0x50, flags, 512, 0, 0)
     pseudo = b"".join(map(socket.inet_aton, addresses)) + struct.pack("!HH", TCP, len(head))
     return head[:16] + struct.pack("!H", checksum(pseudo + head)) + head[18:]
 
@@ -172,7 +172,7 @@ class Node:
     def tracked(self):
         return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
 
-    def connects(self):
+    def can_connect(self):
         """Return whether a new connection of the node itself works."""
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
             client.settimeout(2)
@@ -203,7 +203,7 @@ def node(request):
 
 
 @contextlib.contextmanager
-def filtered(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC):
+def packet_filter(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC):
     own = guard("test", "vt-br", ports, dhcp=ip is None)
     table = Netfilter(tap_name(mac), mac, ip, own, LIMIT)
     table.create()
@@ -239,7 +239,7 @@ def flood_syn_one_port(target):
 
 def flood_ack(target):
     for a, b in ports():
-        yield ipv4(tcp(a, b, ACK, (IP, target), answered=1), TCP, target=target)
+        yield ipv4(tcp(a, b, ACK, (IP, target), acknowledged=1), TCP, target=target)
 
 
 def flood_echo(target):
@@ -261,32 +261,32 @@ FORWARDED = [flood_udp_ports, flood_syn, flood_ack, flood_echo, flood_protocols,
 
 @pytest.mark.parametrize("flood", FORWARDED)
 def test_forwarded_flood_stays_below_limit(node, flood):
-    with filtered():
+    with packet_filter():
         for packet in itertools.islice(flood(OUTSIDE), 20000):
             node.send(packet)
         assert 0 < node.tracked() <= LIMIT
-        assert node.connects()
-    assert node.tracked() <= 2, "the guest's entries are not gone"  # connects() leaves two
+        assert node.can_connect()
+    assert node.tracked() <= 2, "the guest's entries are not gone"  # can_connect() leaves two
 
 
 @pytest.mark.parametrize("flood", [flood_one_port, flood_syn_one_port, flood_echo])
 def test_flood_of_the_node_itself_stays_below_limit(node, flood):
-    with filtered(), socket.create_server((GATEWAY, 7), backlog=1):
+    with packet_filter(), socket.create_server((GATEWAY, 7), backlog=1):
         for packet in itertools.islice(flood(GATEWAY), 20000):
             node.send(packet)
         assert 0 < node.tracked() <= LIMIT
-        assert node.connects()
+        assert node.can_connect()
     assert node.tracked() <= 2
 
 
 def test_flood_of_another_guest_stays_below_limit_on_a_bridge():
     with own_network():
         node = Node(bridged=True)
-        with filtered():
+        with packet_filter():
             for packet in itertools.islice(flood_udp_ports(OTHER), 20000):
                 node.send(packet, target=OTHER_MAC)
             assert 0 < node.tracked() <= LIMIT
-            assert node.connects()
+            assert node.can_connect()
         assert node.tracked() <= 2
 
 
@@ -294,7 +294,7 @@ def test_accomplice_who_connects_to_the_guest_stays_below_limit():
     """The accomplice is no guest of this node, so no filter limits its packets."""
     with own_network():
         node = Node(bridged=True)
-        with filtered():
+        with packet_filter():
             for a, b in itertools.islice(ports(), 20000):
                 packet = ipv4(udp(a, b), UDP, OTHER, IP)
                 os.write(node.other, frame(IPV4, packet, OTHER_MAC, MAC))
@@ -309,39 +309,39 @@ def handshake(node, port, *last):
     """Open a connection to port 80 outside, where an accomplice answers; then send ``last``."""
     there = (IP, OUTSIDE)
     node.send(ipv4(tcp(port, 80, SYN, there), TCP))
-    for answered in node.drain(node.outside):
-        if answered[12:14] != struct.pack("!H", IPV4) or answered[23] != TCP:
+    for received in node.drain(node.outside):
+        if received[12:14] != struct.pack("!H", IPV4) or received[23] != TCP:
             continue
-        source, target = (socket.inet_ntoa(answered[at : at + 4]) for at in (26, 30))
-        (translated,) = struct.unpack("!H", answered[34:36])
-        if not answered[47] & SYN:
+        source, target = (socket.inet_ntoa(received[at : at + 4]) for at in (26, 30))
+        (translated,) = struct.unpack("!H", received[34:36])
+        if not received[47] & SYN:
             continue
         reply = tcp(80, translated, SYN | ACK, (target, source), 1, 2)
         packet = ipv4(reply, TCP, target, source)
-        os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, router_of(answered)))
+        os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, source_mac(received)))
         for flags in (ACK, *last):
             node.send(ipv4(tcp(port, 80, flags, there, 2, 2), TCP))
 
 
-def router_of(received):
+def source_mac(sent):
     """Return the MAC of the sender of a frame, the node's outside interface."""
-    return ":".join(f"{byte:02x}" for byte in received[6:12])
+    return ":".join(f"{byte:02x}" for byte in sent[6:12])
 
 
 @pytest.mark.parametrize("last", [(), (RST,)], ids=["established", "closed"])
 def test_flood_with_an_accomplice_outside_stays_below_limit(node, last):
     """``ct count`` does not count closed connections, whose entries still take room."""
-    with filtered():
+    with packet_filter():
         for port in range(1024, 9024):
             handshake(node, port, *last)
         assert 0 < node.tracked() <= 2 * LIMIT
-        assert node.connects()
+        assert node.can_connect()
     assert node.tracked() <= 2
 
 
 def test_limit_leaves_open_connections_and_other_guests_alone(node):
     other = {"ip": OTHER, "mac": OTHER_MAC}
-    with filtered(), filtered(**other):
+    with packet_filter(), packet_filter(**other):
         handshake(node, 1024)
         for packet in itertools.islice(flood_udp_ports(OUTSIDE), 5000):
             node.send(packet)
@@ -354,7 +354,7 @@ def test_limit_leaves_open_connections_and_other_guests_alone(node):
 
 
 def test_connections_below_limit_pass(node):
-    with filtered():
+    with packet_filter():
         for packet in itertools.islice(flood_syn(OUTSIDE), LIMIT // 2):
             node.send(packet)
         assert node.tracked() == LIMIT // 2
@@ -370,7 +370,7 @@ def neighbors(family="-4"):
 
 def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):
     """The kernel's limit is 1,024 entries (gc_thresh3), for all of the node's networks."""
-    with filtered():
+    with packet_filter():
         for number in range(1, 10000):
             target = f"10.86.{100 + number // 250}.{1 + number % 250}"
             node.send(ipv4(udp(9, 9), UDP, target=target))
@@ -383,7 +383,7 @@ def test_guest_that_repeats_its_scan_leaves_room_in_the_neighbor_table(monkeypat
     targets = [f"10.86.{100 + number // 250}.{1 + number % 250}" for number in range(900)]
     with own_network():
         node = Node()
-        with filtered():
+        with packet_filter():
             end = time.monotonic() + 8  # the rate lets all 900 pass once
             while time.monotonic() < end:
                 for target in targets:
@@ -393,14 +393,14 @@ def test_guest_that_repeats_its_scan_leaves_room_in_the_neighbor_table(monkeypat
             assert 0 < len(said.splitlines()) < 600
 
 
-def test_destinations_that_answer_have_no_rate(monkeypatch):
+def test_destinations_that_answer_have_no_rate_limit(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
     hosts = [f"9.0.{number // 250}.{1 + number % 250}" for number in range(600)]
     with own_network():
         node = Node()
-        with filtered():
+        with packet_filter():
             node.send(ipv4(udp(9, 9), UDP))
-            router = next(router_of(each) for each in node.drain(node.outside) if each[23] == UDP)
+            router = next(source_mac(each) for each in node.drain(node.outside) if each[23] == UDP)
             for host in hosts:
                 packet = ipv4(udp(9, 9), UDP, host, IP)
                 os.write(node.outside, frame(IPV4, packet, ROUTER_MAC, router))
@@ -413,7 +413,7 @@ def test_destinations_that_answer_have_no_rate(monkeypatch):
 @pytest.mark.parametrize("kind", ["arp", "echo", "ipv6"])
 def test_invented_senders_leave_room_in_the_neighbor_table(node, kind):
     """If vTorque does not know the guest's address, the guest may use several."""
-    with filtered(None):
+    with packet_filter(None):
         for number in range(1, 5000):
             source = f"10.86.{100 + number // 250}.{1 + number % 250}"
             source6 = f"fd00:86::5:{number:x}"
@@ -428,7 +428,7 @@ def test_invented_senders_leave_room_in_the_neighbor_table(node, kind):
 
 
 def test_invented_macs_do_not_fill_the_bridges_table(node):
-    with filtered():
+    with packet_filter():
         for number in range(5000):
             mac = f"52:54:00:00:{number >> 8:02x}:{number & 255:02x}"
             node.send(ipv4(udp(9, 9), UDP), source=mac)
@@ -440,7 +440,7 @@ def test_invented_macs_do_not_fill_the_bridges_table(node):
 # -- frames -----------------------------------------------------------------------------------
 
 
-def group(last):
+def multicast(last):
     return f"224.0.0.{last}"
 
 
@@ -468,9 +468,9 @@ FRAMES = {
     "udp with options": (IPV4, ipv4(udp(9, 9), UDP, ihl=7), True, True),
     "later fragment": (IPV4, ipv4(b"\0C\0D" * 10, UDP, fragment=9), True, True),
     "tcp to port 67": (IPV4, ipv4(tcp(9, 67, SYN, (IP, OTHER)), TCP, target=OTHER), True, True),
-    "mdns": (IPV4, ipv4(udp(5353, 5353), UDP, target=group(251)), True, True),
-    "igmp report": (IPV4, ipv4(igmp(0x22), 2, target=group(22)), True, True),
-    "igmp leave": (IPV4, ipv4(igmp(0x17), 2, target=group(2)), True, True),
+    "mdns": (IPV4, ipv4(udp(5353, 5353), UDP, target=multicast(251)), True, True),
+    "igmp report": (IPV4, ipv4(igmp(0x22), 2, target=multicast(22)), True, True),
+    "igmp leave": (IPV4, ipv4(igmp(0x17), 2, target=multicast(2)), True, True),
     "arp request": (ARP, arp(1, MAC, IP, OTHER), True, True),
     "arp reply": (ARP, arp(2, MAC, IP, OTHER, OTHER_MAC), True, True),
     "announcement": (ARP, arp(1, MAC, IP, IP), True, True),
@@ -506,15 +506,15 @@ FRAMES = {
     "ipv6 redirect": (IPV6, icmpv6(137), False, False),
     "mld query": (IPV6, icmpv6(130), False, False),
     "late header": (IPV6, late_header(134), False, False),
-    "vrrp": (IPV4, ipv4(bytes(8), 112, target=group(18)), False, False),
+    "vrrp": (IPV4, ipv4(bytes(8), 112, target=multicast(18)), False, False),
     "vrrp unicast": (IPV4, ipv4(bytes(8), 112, target=OTHER), False, False),
     "vrrp6": (IPV6, ipv6(bytes(8), 112, target="ff02::12"), False, False),
-    "ospf": (IPV4, ipv4(bytes(8), 89, target=group(5)), False, False),
-    "hsrp": (IPV4, ipv4(udp(1985, 1985), UDP, target=group(2)), False, False),
-    "rip": (IPV4, ipv4(udp(520, 520), UDP, target=group(9)), False, False),
-    "igmp query": (IPV4, ipv4(igmp(0x11), 2, target=group(1)), False, False),
+    "ospf": (IPV4, ipv4(bytes(8), 89, target=multicast(5)), False, False),
+    "hsrp": (IPV4, ipv4(udp(1985, 1985), UDP, target=multicast(2)), False, False),
+    "rip": (IPV4, ipv4(udp(520, 520), UDP, target=multicast(9)), False, False),
+    "igmp query": (IPV4, ipv4(igmp(0x11), 2, target=multicast(1)), False, False),
     "icmp redirect": (IPV4, ipv4(echo(1, 5), ICMP, target=OTHER), False, False),
-    "icmp router": (IPV4, ipv4(echo(1, 9), ICMP, target=group(1)), False, False),
+    "icmp router": (IPV4, ipv4(echo(1, 9), ICMP, target=multicast(1)), False, False),
     "rarp for another": (RARP, arp(3, OTHER_MAC, NOBODY, NOBODY, OTHER_MAC), False, False),
     "rarp answer": (RARP, arp(4, MAC, OTHER, OTHER), False, False),
     "arp of another mac": (ARP, arp(1, OTHER_MAC, IP, OTHER), False, False),
@@ -534,7 +534,7 @@ FRAMES = {
 def test_only_these_frames_pass(ip):
     with own_network():
         node = Node()
-        with filtered(ip):
+        with packet_filter(ip):
             passed = {}
             for name, (kind, payload, *_) in FRAMES.items():
                 list(node.drain(node.other))
@@ -545,7 +545,7 @@ def test_only_these_frames_pass(ip):
 
 def test_dhcp_client_sends_a_limited_number_of_requests(node):
     """Each request can get another address: the client chooses its identifier (option 61)."""
-    with filtered(None):
+    with packet_filter(None):
         for _ in range(500):
             node.send(dhcp_packet(68, 67), target="ff:ff:ff:ff:ff:ff")
         passed = [each for each in node.drain(node.other) if each[6:12] == mac_bytes(MAC)]

@@ -58,14 +58,14 @@ for path in ("/home/roots", "/home/users"):
     print("listed", path, *os.listxattr(path))
 """
 # Results that the node must have. Without attributes and ACLs it would not differ from a guest.
-CERTAIN = {
+REQUIRED_ON_NODE = {
     "files_of_two_file_systems_differ": "(True, False)",
     "user_attribute": r"((b'text\x00\xff', ['user.note']), 'ENODATA', [])",
     "acl_entry_of_the_user_opens": repr("f0640\n"),
-    "acl_entry_of_a_colleague_hinders_nobody": (
+    "acl_entry_of_a_colleague_blocks_nobody_else": (
         r"(['of_group\n', 'of_all\n', 'mine\n'], '-rw-rw----')"
     ),
-    "acl_default_gives_mask_despite_umask": "['-rw-rw----', 'drwxrws---']",
+    "acl_default_ignores_the_umask": "['-rw-rw----', 'drwxrws---']",
 }
 
 
@@ -105,7 +105,7 @@ def prepare(place: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Ran:
+class Comparison:
     """The operations' results on the node and in the guest, and all lines of the guest."""
 
     place: Path
@@ -115,7 +115,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran() -> Iterator[Ran]:
+def comparison() -> Iterator[Comparison]:
     """Run the operations in two equal directories: on the node, and in one guest."""
     with daemons.place_for(user_daemon.stop) as place, contextlib.ExitStack() as stack:
         made = [place / name / "place" for name in ("node", "home")]
@@ -128,11 +128,11 @@ def ran() -> Iterator[Ran]:
         (place / "home/root.py").write_text(ATTACK)
         (place / "home/clean.sh").write_text(_CLEAN)
         make(place / "home/users", "", 0o644, USER, USER)
-        node, lines = on_node(made[0]), in_guest(place)
-        yield Ran(place / "home", node, results(lines), lines)
+        node, lines = run_on_node(made[0]), run_in_guest(place)
+        yield Comparison(place / "home", node, results(lines), lines)
 
 
-def on_node(place: Path) -> dict[str, str]:
+def run_on_node(place: Path) -> dict[str, str]:
     """Run the operations as the user on the node."""
     program = place.parents[1] / "home/ops.py"
     done = subprocess.run(
@@ -143,7 +143,7 @@ def on_node(place: Path) -> dict[str, str]:
     return results(done.stdout.splitlines())
 
 
-def in_guest(place: Path) -> list[str]:
+def run_in_guest(place: Path) -> list[str]:
     """Run the operations as the user in a guest with the share; return the guest's lines."""
     shares = [share(place, "home"), replace(share(place, "opt"), source="/usr")]
     for each in shares:
@@ -152,12 +152,12 @@ def in_guest(place: Path) -> list[str]:
         assert qemu.stdout is not None
         signal.signal(signal.SIGALRM, lambda *_: qemu.kill())
         signal.alarm(300)
-        lines = list(iter(functools.partial(_line, qemu.stdout), "@@ end"))
+        lines = list(iter(functools.partial(_read_line, qemu.stdout), "@@ end"))
         signal.alarm(0)
     return lines
 
 
-def _line(console: Iterator[str]) -> str:
+def _read_line(console: Iterator[str]) -> str:
     return next(console, "@@ end").rstrip()
 
 
@@ -167,23 +167,23 @@ def results(lines: list[str]) -> dict[str, str]:
     return found
 
 
-def test_file_operations_in_a_guest_match_the_node(ran: Ran) -> None:
+def test_file_operations_in_a_guest_match_the_node(comparison: Comparison) -> None:
     """Print all differences; they must be exactly those in ``DIFFERENCES``."""
-    differ = {name for name in OPERATIONS if ran.node[name] != ran.guest[name]}
+    differ = {name for name in OPERATIONS if comparison.node[name] != comparison.guest[name]}
     for name in sorted(differ):
-        print(f"{name}\n  node   {ran.node[name]}\n  guest  {ran.guest[name]}")  # noqa: T201
-    assert {name: ran.node[name] for name in CERTAIN} == CERTAIN
+        print(f"{name}\n  node   {comparison.node[name]}\n  guest  {comparison.guest[name]}")  # noqa: T201
+    assert {name: comparison.node[name] for name in REQUIRED_ON_NODE} == REQUIRED_ON_NODE
     assert differ == set(DIFFERENCES)
 
 
-def test_guest_root_sets_user_attributes_only(ran: Ran) -> None:
-    said = [line for line in ran.lines if line.startswith(("set ", "listed "))]
+def test_guest_root_sets_user_attributes_only(comparison: Comparison) -> None:
+    said = [line for line in comparison.lines if line.startswith(("set ", "listed "))]
     paths = ("/home/roots", "/home/users")
     assert said == [f"{word} {path} user.a" for path in paths for word in ("set", "listed")]
-    found = {name: os.listxattr(ran.place / name) for name in ("roots", "users")}
+    found = {name: os.listxattr(comparison.place / name) for name in ("roots", "users")}
     assert found == {"roots": ["user.a"], "users": ["user.a"]}
 
 
-def test_vmgr_clean_crosses_file_systems_of_a_share(ran: Ran) -> None:
-    assert (ran.place / "place/s1/one.txt").exists()
-    assert not (ran.place / "place/s1/of_root").exists()
+def test_vmgr_clean_crosses_file_systems_of_a_share(comparison: Comparison) -> None:
+    assert (comparison.place / "place/s1/one.txt").exists()
+    assert not (comparison.place / "place/s1/of_root").exists()

@@ -16,14 +16,14 @@ SHOW = 'echo "$1 $SHELL $(grep "^$(id -un):" /etc/passwd | cut -d: -f7)"\n'
 
 
 @pytest.fixture(params=["/bin/zsh", "/bin/csh"])
-def lacking(request, guest):
+def missing_shell(request, guest):
     """Give the user a login shell that the micro image lacks, during the test."""
     run("usermod", "-s", request.param, guest.user)
     yield request.param
     run("usermod", "-s", "/bin/bash", guest.user)
 
 
-def test_a_login_shell_that_the_image_lacks_is_sh_everywhere(lacking, guest):
+def test_missing_login_shell_becomes_sh_everywhere(missing_shell, guest):
     """passwd and SHELL agree, with and without ``#!``, also in vm_prologue and vm_epilogue."""
     for name in ("pro.sh", "epi.sh"):
         guest.script(f"set -- {name[:3]}\n{SHOW}", name)
@@ -38,7 +38,7 @@ def test_a_login_shell_that_the_image_lacks_is_sh_everywhere(lacking, guest):
         ]
 
 
-def test_an_interactive_job_has_the_shell_that_the_image_has(lacking, guest):
+def test_interactive_job_falls_back_to_sh(missing_shell, guest):
     terminal = on_a_node(guest, "-I", "-vm", "ram=256M")
     terminal.read(STARTED)
     terminal.read(PROMPT)
@@ -47,7 +47,7 @@ def test_an_interactive_job_has_the_shell_that_the_image_has(lacking, guest):
     assert terminal.leave(7) == 7
 
 
-def test_a_shell_that_is_asked_for_is_not_replaced(guest):
+def test_missing_shell_of_option_S_is_an_error(guest):
     for line in ("", "#!/bin/sh\n"):
         result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
         assert (result.code, result.out) == (127, b"")
@@ -58,7 +58,7 @@ def test_a_shell_that_is_asked_for_is_not_replaced(guest):
 
 
 @pytest.fixture
-def data(guest):
+def moved_home(guest):
     """Move the user's home to another file system, in a directory that only root can write.
 
     Yields the new path. The old path does not exist during the test.
@@ -91,18 +91,18 @@ SHOW_NAMES = (
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["link", "other path"])
-def test_a_home_by_each_of_its_names(data, guest, moved):
+def test_home_is_found_by_each_of_its_paths(moved_home, guest, moved):
     """Submit the job from the path that getcwd(3) returns, without and with -d."""
     home = guest.home
     if moved:  # the guest has it below /home
-        run("usermod", "-d", str(data), guest.user)
+        run("usermod", "-d", str(moved_home), guest.user)
     else:
-        home.symlink_to(data)
+        home.symlink_to(moved_home)
     account = pwd.getpwnam(guest.user)
-    sub = data / "sub"
+    sub = moved_home / "sub"
     sub.mkdir()
     (sub / "in").write_text("in\n")
-    (sub / "job.sh").write_text(SHOW_NAMES.replace("NAMES", f"{data} {home}"))
+    (sub / "job.sh").write_text(SHOW_NAMES.replace("NAMES", f"{moved_home} {home}"))
     for path in (sub, *sub.iterdir()):
         os.chown(path, account.pw_uid, account.pw_gid)
     args = ("vsub", "-W", "block=true", "-j", "oe", "-o", "out", "-vm", "ram=256M")
@@ -117,10 +117,10 @@ def test_a_home_by_each_of_its_names(data, guest, moved):
         (sub / "out").unlink()
 
 
-def test_a_link_of_the_users_is_not_followed(data, guest):
+def test_home_link_owned_by_the_user_is_refused(moved_home, guest):
     """The job's error names the link and the setting."""
     account = pwd.getpwnam(guest.user)
-    guest.home.symlink_to(data)
+    guest.home.symlink_to(moved_home)
     os.lchown(guest.home, account.pw_uid, account.pw_gid)
     result = guest.job("#!/bin/sh\necho ran\n", "-vm", "ram=256M")
     assert (result.code, result.out) == (122, b"")

@@ -81,7 +81,7 @@ def kernel() -> Path:
     return unpack_kernel()
 
 
-def init(at_end: str) -> str:
+def init_script(at_end: str) -> str:
     program = INIT.replace("@AT_END@", at_end)
     return program.replace("@USER@", str(USER)).replace("@OTHER@", str(OTHER))
 
@@ -160,7 +160,7 @@ def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, 
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:
         one.start()
-    with guest(kernel, place, init("poweroff -f")) as qemu:
+    with guest(kernel, place, init_script("poweroff -f")) as qemu:
         looked = []
 
         def look() -> None:
@@ -223,7 +223,7 @@ def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: P
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:
         one.start()
-    with guest(kernel, place, init("while :; do cat /home/big >/dev/null; done")) as qemu:
+    with guest(kernel, place, init_script("while :; do cat /home/big >/dev/null; done")) as qemu:
         console(qemu)
         begun = time.monotonic()
         for one in shares:

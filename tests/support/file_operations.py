@@ -27,7 +27,7 @@ DIFFERENCES = {
     "acl_is_read": "Access control lists are not evaluated",
     "acl_is_set": "Access control lists are not evaluated",
     "acl_is_copied_by_cp_a": "Access control lists are not evaluated",
-    "acl_default_gives_mask_despite_umask": "The umask limits the mask of a default ACL",
+    "acl_default_ignores_the_umask": "The umask limits the mask of a default ACL",
     "bind_mounted_file_is_its_source": "A file that is a mount by itself",
     "file_flags_are_read": "File flags and project ids (`lsattr`, `chattr`)",
     "temporary_file_without_name": "`O_TMPFILE`",
@@ -51,7 +51,7 @@ def operation(function: Callable[[], Result]) -> Callable[[], Result]:
     return function
 
 
-def checked(result: int) -> int:
+def check(result: int) -> int:
     """Return the result of a libc function; raise OSError for a negative one."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -129,7 +129,7 @@ def contents() -> list[str]:
 
 
 @operation
-def cp_a() -> Result:
+def cp_archive() -> Result:
     return run("cp", "-a", f"{ROOT}/s1", f"{ROOT}/s2", "."), contents(), links()
 
 
@@ -158,13 +158,13 @@ def du_counts_each_file_once() -> Result:
 
 
 @operation
-def df_is_of_the_inner_file_system() -> Result:
+def statvfs_is_that_of_the_inner_file_system() -> Result:
     inner = os.statvfs(f"{ROOT}/s1")
     return inner.f_blocks * inner.f_frsize
 
 
 @operation
-def mount_points_are_mount_points() -> Result:
+def mount_points_are_detected() -> Result:
     return [os.path.ismount(f"{ROOT}/{name}") for name in ("s1", "s2", "proj")]
 
 
@@ -214,7 +214,7 @@ def user_attribute() -> Result:
 
 
 @operation
-def user_attribute_is_made_or_replaced() -> Result:
+def user_attribute_is_created_or_replaced() -> Result:
     os.close(make("a"))
     first = failure(os.setxattr, "a", "user.a", b"1", os.XATTR_REPLACE)
     os.setxattr("a", "user.a", b"1", os.XATTR_CREATE)
@@ -285,7 +285,7 @@ def acl_entry_of_the_user_opens() -> Result:
 
 
 @operation
-def acl_entry_of_a_colleague_hinders_nobody() -> Result:
+def acl_entry_of_a_colleague_blocks_nobody_else() -> Result:
     """Files of root that the user's group or everybody may read, and a file of the user."""
     names = ("of_group", "of_all", "mine")
     return [Path(ROOT, name).read_text() for name in names], mode_of(f"{ROOT}/of_group")
@@ -310,15 +310,15 @@ def acl_is_copied_by_cp_a() -> Result:
 
 @operation
 def acl_default_with_umask_0() -> Result:
-    return from_default_list(0)
+    return modes_with_default_acl(0)
 
 
 @operation
-def acl_default_gives_mask_despite_umask() -> Result:
-    return from_default_list(0o077)
+def acl_default_ignores_the_umask() -> Result:
+    return modes_with_default_acl(0o077)
 
 
-def from_default_list(umask: int) -> Result:
+def modes_with_default_acl(umask: int) -> Result:
     os.umask(umask)
     names = [f"{ROOT}/proj/{kind}{umask:o}" for kind in "fd"]
     os.close(make(names[0], mode=0o666))
@@ -362,7 +362,7 @@ def many_entries_are_listed_once() -> Result:
 
 
 @operation
-def entries_that_go_while_they_are_listed() -> Result:
+def entries_removed_while_they_are_listed() -> Result:
     for number in range(100):
         os.close(os.open(f"file-{number}", os.O_CREAT | os.O_WRONLY, 0o600))
     with os.scandir() as found:
@@ -372,7 +372,7 @@ def entries_that_go_while_they_are_listed() -> Result:
 
 
 @operation
-def rename_over_what_is_there() -> Result:
+def rename_over_existing_names() -> Result:
     os.close(make("a", b"a"))
     os.close(make("b", b"b"))
     os.rename("a", "b")
@@ -388,7 +388,7 @@ def rename_into_itself() -> Result:
 
 
 @operation
-def rename_that_replaces_nothing() -> Result:
+def rename_noreplace() -> Result:
     os.close(make("a"))
     os.close(make("b"))
     return failure(renameat2, "a", "b", RENAME_NOREPLACE), failure(
@@ -397,7 +397,7 @@ def rename_that_replaces_nothing() -> Result:
 
 
 def renameat2(old: str, new: str, flags: int) -> None:
-    checked(libc.renameat2(AT_FDCWD, old.encode(), AT_FDCWD, new.encode(), flags))
+    check(libc.renameat2(AT_FDCWD, old.encode(), AT_FDCWD, new.encode(), flags))
 
 
 @operation
@@ -519,7 +519,7 @@ def hole_is_punched() -> Result:
     file = make("a", b"x" * (1 << 20))
     os.fsync(file)
     offset, length = ctypes.c_long(4096), ctypes.c_long(8192)
-    checked(libc.fallocate(file, PUNCH_HOLE, offset, length))
+    check(libc.fallocate(file, PUNCH_HOLE, offset, length))
     return os.pread(file, 2, 4095), os.pread(file, 2, 12287), os.fstat(file).st_size
 
 
@@ -619,7 +619,7 @@ def temporary_file_without_name() -> Result:
     file = os.open(".", O_TMPFILE | os.O_RDWR, 0o600)
     os.write(file, b"text")
     path = f"/proc/self/fd/{file}".encode()
-    checked(libc.linkat(AT_FDCWD, path, AT_FDCWD, b"a", 0x400))  # AT_SYMLINK_FOLLOW
+    check(libc.linkat(AT_FDCWD, path, AT_FDCWD, b"a", 0x400))  # AT_SYMLINK_FOLLOW
     return Path("a").read_text()
 
 
@@ -661,7 +661,7 @@ def record_lock_excludes_another_process() -> Result:
 
 
 @operation
-def lock_of_the_open_file() -> Result:
+def open_file_description_lock() -> Result:
     one, two = make("a"), os.open("a", os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     fcntl.fcntl(one, fcntl.F_OFD_SETLK, lock)
@@ -677,8 +677,8 @@ def lease() -> Result:
 
 @operation
 def changes_are_notified() -> Result:
-    notify = checked(libc.inotify_init1(os.O_NONBLOCK))
-    checked(libc.inotify_add_watch(notify, b".", 0x100 | 0x200 | 0x2))  # create, delete, modify
+    notify = check(libc.inotify_init1(os.O_NONBLOCK))
+    check(libc.inotify_add_watch(notify, b".", 0x100 | 0x200 | 0x2))  # create, delete, modify
     os.close(make("a"))
     os.unlink("a")
     select.select([notify], [], [], 10)
@@ -712,7 +712,7 @@ def modes_are_changed() -> Result:
 
 
 @operation
-def set_id_bits_go_with_a_write() -> Result:
+def set_id_bits_are_cleared_by_a_write() -> Result:
     file = make("a", mode=0o755)
     os.chmod("a", 0o6755)
     os.write(file, b"x")

@@ -140,7 +140,7 @@ def test_guests_reach_no_service_of_the_node_but_what_the_site_opens(guest):
     assert str(open_port).encode() not in listed.stdout
 
 
-def _tracked(ip):
+def tracked_connections(ip):
     lines = Path("/proc/net/nf_conntrack").read_text().splitlines()
     return [line for line in lines if f"src={ip} " in line.partition("dst=")[0]]
 
@@ -158,14 +158,14 @@ def test_guest_root_cannot_fill_the_connection_tracking_table(guest):
         )
         meeting.wait("flooded")
         ip = re.search(r"inet ([\d.]+)/", (guest.home / "nic").read_text())[1]
-        entries = _tracked(ip)
+        entries = tracked_connections(ip)
         meeting.go("flooded")
         result = meeting.end()
     finally:
         guest.config.write_text(own)
     assert b"FLOOD-FAILED" not in result.out
     assert 512 <= len(entries) <= 1024
-    assert _tracked(ip) == [], "the release left entries of the guest"
+    assert tracked_connections(ip) == [], "the release left entries of the guest"
 
 
 def _address_of_node():
