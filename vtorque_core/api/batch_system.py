@@ -53,9 +53,10 @@ class Life(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """When the start hook returns to the batch system: after the guests are ready, or before.
+    """The moment at which the start hook returns to the batch system.
 
-    If the hook returns before, a detached process continues the start, and the job shell waits.
+    If that is before the guests are ready, a detached process continues the start, and the job
+    shell waits.
     """
 
     #: The hook returns when the guests are ready.
@@ -225,33 +226,35 @@ class BareNode:
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a root hook learns of the job. ``blob`` is None when it is not a VM job.
+    """A job, as the batch system describes it to a root hook.
 
     Args:
-        attempt: counts restarts of the same id, from 0.
-        owner: login name as the batch system has authenticated it.
-        node: this node's name in the batch system; ``nodes``: all that have guests, rank order.
-        bare: the other nodes, of a mixed request; their ranks follow the guests'.
-        cpus: host CPU ids of the job on this node, if the batch system fixed them.
-        cpu_count: how many CPUs of this node the job has, if known; ``cpu_counts``: of each of
-            ``nodes``, if known.
+        blob: the request; None if this is not a VM job.
+        attempt: the number of restarts of the same id.
+        owner: login name, which the batch system has authenticated.
+        node: this node's name in the batch system.
+        nodes: all nodes with guests, in rank order.
+        bare: nodes without guests of a mixed request; their ranks follow those of ``nodes``.
+        cpus: host CPU ids of the job on this node, if the batch system assigned them.
+        cpu_count: number of CPUs of the job on this node, if known.
+        cpu_counts: number of CPUs of the job on each of ``nodes``, if known.
         mem_mib: memory of the job on this node in MiB, if limited.
         resource_list: the resources as the batch system states them, for messages.
-        bad_request: why the user's request cannot be read at all; the job is then refused.
-        unknown: why the request, or the job's share of the node, could not be learnt of the batch
-            system: a host fault.
+        bad_request: why the user's request cannot be read. The job is then refused.
+        unknown: why the request, or the job's share of the node, is unknown: a host fault.
         detach: when the hook returns. Set it if the node's daemon or a scheduler waits for hooks.
-        whole_node: the batch system has told that no other job, of anybody, is on this node as
-            long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
-        whole_user: the same, but for other jobs of this user (Slurm's --exclusive=user).
-        patience: seconds that the prologue waits for what other jobs have, before Outcome.IN_USE
-            sends the job back to the queue; None: half of ``[node] start_timeout``.
-        queue, partition, account, qos: where it runs and for whom, as the batch system tells root;
-            the site's ``[[limits]]`` go by them. Those that ``BatchSystem.facts`` names are told;
-            empty: the job has none.
-        known_as: what its user calls it, if not by ``id``: an element of an array of Slurm's.
-        granted: what else it has on this node, by the names of ``Needs.resources``; None: the batch
-            system counts nothing else.
+        whole_node: true if the batch system runs no other job on this node during this job (Slurm's
+            --exclusive, OpenPBS's place=excl).
+        whole_user: true if the batch system runs no job of another user on this node during this
+            job (Slurm's --exclusive=user).
+        patience: seconds to wait for resources in use by other jobs. Then the outcome is IN_USE,
+            and the job is requeued. None: half of ``[node] start_timeout``.
+        queue, partition, account, qos: as the batch system reports them to root, for the site's
+            ``[[limits]]``. Only those that ``BatchSystem.facts`` names are set; empty: the job has
+            none.
+        known_as: the job's id for users if it is not ``id`` (an element of a Slurm array).
+        granted: other resources of the job on this node, by the names of ``Needs.resources``; None:
+            the batch system counts no others.
     """
 
     id: str

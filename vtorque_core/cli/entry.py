@@ -103,8 +103,8 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 def become_clean(kept: Iterable[str] = ()) -> None:
     """Set a fixed umask, an empty signal mask, and a fixed environment except for ``kept``.
 
-    Callers pass on more than their own variables, and libraries obey some: libvirt's
-    LIBVIRT_LOG_OUTPUTS names a file that it writes. OpenPBS's pbs_mom runs hooks with its signals
+    Callers may pass on variables of others, and libraries obey some of these: libvirt writes the
+    file that LIBVIRT_LOG_OUTPUTS names. OpenPBS's pbs_mom runs hooks with its signals
     blocked (``allsigs`` in mom_main.c). Daemons inherit the signal mask from the hook that starts
     them, and would not end on SIGTERM.
     """

@@ -6,9 +6,9 @@ the same and costs 1.0 s more per start and 0.7 s per stop of a guest (measured 
 this costs 0.02 s. A table of the inet family with the same name limits how many connections of the
 guest the node tracks.
 
-One table of the inet family per guest network keeps guests from the node's own services. It belongs
-to the node: each start loads it in the same transaction as the guest's table, since a reboot or
-``nft flush ruleset`` takes it away.
+One table of the inet family per guest network closes the node's own services to guests. Each start
+loads this table again in the same transaction as the guest's, because a reboot or ``nft flush
+ruleset`` removes it.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def _guards() -> list[str]:
 class Netfilter(CoreResource):
     """The packet filter of one guest NIC, by the name of its tap device.
 
-    ``guard``: the node's own table (:func:`guard`), loaded with it and not released with it.
-    ``connections``: the limit for :func:`rules`, if the node tracks connections.
+    ``guard``: the script of the node's own table (:func:`guard`), which is loaded with the filter
+    but not released with it. ``connections``: the limit for :func:`rules`.
     """
 
     kind = "netfilter"

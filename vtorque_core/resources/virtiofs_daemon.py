@@ -76,11 +76,11 @@ class Share(user_daemon.Service):
 
 
 def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of QEMU's own, in C: ``{source}`` is the directory's descriptor.
+    """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    The final ``/.`` makes a directory of the link below /proc: virtiofsd does not follow a link.
-    It does not start without a rule for security.capability. That rule is harmless: the host
-    refuses to set the attribute, because the daemon has no CAP_SETFCAP.
+    virtiofsd does not follow links. The final ``/.`` turns the link below /proc into a directory.
+    The daemon does not start without a rule for security.capability. That rule is harmless: the
+    host refuses to set the attribute, because the daemon has no CAP_SETFCAP.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

@@ -85,7 +85,7 @@ def _stop_start(paths: Paths, job_id: str) -> None:
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(starter)
         try:
-            if starter == job_lock_holder(paths, job_id):  # no other process has the pid
+            if starter == job_lock_holder(paths, job_id):  # the pid is not reused
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)

@@ -117,18 +117,18 @@ def teardown(
     abandon: Collection[int] = (),
     keep: str = "",
 ) -> TeardownReport:
-    """Release all that the journal names; delete it if nothing is left. As root.
+    """Release all resources in the journal; delete the journal if none is left. As root.
 
-    Takes the job's lock (unless this process holds it), so that two epilogues do not meet: the
-    second finds nothing to do. Call it with no other thread running: it forks.
+    Acquires the job's lock unless this process holds it. Therefore a second epilogue waits, and
+    finds nothing to do. Call this function while no other thread runs, because it forks.
 
     Args:
-        journal_path: may be missing: then there is nothing to do.
+        journal_path: the journal. If it is missing, there is nothing to do.
         paths: vTorque's directories.
-        plugins: those that the journal names, loaded with ``node=True``, even if disabled since.
+        plugins: the plugins that the journal names, loaded with ``node=True``, even if disabled.
         release_timeout: seconds for one record.
-        deadline: seconds for everything, waiting for the lock included.
-        abandon: records to give up: noted as released without releasing them.
+        deadline: seconds for everything, including the wait for the lock.
+        abandon: records to mark as released without releasing them.
         keep: path of a file to keep. The journal is then kept, too.
 
     Raises Busy (lock), JournalError (corrupt).

@@ -197,7 +197,7 @@ def _await_proof(
             why = "root's prologue has ended while it was starting the guests (was it killed?)"
             raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
         if found.state == "requeued" and not locked:
-            locked = proofs.lock(paths, job_id)  # root waits for it before qrerun
+            locked = proofs.lock(paths, job_id)  # root waits for this lock, then requeues the job
         ended = found.starter_has_ended()
         if time.monotonic() > found.deadline + SLACK:
             if found.state == "requeued":
@@ -269,11 +269,14 @@ def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0
 def make_script(
     shell: JobShell, job: Started, ready: Proof, environ: Mapping[str, str], streams: Streams
 ) -> Script:
-    """Return the script and its surroundings, as the guest shall have them.
+    """Return the script, and the environment and directory in which the guest runs it.
 
-    The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
-    the login shell as SHELL (the batch system sets this program) and with what the proof adds, but
-    for what gives way to variables that the user has set.
+    The environment is that of the batch system, with these changes:
+
+    - :data:`HOST_ONLY`, and ``host_only`` of the batch system, are removed.
+    - SHELL is the login shell, because the batch system sets it to the job shell.
+    - The proof's variables are added, except those that the user's own variables replace.
+
     The working directory and variables such as ``PBS_O_WORKDIR`` can contain the home's path from
     the user database, or the same path without symbolic links. Both become HOME of the proof, which
     is the home's path in the guest.
@@ -378,7 +381,7 @@ def _read_script(path: Path) -> bytes:
 
 
 def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
-    """Replace one of the home's paths on the host, at the start of ``path``, by the guest's."""
+    """Replace the home's path on the host, at the start of ``path``, by that in the guest."""
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]

@@ -39,29 +39,29 @@ State = Literal["starting", "ready", "refused", "host_fault", "requeued"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What root tells the job shell.
+    """Status file from the prologue (root) to the job shell (user).
 
     Args:
         state: the job shell waits on ``starting`` and runs the script on ``ready`` only. On
             ``requeued`` it locks the proof and waits until the batch system ends the job.
-        reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
-            the job has to do without.
-        deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
-            all processes of this boot share and nobody sets.
-        starter, namespace: who is starting the guests: its pid, and which pid namespace that is of
-            (the inode of ``/proc/self/ns/pid``, namespaces(7)); 0: not known.
+        reason: one line for the user; empty if ready.
+        detail: more lines for the user; notices and warnings if ready.
+        deadline: the time at which ``starting`` must have ended, in seconds of CLOCK_MONOTONIC
+            (clock_gettime(2)). All processes of this boot share that clock, and nobody sets it.
+        starter: the pid of the process that starts the guests; 0: unknown.
+        namespace: its pid namespace, the inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: the batch system's names of the job's nodes with guests, by rank.
-        guest_type, plugin: whose driver runs the script.
-        off: plugins that are not for this job; none of them is called at its end.
+        guest_type, plugin: the guest type and the plugin of the driver that runs the script.
+        off: plugins that are disabled for this job; none of them is called at its end.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
         files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
             :func:`user_file`.
-        keep: the guests stay after the script, for inspection, until the job is ended.
-        show_log: the job shell shows the job's log in its error output.
-        environ: what the script's environment has besides the batch system's.
-        unless: names of these to the variables that the user may have set instead.
-        guests: of this node; their ``run_dir`` has their sockets.
+        keep: whether the guests stay after the script, for inspection, until the job is deleted.
+        show_log: whether the job shell prints the job's log to standard error.
+        environ: variables that are added to the script's environment.
+        unless: a name in ``environ`` to variables; if the user has set one, the name is not added.
+        guests: the guests of this node; ``run_dir`` has their sockets.
     """
 
     job: JobAttempt
@@ -214,7 +214,7 @@ def is_current(paths: Paths, proof: Proof) -> bool:
 def starter_pid(paths: Paths, job_id: str) -> int:
     """Return the pid of the process that is starting the job's guests, or 0. As root.
 
-    The pid is what the proof says. If that process has ended, another one may have its pid.
+    The pid is from the proof. If that process has ended, another process may have its pid.
     """
     try:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
@@ -227,7 +227,7 @@ def starter_pid(paths: Paths, job_id: str) -> int:
 def lock(paths: Paths, job_id: str) -> bool:
     """Lock the job's proof until this process ends; return whether that worked. As the job's user.
 
-    The lock is one of flock(2). The kernel would release one of fcntl(2) when this process closes
+    This uses flock(2), because the kernel would release a lock of fcntl(2) when this process closes
     the file after its next read.
     """
     try:

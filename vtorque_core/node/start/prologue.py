@@ -1,8 +1,8 @@
-"""The root prologue: from the batch system's arguments to guests that have proven themselves ready.
+"""The root prologue: starts a job's guests, and proves to the job shell that they are ready.
 
-Runs as root on the node, once per job attempt and node, under the job's lock. Whatever goes wrong,
-everything acquired is released again, the job shell finds the reason in the proof file, and the
-batch system adapter reports the outcome.
+Runs as root on the node, once per job attempt and node, under the job's lock. If the start fails,
+its resources are released, the job shell finds the reason in the proof file, and the adapter
+reports the outcome to the batch system.
 
 If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
 this order: release all resources, write the proof ``requeued``, release the job's lock, wait until
@@ -76,7 +76,7 @@ def run(
             return _run(job, site, plugins, adapter, Hook())
 
     def continue_start(let_hook_return: Callable[[], None]) -> int:
-        with reader():  # the first one ends with the hook
+        with reader():  # the hook's own reader ends with the hook
             hook = Hook(let_hook_return, waits=job.detach is not Detach.AT_ONCE)
             return _run(job, site, plugins, adapter, hook)
 

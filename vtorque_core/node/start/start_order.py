@@ -88,7 +88,7 @@ def start_job(
 
     ``reap_gone`` is called if the job's claims are in use, ``let_hook_return`` as soon as the hook
     may return (:class:`Detach`); ``arriving``: guests that migrate from another node. Raises
-    Refused, HostFault (both may come from plugins) with everything still journalled.
+    Refused, HostFault (both may come from plugins); the journal then names what to release.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
