@@ -16,7 +16,7 @@ from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds to wait for the server to refuse a requeue
-REQUEUE_TIME = 120.0  # the same, if the job shell has to report a refusal
+REQUEUE_TIME = 120.0  # seconds to wait if the job shell has to report the refusal
 # sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
 _RERUN = """
 "$1" "$2" || exit

@@ -213,9 +213,9 @@ class QsubArgs:
 
     Args:
         options: (letter, value) in order; flags have ``""``; long ones are ``("--version", "")``.
-        operands: what is no option, before ``--``.
+        operands: the arguments before ``--`` that are no options.
         operand_indexes: the indexes of the operands in ``rest``.
-        command: what follows ``--``; None without ``--``. For Torque these are operands too.
+        command: the arguments after ``--``; None without ``--``. For Torque these are operands.
         vm: the values of ``-vm``.
         rest: all arguments but ``-vm`` and their values, unchanged.
     """

@@ -16,22 +16,23 @@ MAX_VARIABLE = 120_000
 
 @dataclass(frozen=True)
 class Dialect:
-    """One batch system's qsub, and what its other commands are asked with.
+    """The command line of one batch system's qsub, and options of its other commands.
 
     Args:
-        name: as ``[batch] system`` has it.
+        name: the value of ``[batch] system``.
         getopt: qsub's option letters.
         long: options that only print something.
         command: whether ``-- command args`` runs a command instead of a script.
         permutes: whether options may follow the script.
-        find_script: returns the index of the script's path in a command line without ``-vm``, or
-            None if qsub gets no script or reads it from standard input.
+        find_script: returns the index of the script's path in a command line without ``-vm``. None:
+            qsub gets no script, or reads it from standard input.
         prefix_variable: the environment variable that names the directive prefix, or "".
         home: PBS_HOME of a node.
-        programs: where a node has the commands if the site does not say.
+        programs: directories of the commands on a node, unless the site sets them.
         all_nodes: pbsnodes' option that lists the nodes.
-        one_job: qstat's option that says all of a job; all_jobs: of all jobs.
-        no_job: what qstat says of a job that is no more; a regular expression.
+        one_job: qstat's option that shows all attributes of a job.
+        all_jobs: qstat's option that shows all attributes of all jobs.
+        no_job: a regular expression that matches qstat's message about an unknown job.
     """
 
     name: str

@@ -37,18 +37,18 @@ BARE = ("none",)
 
 @dataclass(frozen=True)
 class PbsArgs(SubmitArgs):
-    """What :class:`PbsSubmitter` keeps of a command line.
+    """A command line of qsub, as :class:`PbsSubmitter` has split it.
 
     Args:
-        counts: what counts of directives and command line.
+        counts: the effective options of directives and command line.
         place: the index in ``rest`` of the script's path; None without one.
         at: the index in ``rest`` of the additions: before ``--``, on OpenPBS before the script.
         unused: the indexes in ``rest`` of words that a VM job's command line omits.
-        stripped: the script without its ``#PBS -vm`` lines, if it has some.
-        command: OpenPBS's ``-- command``; ``content`` is then the script that a VM job has instead.
-        ncpus: Torque's ``-l ncpus=`` gives the shape, in whose place a VM job has ``nodes=``.
-        text: the script as it is submitted, for a VM job that has to change more of it; its lines
-            of options begin with ``prefix``.
+        stripped: the script without its ``#PBS -vm`` lines, if it has any.
+        command: true for OpenPBS's ``-- command``; ``content`` is then the script of a VM job.
+        ncpus: true if Torque's ``-l ncpus=`` gives the shape; a VM job gets ``nodes=`` instead.
+        text: the script to submit; a VM job may change more of it.
+        prefix: the prefix of the directives in ``text``.
     """
 
     counts: Effective | None = None
@@ -144,7 +144,7 @@ class PbsSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Become qsub, or run it where something has to be cleared up after it.
+        """Replace this process with qsub, or run qsub if files have to be removed afterwards.
 
         Raises UsageError (qsub is missing, or would run another script), Refused (the request does
         not fit).
@@ -272,7 +272,7 @@ class PbsSubmitter:
             pbs.split_qsub(argv, self._dialect.getopt)
             raise UsageError("-- COMMAND: takes a command, and no script beside it")
         shell = str(self._jobshell)
-        # The last -S counts. As one word it cannot become the script, whatever precedes it.
+        # qsub uses the last -S. As one word, -S and its value cannot be taken for the script.
         last = () if lacks_value else (f"-S{shell}",)
         return PbsArgs(vm=BARE, rest=("-S", shell, *words, *last))
 

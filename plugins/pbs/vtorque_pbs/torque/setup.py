@@ -31,7 +31,7 @@ from vtorque_pbs.torque import hooks
 from vtorque_pbs.torque.hooks import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
-_MARGIN = 70.0  # 60 s for the site's own epilogue, 10 s by which pbs_mom kills a script earlier
+_MARGIN = 70.0  # 60 s for the site's own epilogue; pbs_mom kills a script 10 s before the alarm
 _OFF = b"#vtorque# "
 _OURS = b"# Written by " + MARK + b"; with the next line"
 
