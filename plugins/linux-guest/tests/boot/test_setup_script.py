@@ -118,7 +118,7 @@ def test_login_shell_that_a_script_installs_is_used(fake_root: FakeRoot, plan) -
 
 
 def test_setup_links_aliases_of_a_share(fake_root: FakeRoot) -> None:
-    """A link replaces no file of the image. There is none inside a share, where it would remain."""
+    """A link replaces no file of the image, and is never inside a share, where it would remain."""
     (fake_root.path / "there").mkdir()
     names = ("/data/u", "/there", "/home/alice/x", "/u")
     links = dict.fromkeys(names, "/home/alice")

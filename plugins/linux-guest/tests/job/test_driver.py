@@ -250,7 +250,7 @@ def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: boo
 
 
 def test_aliases_of_home_and_shares_lead_to_their_targets(plan) -> None:
-    """Aliases are the paths in the user database, and both paths without symbolic links."""
+    """Aliases are the home's path in the user database, and paths without symbolic links."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name).resolve()
         top.chmod(0o755)

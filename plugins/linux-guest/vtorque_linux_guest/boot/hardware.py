@@ -35,7 +35,7 @@ DATA_SERIAL = "vtdata"
 
 DATA = "/data"
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
-_RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues without it
+_RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
 # In these directories a link to a user's directory would give that user root in the guest.
 _SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib[^/]*|proc|root|run|sbin|sys|usr|var(?!/home/))(/|$)")
 _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
@@ -93,13 +93,13 @@ def resources(
 
 
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Return the node's other paths of shared directories, each with the share's target.
+    """Return other paths of shared directories on the node, each with its target in the guest.
 
-    These are the paths of the user's home, and of each share that has the same path in the guest:
-    as the user database or the site names them, and without symbolic links, as getcwd(3) returns
-    them. realpath(1) runs as the user, because an NFS server may answer only that user. If it
-    fails, no path is resolved. A user can replace a directory by a link at this moment and so
-    choose the result. Therefore a result in a system directory is dropped.
+    These are the path of the user's home in the user database, and the paths without symbolic links
+    (as getcwd(3) returns them) of the home and of each share with the same path in the guest.
+    realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
+    path is resolved. A user can replace a directory by a link at this moment and so choose the
+    result. Therefore a result in a system directory is dropped.
     """
     known = {s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"}
     homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
@@ -121,8 +121,8 @@ def cmdline(image: Image) -> str:
     """Return the kernel's command line: vTorque's words, then the image's.
 
     ``quiet`` and no self tests of ciphers save 0.3 s of an emulated boot, ``panic=-1`` ends a
-    guest whose kernel panics (kernel-parameters.txt). No ``ds=nocloud``: cloud-init would take
-    that for a seed without a disk.
+    guest whose kernel panics (kernel-parameters.txt). There is no ``ds=nocloud``, because
+    cloud-init would take it for a seed without a disk.
     """
     console = _CONSOLES.get(image.arch, "ttyS0")
     words = [f"console={console}", "quiet", "panic=-1", "cryptomgr.notests=1"]

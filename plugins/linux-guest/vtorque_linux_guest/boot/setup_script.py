@@ -113,10 +113,10 @@ def build(
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``cloud_config``: cloud-init has more than ours. ``links``: symbolic links to create, path to
-    target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root`` prefixes all
-    paths that the script touches: for tests. Raises Refused for what the image's family cannot do,
-    HostFault for a value that no guest can have.
+    ``cloud_config``: true if the image or the site has cloud-config. ``links``: symbolic links to
+    create, path to target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root``:
+    a prefix of all paths that the script touches, for tests. Raises Refused for items that the
+    image's family does not support, HostFault for a value that no guest can have.
     """
     script = _Script()
     micro = boots_micro(guest.image)
