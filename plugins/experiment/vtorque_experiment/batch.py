@@ -206,7 +206,7 @@ class Questions:
 
     @property
     def due(self) -> bool:
-        """Whether the next query is due."""
+        """True if the next query is due."""
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:

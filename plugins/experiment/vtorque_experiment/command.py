@@ -116,8 +116,8 @@ def resume(
     Jobs in guests can write in DIR. If the plan there was changed since vmgr experiment run, or run
     was called on another host, resume submits it only with --accept.
 
-    Numbers of failed points whose jobs have ended are taken again: experiment.toml, in DIR, may
-    have been corrected.
+    The numbers of failed points whose jobs have ended are read again, because you may have
+    corrected experiment.toml in DIR.
     """
     from vtorque_experiment import running  # noqa: PLC0415
     from vtorque_experiment.place import existing  # noqa: PLC0415

@@ -26,7 +26,7 @@ def create(
 
     Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
 
-    The book comes last: a directory without one has run nothing, and is made anew.
+    The book is written last. A directory without a book has run nothing, and is created again.
     """
     found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))

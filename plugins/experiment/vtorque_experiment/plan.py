@@ -1,8 +1,9 @@
 """The plan of an experiment: everything that decides what its jobs run.
 
 Guests can write in the directory of results, so a run keeps its plan in memory. A resume has to
-read the plan from that directory. It submits the plan only if ``vmgr experiment run`` has left the
-plan's seal on this host, in a directory that no guest sees, or if the user accepts the plan.
+read the plan from that directory. It submits the plan only if this host has the plan's seal, or if
+the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory that guests do not
+see.
 """
 
 from __future__ import annotations

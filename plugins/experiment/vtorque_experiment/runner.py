@@ -1,9 +1,9 @@
-"""Run the points of an experiment: submit, collect, and go on where a killed runner stopped.
+"""Run the points of an experiment: submit jobs, collect results, continue after a killed runner.
 
 A point is noted as *submitting* before vsub is called. After a kill the runner finds the job of
-such a point by its claim (:mod:`vtorque_experiment.wrapper`), or by the job's name in the batch
-system's list. If neither exists, and no vsub runs that could still submit the point, the runner
-submits it again.
+such a point by its claim (:mod:`vtorque_experiment.wrapper`), or by its name in the batch system's
+list. If neither exists, and no vsub runs that could still submit the point, the runner submits it
+again.
 
 Guests can write in the directory of results, and in the book there. Therefore the runner submits
 only the :class:`~vtorque_experiment.plan.Plan`, and a job has ended when the batch system no longer
@@ -54,9 +54,9 @@ class Runner:
     """One run or resume of an experiment, which holds its lock.
 
     Args:
-        told: called with a line when there is something to say.
-        stop: set by whoever wants it to end; what is submitted goes on.
-        hours: None is no limit.
+        told: called with each message for the user.
+        stop: set to end the run; submitted jobs continue.
+        hours: the time limit, or None.
         seen: called with the counts after each round.
         plan: the plan to submit; None: the plan in the directory of results.
         is_accepted: returns whether the plan in the directory of results may be submitted.
@@ -158,7 +158,10 @@ class Runner:
                 self._book.submitted(row.number, job, time.time())
 
     def _collect(self) -> bool:
-        """Read the numbers of ended jobs; return True if a job that says so is still listed."""
+        """Read the numbers of ended jobs.
+
+        Returns True if the batch system still lists a job that has written ``ended``.
+        """
         said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
         for row in said:
             if self._misses[row.number]:
@@ -254,7 +257,7 @@ class Runner:
         said = done.message or f"vsub ended with {done.code}"
         if done.code == b.REFUSED:
             self._fail(row, f"refused: {said}")
-        else:  # the job may exist all the same: the next list of jobs shows that
+        else:  # vsub may have submitted the job: the next list of jobs shows it
             self._refused += 1
             self._book.note_reason(row.number, said)
 

@@ -1,10 +1,12 @@
 """A double of vsub and of a batch system: files in a directory, jobs as processes of this user.
 
 As a program it is vsub: ``python batch_double.py DIRECTORY ARGUMENT...``, with the job script on
-standard input. The file ``DIRECTORY/mode`` selects a fault: ``mute`` (every third submission is
-accepted, but vsub dies before it prints the id), ``refuse-odd`` (points with odd numbers are
-refused), ``full`` (each first try fails, as with a full queue), ``lost`` (each job begins, then its
-node is lost).
+standard input. The file ``DIRECTORY/mode`` selects a fault:
+
+- ``mute``: every third submission is accepted, but vsub dies before it prints the id.
+- ``refuse-odd``: points with odd numbers are refused.
+- ``full``: each first try fails, as with a full queue.
+- ``lost``: each job begins, then its node is lost.
 """
 
 import os
