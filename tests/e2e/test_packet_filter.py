@@ -486,7 +486,7 @@ FRAMES = {
     "probe for another": (ARP, arp(1, MAC, NOBODY, OTHER), False, True),
     "answer to a probe for another": (ARP, arp(2, MAC, OTHER, NOBODY, OTHER_MAC), False, True),
     "probe as reply": (ARP, arp(2, MAC, NOBODY, IP), False, True),
-    # never
+    # frames that never pass
     "dhcp client of another mac": (IPV4, dhcp_packet(68, 67, mac=OTHER_MAC), False, False),
     "dhcp from another port": (IPV4, dhcp_packet(999, 67), False, False),
     "dhcp server": (IPV4, dhcp_packet(67, 68, 2), False, False),

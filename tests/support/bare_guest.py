@@ -25,7 +25,7 @@ MODULES = [
 
 
 def cpio(entries: dict[str, tuple[int, bytes]]) -> bytes:
-    """Return a newc archive (cpio(5)) of name to mode with type, and content."""
+    """Return a newc archive (cpio(5)); ``entries``: name to mode (with file type) and content."""
     out = bytearray()
     for number, (name, (mode, data)) in enumerate([*entries.items(), ("TRAILER!!!", (0, b""))]):
         raw = name.encode() + b"\0"
@@ -56,7 +56,7 @@ def unpack_kernel() -> Path:
 def initramfs(kernel: Path, init: str) -> bytes:
     """Return an initramfs whose ``/init`` is this script, with its ``@MODULES@`` filled in."""
     (found,) = kernel.glob("**/lib/modules/*/modules.builtin")
-    built_in = found.read_text()  # in Debian 13 all of MODULES
+    built_in = found.read_text()  # Debian 13 builds in all MODULES
     modules = [module for module in MODULES if f"/{module}.ko" not in built_in]
     init = init.replace("@MODULES@", " ".join(modules))
     busybox = Path(shutil.which("busybox") or "busybox-static is not installed")
