@@ -57,7 +57,7 @@ def test_pbsdsh_numbers_tasks_like_pbs(pbsdsh):
 
 
 def test_pbsdsh_passes_the_environment_to_every_guest(pbsdsh):
-    """Tasks get all values unchanged, also of variables that have a name of the script's own."""
+    """Tasks get all variables unchanged, even if the script has variables of the same names."""
     mine = {
         "X": "1", "TWO": "it's\nexport Y=2\n", "nodes": "9", "count": "c", "host": "h",
         "line": "l", "number": "n", "copies": "7", "only": "o", "here": "e", "word": "w",

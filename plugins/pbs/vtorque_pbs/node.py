@@ -229,7 +229,7 @@ class PbsNode(abc.ABC):
             self.commands.tell("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Requeue a job that failed here after a pause, or hold it; keep other jobs off the node.
+        """Requeue a failed job with a pause, or hold it; keep other VM jobs off this node.
 
         Returns 0 if the job is not requeued. Its job shell then reports the reason of a failure.
         """

@@ -198,7 +198,7 @@ class PbsSubmitter:
             os.environ["PATH"] = f"{path}:{place}" if path else place
 
     def _check_script(self, words: Sequence[str], script: str | None) -> int | None:
-        """Return the index of the script. Raises UsageError if qsub would take another word."""
+        """Return the script's index. Raises UsageError if qsub would run another word as script."""
         place = self._dialect.find_script(words)
         if (None if place is None else words[place]) != script:
             raise UsageError(
@@ -257,9 +257,10 @@ class PbsSubmitter:
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
     def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
-        """Return a command line that qsub should reject, with the job shell if qsub accepts it.
+        """Return a command line that qsub should reject.
 
-        ``lacks_value``: the last option has no value, so nothing may follow it.
+        It names the job shell, in case qsub accepts it. ``lacks_value``: the last option has no
+        value, so nothing may follow it.
         Raises UsageError for ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)

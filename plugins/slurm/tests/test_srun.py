@@ -105,7 +105,7 @@ def test_words_and_variables_reach_the_other_guest(srun, tmp_path):
 
 
 def test_srun_passes_environment_and_umask_to_every_guest(srun, tmp_path):
-    """Tasks get all values unchanged, also of variables that have a name of the script's own."""
+    """Tasks get all variables unchanged, even if the script has variables of the same names."""
     mine = {
         "TWO": "x\nexport PWD=/\nexport FORGED=1\n", "nodes": "9", "count": "c", "host": "h",
         "tasks": "7", "code": "e", "here": "e", "word": "w", "BYTES": "\udcff\udc81\udc88",

@@ -171,8 +171,8 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
 def find_job_script(argv):
     """Return the script that Torque's qsub finds, or "" (``find_job_script_index`` of its source).
 
-    Its option letters end with ``-:``. For a lone dash it searches an empty letter, which
-    ``strstr`` always finds.
+    qsub searches the letter of an option, followed by a colon, in a string that ends with ``-:``.
+    A lone dash has no letter, so qsub finds its colon and skips the next word.
     """
     ignore_next = False
     for word in argv:

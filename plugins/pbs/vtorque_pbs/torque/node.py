@@ -129,7 +129,7 @@ class TorqueNode(PbsNode):
         return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report the outcome; extend the walltime of a job whose guests are ready by the boot."""
+        """Report the outcome. If the guests are ready, first add the boot time to the walltime."""
         if outcome is Outcome.READY and not hook_waits and job.node_index == 0:
             try:
                 self._extend_walltime(job)
