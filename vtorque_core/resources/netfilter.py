@@ -45,7 +45,7 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 
 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0) -> str:
-    """Return the nft script that filters one guest's NIC; it replaces an earlier one of that name.
+    """Return the nft script that filters one guest's NIC; it replaces tables with that name.
 
     Raises ValueError.
 

@@ -210,7 +210,7 @@ class Questions:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Query earlier, because a job seems to have ended: ``least`` seconds after the last."""
+        """Query earlier, because a job seems to have ended: ``least`` s after the last query."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 

@@ -381,7 +381,7 @@ def _read_script(path: Path) -> bytes:
 
 
 def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
-    """Replace the home's path on the host, at the start of ``path``, by that in the guest."""
+    """Replace a host path of the home at the start of ``path`` by the path in the guest."""
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]

@@ -1,8 +1,8 @@
 """The root prologue: starts a job's guests, and proves to the job shell that they are ready.
 
 Runs as root on the node, once per job attempt and node, under the job's lock. If the start fails,
-its resources are released, the job shell finds the reason in the proof file, and the adapter
-reports the outcome to the batch system.
+its resources are released, and the adapter reports the outcome to the batch system. The job shell
+finds the reason in the proof file.
 
 If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
 this order: release all resources, write the proof ``requeued``, release the job's lock, wait until

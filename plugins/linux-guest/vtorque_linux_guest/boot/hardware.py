@@ -95,8 +95,9 @@ def resources(
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
     """Return other paths of shared directories on the node, each with its target in the guest.
 
-    These are the path of the user's home in the user database, and the paths without symbolic links
-    (as getcwd(3) returns them) of the home and of each share with the same path in the guest.
+    One is the path of the user's home in the user database. Others are paths without symbolic
+    links, as getcwd(3) returns them: of the home, and of shares with the same path in the guest.
+
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
     path is resolved. A user can replace a directory by a link at this moment and so choose the
     result. Therefore a result in a system directory is dropped.
