@@ -99,7 +99,7 @@ def arp(operation, sender_mac, sender, target, target_mac="00:00:00:00:00:00"):
 
 
 def dhcp(operation, client_mac):
-    """Return a BOOTP message (RFC 951): request 1, reply 2."""
+    """Return a BOOTP message (RFC 951); ``operation`` is 1 for a request, 2 for a reply."""
     return struct.pack("!BBBB24x", operation, 1, 6, 0) + mac_bytes(client_mac).ljust(208, b"\0")
 
 
@@ -324,7 +324,7 @@ def handshake(node, port, *last):
 
 
 def source_mac(sent):
-    """Return the MAC of the sender of a frame, the node's outside interface."""
+    """Return the source MAC of a frame."""
     return ":".join(f"{byte:02x}" for byte in sent[6:12])
 
 

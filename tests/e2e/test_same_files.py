@@ -74,7 +74,7 @@ def run(*command: str | Path) -> None:
 
 
 def prepare(place: Path) -> None:
-    """Create the files of the operations in ``place``, and its parent as the user's directory.
+    """Create ``place``, its parent directory for the user, and the files of the operations.
 
     ``s1``, ``s2`` and ``bound`` are mounts. Files in the first two have the same inode numbers.
     """

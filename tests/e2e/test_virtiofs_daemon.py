@@ -142,7 +142,7 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
 
 @pytest.mark.parametrize("readonly", [False, True])
 def test_links_of_root_lead_to_the_source(place: Path, home: Path, readonly: bool) -> None:
-    """For example /home/u leads to /data/u. A link can be absolute, relative, or a parent."""
+    """For example /home/u leads to /data/u. Links are absolute, relative or in a parent."""
     make(place / "data", None, 0o755, 0, 0)
     (place / "data/u").symlink_to("../home")
     (place / "link").symlink_to(place / "data/u")

@@ -286,7 +286,7 @@ def acl_entry_of_the_user_opens() -> Result:
 
 @operation
 def acl_entry_of_a_colleague_blocks_nobody_else() -> Result:
-    """Files of root that the user's group or everybody may read, and a file of the user."""
+    """Read files of root, by the mode bits for group and others, and a file of the user."""
     names = ("of_group", "of_all", "mine")
     return [Path(ROOT, name).read_text() for name in names], mode_of(f"{ROOT}/of_group")
 

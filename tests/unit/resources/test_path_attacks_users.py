@@ -61,7 +61,7 @@ def share(name: str, **changes: object):
 
 
 def make_users_link(name: str, target: str):
-    """Create a link that an unprivileged user owns, if this process is root."""
+    """Create a link; if this process is root, an unprivileged user owns the link."""
 
     def prepare(top: Path) -> None:
         (top / name).symlink_to(top / target)
