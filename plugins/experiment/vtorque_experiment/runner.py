@@ -278,7 +278,7 @@ class Runner:
         return done
 
     def _read_plan(self) -> Plan:
-        """Return the plan in the directory of results. Raises Refused if nobody accepted it."""
+        """Return the plan in the directory of results. Raises Refused if it is not accepted."""
         points = sum(self._book.counts().values())
         found = read_plan(self._place, self._definition, self._book.about(), points)
         if not self._is_accepted(found):

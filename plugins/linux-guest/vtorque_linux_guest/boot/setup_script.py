@@ -343,7 +343,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
 def _links(
     script: _Script, guest: GuestPlan, links: Mapping[str, str], mounts: Sequence[Mount]
 ) -> None:
-    """Create links, but none inside a mount: it would remain on the user's disk or share."""
+    """Create the links, except inside mounts, where they would remain on the user's disk."""
     targets = [PurePosixPath(mount.target) for mount in mounts]
     for link, leads_to in links.items():
         path = PurePosixPath(link)
