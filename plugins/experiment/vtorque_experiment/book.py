@@ -141,8 +141,8 @@ class Book:
 
     def _write_error(self, why: str) -> HostFault:
         return HostFault(
-            f"{printable(str(self._path))}: {why}; nothing is lost: make room, or see to its "
-            "rights, then vmgr experiment resume"
+            f"{printable(str(self._path))}: {why}; nothing is lost: make room, or correct the "
+            "permissions, then vmgr experiment resume"
         )
 
     def about(self) -> dict[str, str]:

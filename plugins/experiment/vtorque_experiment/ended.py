@@ -90,7 +90,7 @@ def reporter(config: Path) -> Callable[[str, Path], str]:
 
     def keep(job: str, point: Path) -> str:
         if not batch.is_job_id(job):
-            return "it has no job"
+            return "the point has no job"
         try:
             done = subprocess.run(
                 service.vmgr(config, "report", "--json", job), stdin=subprocess.DEVNULL,

@@ -34,7 +34,7 @@ shift $((OPTIND - 1))
 [ $# -gt 0 ] || _vt_usage
 case $_vt_copies$_vt_only in *[!0-9]*) _vt_usage ;; esac
 if [ ! -r "${PBS_NODEFILE:-}" ]; then
-  echo 'pbsdsh: PBS_NODEFILE is not set: this is no job' >&2
+  echo 'pbsdsh: PBS_NODEFILE is not set or unreadable: run pbsdsh in a job' >&2
   exit 1
 fi
 # _vt_nodes: "LINE:HOST:NAME" of each node to run on, counted from 0.
@@ -62,12 +62,12 @@ if [ "$_vt_count" -eq 0 ]; then
   exit 1
 fi
 if [ -n "$_vt_only" ] && [ "$_vt_only" -ge "$_vt_count" ]; then
-  echo "pbsdsh: there are only $_vt_count nodes" >&2
+  echo "pbsdsh: -n $_vt_only: there are only $_vt_count nodes, counted from 0" >&2
   exit 1
 fi
 _vt_hostname=$(hostname)
 if ! command -v ssh >/dev/null && grep -qvx "$_vt_hostname" "$PBS_NODEFILE"; then
-  echo "pbsdsh: this image has no ssh: of the job's guests only $_vt_hostname is reached" >&2
+  echo "pbsdsh: this image has no ssh, so tasks can run only in the guest $_vt_hostname" >&2
 fi
 # Task numbers are those of pbs_mom: the job's script is task 1 (Torque's src/resmom/mom_comm.c).
 _vt_start() {  # task, node, program and arguments

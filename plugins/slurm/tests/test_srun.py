@@ -85,7 +85,7 @@ def test_where_tasks_run(srun, args, environ, tasks):
         (["-nx", "true"], "-n: 'x' is not a number"),
         (["-n", "0", "true"], "is not a number"),
         ([], "no command"),
-        (["-N3", "true"], "3 nodes asked for, the job has 2"),
+        (["-N3", "true"], "3 nodes requested, the job has 2"),
         (["-n5", "true"], "room for 4"),
         (["-n2", "-c3", "true"], "room for 0"),
     ],

@@ -136,7 +136,7 @@ def test_two_nodes(clean):
     assert lines[1:5] == ["vn1", "vn1,vn2 2", "vn1 1 0", "vn2 1 0"]
     assert [line.split()[-1] for line in lines[5:7]] == ["1", "1"]
     assert lines[7] == "vn1"
-    assert b"3 nodes asked for, the job has 2 virtual machines" in err
+    assert b"3 nodes requested, the job has 2 virtual machines" in err
     assert b"this image has no ssh" in err
 
 
