@@ -27,26 +27,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2, help="what each job sleeps")
     parser.add_argument("--limit", type=int, default=1800, help="seconds until this gives up")
     parser.add_argument("submit", nargs="+", help="the submit command and its options, behind --")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.home(), prefix="many-jobs-") as top:
         place = Path(top, "ended")
         place.mkdir()
         script = Path(top, "job.sh")
-        script.write_text(SCRIPT.format(seconds=given.seconds, place=place))
-        began = time.monotonic()
-        command = (*given.submit, "-o", "/dev/null", "-e", "/dev/null", str(script))
-        for _ in range(given.jobs):
+        script.write_text(SCRIPT.format(seconds=args.seconds, place=place))
+        start = time.monotonic()
+        command = (*args.submit, "-o", "/dev/null", "-e", "/dev/null", str(script))
+        for _ in range(args.jobs):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        submitted = time.monotonic() - began
+        submitted = time.monotonic() - start
         # The nodes write these files, so no event tells this host of them.
-        while (ended := len(list(place.iterdir()))) < given.jobs:
-            if time.monotonic() - began > given.limit:
-                raise SystemExit(f"{ended} of {given.jobs} jobs ended in {given.limit} s")
+        while (ended := len(list(place.iterdir()))) < args.jobs:
+            if time.monotonic() - start > args.limit:
+                raise SystemExit(f"{ended} of {args.jobs} jobs ended in {args.limit} s")
             time.sleep(0.2)
-        total = time.monotonic() - began
+        total = time.monotonic() - start
         hosts = sorted({path.read_text().strip() for path in place.iterdir()})
     print(
-        f"{given.jobs} jobs: submitted in {submitted:.1f} s, ended after {total:.1f} s, on {hosts}"
+        f"{args.jobs} jobs: submitted in {submitted:.1f} s, ended after {total:.1f} s, on {hosts}"
     )
 
 

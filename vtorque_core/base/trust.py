@@ -36,15 +36,15 @@ def _follow(path: Path, uid: int, links: int) -> Path:
     if path == path.parent:
         _check(path, uid)
         return path
-    above = _follow(path.parent, uid, links)
+    parent = _follow(path.parent, uid, links)
     if path.name == "..":
-        return above.parent
-    here = above / path.name
-    if not _check(here, uid):
-        return here
+        return parent.parent
+    current = parent / path.name
+    if not _check(current, uid):
+        return current
     if not links:
-        raise ConfigError(f"{here}: too many symbolic links")
-    return _follow(above / here.readlink(), uid, links - 1)
+        raise ConfigError(f"{current}: too many symbolic links")
+    return _follow(parent / current.readlink(), uid, links - 1)
 
 
 def require_secret(path: Path, uid: int = 0) -> None:

@@ -282,14 +282,14 @@ def _resolve(path: str) -> tuple[str, bool]:
     parent, trusted = _resolve(above)
     if name == "..":
         return parent.rpartition("/")[0], trusted
-    here = f"{parent}/{name}"
-    facts = os.lstat(here)
+    full = f"{parent}/{name}"
+    facts = os.lstat(full)
     trusted = trusted and facts.st_uid == 0
     if not stat.S_ISLNK(facts.st_mode):
-        return here, trusted and bool(facts.st_mode & stat.S_ISVTX or not facts.st_mode & 0o022)
+        return full, trusted and bool(facts.st_mode & stat.S_ISVTX or not facts.st_mode & 0o022)
     if not trusted:
-        raise _Step(f"{here} is a symbolic link that users other than root can change: {_NO_LINK}")
-    target = os.readlink(here)  # noqa: PTH115 - pathlib is an import
+        raise _Step(f"{full} is a symbolic link that users other than root can change: {_NO_LINK}")
+    target = os.readlink(full)  # noqa: PTH115 - pathlib is an import
     return _resolve(target if target.startswith("/") else f"{parent}/{target}")
 
 

@@ -159,11 +159,11 @@ def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")
-    opened = (*ports, *(_OF_DHCP if dhcp else ()))
-    for port in opened:
+    open_ports = (*ports, *(_OF_DHCP if dhcp else ()))
+    for port in open_ports:
         if not _PORT.fullmatch(port):
             raise ValueError(f"port {port!r} is not tcp/PORT or udp/PORT")
-    lines = "\n".join(f"    {port.replace('/', ' dport ')} accept" for port in opened)
+    lines = "\n".join(f"    {port.replace('/', ' dport ')} accept" for port in open_ports)
     return _script("node", table=guard_table(network), bridge=bridge, ports=lines)
 
 
@@ -220,8 +220,8 @@ class Netfilter(CoreResource):
 
     def create(self) -> None:
         """Load the tables in one transaction. Raises HostFault (nft missing or refusing)."""
-        tracked = self.guard or _CONNTRACK.exists()  # the guard makes the node track connections
-        load(rules(self.tap, self.mac, self.ip, self.connections if tracked else 0) + self.guard)
+        tracks = self.guard or _CONNTRACK.exists()  # the guard makes the node track connections
+        load(rules(self.tap, self.mac, self.ip, self.connections if tracks else 0) + self.guard)
 
     def release(self) -> None:
         """Delete the tables and the guest's tracked connections. Raises HostFault."""

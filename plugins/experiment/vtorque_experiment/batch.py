@@ -154,14 +154,14 @@ def submit(
     """
     names = place.point(number).relative_to(place.top).parts
     with (
-        tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err, files.directory(place.top, *names) as point,
     ):  # fmt: skip
-        given.write(script)
-        given.seek(0)
+        stdin.write(script)
+        stdin.seek(0)
         try:
             done = subprocess.run(
-                [*batch.vsub, *argv], stdin=given, stdout=out, stderr=err,
+                [*batch.vsub, *argv], stdin=stdin, stdout=out, stderr=err,
                 cwd=f"/proc/self/fd/{point}", pass_fds=(lock,), start_new_session=True, check=False,
             )  # fmt: skip
         except OSError as error:

@@ -71,8 +71,8 @@ def _asked(
     """
     lines = []
     try:
-        with tempfile.TemporaryFile() as given, subprocess.Popen(
-            [*batch.vsub, "--dry-run", *argv], stdin=_fill(given, script),
+        with tempfile.TemporaryFile() as stdin, subprocess.Popen(
+            [*batch.vsub, "--dry-run", *argv], stdin=_fill(stdin, script),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=top,
         ) as asked:  # fmt: skip
             for raw in asked.stderr or ():

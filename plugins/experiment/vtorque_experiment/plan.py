@@ -84,14 +84,15 @@ class Plan:
     @property
     def text(self) -> str:
         """All values that decide what a job runs and where, as JSON."""
-        found = self.definition
-        sums = {name: hashlib.sha256(self.scripts[name]).hexdigest() for name in found.scripts}
-        decides = {
+        definition = self.definition
+        sums = {name: hashlib.sha256(self.scripts[name]).hexdigest() for name in definition.scripts}
+        values = {
             "id": self.id, "root": self.root, "seed": self.seed, "repetitions": self.repetitions,
-            "scripts": sums, "vm": dict(found.vm), "batch": found.batch, "env": dict(found.env),
-            "matrix": dict(found.matrix), "exclude": [dict(each) for each in found.exclude],
+            "scripts": sums, "vm": dict(definition.vm), "batch": definition.batch,
+            "env": dict(definition.env), "matrix": dict(definition.matrix),
+            "exclude": [dict(each) for each in definition.exclude],
         }  # fmt: skip
-        return json.dumps(decides, indent=2) + "\n"
+        return json.dumps(values, indent=2) + "\n"
 
     @property
     def seal(self) -> str:
@@ -118,16 +119,16 @@ def read_plan(place: Place, definition: Definition, about: Mapping[str, str], po
             for name in definition.scripts
         }
         repetitions = points // len(matrix.cells(definition))
-        found = Plan(
+        plan = Plan(
             about["id"], about["root"], int(about["seed"]), repetitions, definition, scripts
         )
     except OSError as error:
         raise _damaged(place, f"{error.filename or 'scripts'}: {error.strerror}") from None
     except (KeyError, ValueError) as error:
         raise _damaged(place, str(error)) from None
-    if not _ID.fullmatch(found.id):
-        raise _damaged(place, f"id {found.id}")
-    return found
+    if not _ID.fullmatch(plan.id):
+        raise _damaged(place, f"id {plan.id}")
+    return plan
 
 
 def keep_seal(plan: Plan) -> None:
@@ -159,18 +160,18 @@ def missing_seal(plan: Plan, place: Place) -> Refused:
 
     No guest can change that copy while the user decides. Raises HostFault.
     """
-    there = _readable_copy(plan)
+    directory = _readable_copy(plan)
     try:
-        there.mkdir(mode=0o700, exist_ok=True)
-        (there / "plan.json").write_text(plan.text)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        (directory / "plan.json").write_text(plan.text)
         for name, content in plan.scripts.items():
-            (there / copy_name(plan.definition, name)).write_bytes(content)
+            (directory / copy_name(plan.definition, name)).write_bytes(content)
     except OSError as error:
         raise _seal_error(error) from None
     return Refused(
         f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run began on "
         "this host: run was called on another host, or you or a job in a guest changed the plan; "
-        f"read it in {there}, then vmgr experiment resume --accept {plan.seal}"
+        f"read it in {directory}, then vmgr experiment resume --accept {plan.seal}"
     )
 
 

@@ -162,11 +162,11 @@ class Runner:
 
         Returns True if the batch system still lists a job that has written ``ended``.
         """
-        said = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
-        for row in said:
+        ended = [row for row in self._book.rows(k.SUBMITTED) if self._has_ended(row)]
+        for row in ended:
             if self._misses[row.number]:
                 self._count(row, self._take(row))
-        return any(not self._misses[row.number] for row in said)
+        return any(not self._misses[row.number] for row in ended)
 
     def _has_ended(self, row: Row) -> bool:
         """Return whether the file ``ended`` exists. A guest can create it, too."""
@@ -201,12 +201,12 @@ class Runner:
         self._refused = 0
         for row in self._book.rows(k.SUBMITTING):
             self._settle(row, names.get(self.token(row.number), ""))
-        gone = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
-        for row in gone:
+        missing = [r for r in self._book.rows(k.SUBMITTED) if self.token(r.number) not in names]
+        for row in missing:
             self._misses[row.number] += 1
             if self._misses[row.number] >= MISSES and not self._has_ended(row):
                 self._fail(row, self._lost(row))
-        self._book.missed([row.number for row in gone])
+        self._book.missed([row.number for row in missing])
 
     def _settle(self, row: Row, job: str) -> None:
         job = job or _claimed(self._place.point(row.number))
@@ -254,12 +254,12 @@ class Runner:
             self._refused = 0
             self._book.submitted(row.number, done.job, time.time())
             return
-        said = done.message or f"vsub ended with {done.code}"
+        message = done.message or f"vsub ended with {done.code}"
         if done.code == b.REFUSED:
-            self._fail(row, f"refused: {said}")
+            self._fail(row, f"refused: {message}")
         else:  # vsub may have submitted the job: the next list of jobs shows it
             self._refused += 1
-            self._book.note_reason(row.number, said)
+            self._book.note_reason(row.number, message)
 
     def _submit_point(self, plan: Plan, number: int) -> b.Submission:
         """Submit a point, and save vsub's output in its directory. Raises OSError, HostFault."""

@@ -159,8 +159,8 @@ class PbsSubmitter:
                 content = None if content is None else text
                 changed = text if text != args.text else changed
             del words[args.at if args.command else len(words) :]
-            added = self._additions(args.counts, blob, needs)
-            words[args.at : args.at] = added
+            additions = self._additions(args.counts, blob, needs)
+            words[args.at : args.at] = additions
             for unused in reversed(args.unused):
                 del words[unused]
             place = self._check_script(words, args.script)

@@ -220,8 +220,8 @@ def starter_pid(paths: Paths, job_id: str) -> int:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
     except (OSError, ValueError):
         return 0
-    starts = proof.state == "starting" and proof.namespace == pid_namespace()
-    return proof.starter if starts else 0
+    is_starting = proof.state == "starting" and proof.namespace == pid_namespace()
+    return proof.starter if is_starting else 0
 
 
 def lock(paths: Paths, job_id: str) -> bool:

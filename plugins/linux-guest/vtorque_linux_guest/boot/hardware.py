@@ -102,15 +102,17 @@ def find_aliases(guest: GuestPlan) -> dict[str, str]:
     path is resolved. A user can replace a directory by a link at this moment and so choose the
     result. Therefore a result in a system directory is dropped.
     """
-    known = {s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"}
+    aliases = {
+        s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"
+    }
     homes = [s for s in guest.shares if s.name == "home" and s.kind == "virtiofs"]
-    known |= {path: s.target for s in homes for path in (guest.user.home, s.source)}
+    aliases |= {path: s.target for s in homes for path in (guest.user.home, s.source)}
     uid = guest.user.uid if os.geteuid() == 0 else None
     with contextlib.suppress(HostFault):
-        said = run_tool("realpath", "-mz", "--", *known, timeout=_RESOLVE, uid=uid)
-        found = zip(said.split("\0"), known.values(), strict=False)
-        known |= {path: target for path, target in found if not _SYSTEM.match(path)}
-    return {path: target for path, target in known.items() if path != target}
+        output = run_tool("realpath", "-mz", "--", *aliases, timeout=_RESOLVE, uid=uid)
+        resolved = zip(output.split("\0"), aliases.values(), strict=False)
+        aliases |= {path: target for path, target in resolved if not _SYSTEM.match(path)}
+    return {path: target for path, target in aliases.items() if path != target}
 
 
 def has_data(guest: GuestPlan) -> bool:
