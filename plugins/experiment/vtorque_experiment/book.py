@@ -230,7 +230,7 @@ class Book:
             self._db.executemany("INSERT INTO numbers VALUES (?, ?, ?)", rows)
 
     def forget(self, number: int) -> None:
-        """Have a failed point wait as if it had never been tried."""
+        """Reset a failed point, so that it is submitted again."""
         with self._all_or_none():
             self._db.execute("DELETE FROM numbers WHERE point=?", (number,))
             self._db.execute(

@@ -23,12 +23,15 @@ def refused(
     file: Path, definition: Definition, cells: Sequence[Cell], batch: b.Batch,
     told: Callable[[str], None],
 ) -> Mapping[int, str]:  # fmt: skip
-    """Return which combinations vsub would refuse, by their numbers, each with what it says.
+    """Return the combinations that vsub would refuse: number to vsub's message.
 
-    It is asked once for all that differ in the script's variables alone, and at most
-    :data:`MOST` times. ``told`` is called at once with its warnings and with the image that it
-    makes first, for some ten seconds, and at the end with what is not known. As
-    the user. Raises Refused: a script cannot be read; HostFault: vsub cannot be started.
+    vsub is called once for combinations that differ only in variables of the script, and at most
+    :data:`MOST` times. ``told`` is called immediately with warnings, and with the message that vsub
+    builds the first image, which takes some ten seconds. At the end it is called with the number
+    of combinations that were not checked.
+
+    Privileges: the user. Raises Refused if a script cannot be read, HostFault if vsub cannot be
+    started.
     """
     found: dict[int, str] = {}
     said: dict[tuple[str, ...], str] = {}
@@ -65,9 +68,9 @@ def refused(
 def _asked(
     batch: b.Batch, argv: Sequence[str], script: bytes, top: Path, told: Callable[[str], None]
 ) -> str:  # fmt: skip
-    """Return why vsub refuses, empty if it does not; what else it says is told at once.
+    """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
 
-    ``top``: where it is called, since a job is submitted from a directory of its own, too.
+    ``top``: the working directory of vsub. Jobs, too, are submitted from separate directories.
     """
     lines = []
     try:

@@ -16,13 +16,13 @@ from vtorque_core.api import UsageError
 EXIT_REFUSED = 2  # by vsub
 EXIT_CONDITION = 3  # a --fail-if holds
 EXIT_POINTS = 4  # all is over, and points have failed
-EXIT_UNFINISHED = 5  # stopped before the end: resume goes on
+EXIT_UNFINISHED = 5  # stopped before the end: resume continues
 
 _directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _hours = click.option(
     "--hours", type=click.FloatRange(min=0, min_open=True),
-    help="Submit nothing more after so long (in place of limits.hours).",
+    help="Submit no more points after this time (replaces limits.hours).",
 )  # fmt: skip
 _numbers = click.option(
     "--number", "names", multiple=True, metavar="NAME", help="Only this number; may be repeated."
@@ -70,7 +70,7 @@ def experiment() -> None:
 )  # fmt: skip
 @click.option(
     "--repetitions", type=click.IntRange(min=1), metavar="N",
-    help="In place of the file's: 1 for a try, with a --dir of its own.",
+    help="Replace repetitions of the file, for example 1 for a try with a separate --dir.",
 )  # fmt: skip
 @_hours
 @_json
@@ -79,7 +79,7 @@ def run(
     config: Path, file: Path, directory: Path | None, dry_run: bool, repetitions: int | None,
     hours: float | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Begin an experiment and run it to its end. Ctrl-C stops it: what is submitted goes on."""
+    """Run an experiment to its end. Ctrl-C stops the run; submitted jobs continue."""
     from vtorque_experiment import create, running, versions  # noqa: PLC0415
     from vtorque_experiment.place import usable  # noqa: PLC0415
 
@@ -251,13 +251,13 @@ def _told(line: str) -> None:
 
 
 def _end(ended: Any, as_json: bool) -> None:
-    """Say how a run has ended, and end with its exit code."""
+    """Print how a run has ended, and exit with its exit status."""
     if as_json:
         click.echo(json.dumps(ended.status, indent=2))
     else:
         click.echo(ended.status["state"])
     if not ended.finished:
-        _told(f"{ended.why}; vmgr experiment resume {ended.directory} goes on")
+        _told(f"{ended.why}; vmgr experiment resume {ended.directory} continues it")
         sys.exit(EXIT_UNFINISHED)
     failed = len(ended.status["failed"])
     if failed:

@@ -1,4 +1,4 @@
-"""Compare two experiments, or an experiment's combinations with some of its own."""
+"""Compare two experiments, or combinations of one experiment with each other."""
 
 from __future__ import annotations
 

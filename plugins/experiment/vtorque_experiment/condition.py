@@ -57,16 +57,16 @@ class Condition:
 
     @property
     def names(self) -> set[str]:
-        """The numbers that it is about."""
+        """The numbers that the condition uses."""
         return {name for _, name in self._calls(self._tree)}
 
     @property
     def has_baseline(self) -> bool:
-        """Whether it compares with something."""
+        """True if the condition compares with a baseline."""
         return any(isinstance(n, ast.Name) and n.id == BASELINE for n in ast.walk(self._tree))
 
     def holds(self, values: Values, baseline: Values | None) -> bool:
-        """Return whether it holds. Raises Refused: it divides by 0, or there are no such values."""
+        """Return whether the condition holds. Raises Refused: division by 0, or missing values."""
         return bool(self._logical(self._tree, values, baseline))
 
     def _refuse(self, problem: str, limit: str) -> None:

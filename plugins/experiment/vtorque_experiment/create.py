@@ -37,7 +37,7 @@ def create(
                 "has results already",
                 key="directory",
                 value=str(place.top),
-                fix="vmgr experiment resume goes on with it; --dir DIR takes another one",
+                fix="vmgr experiment resume continues it; --dir DIR uses another directory",
             )
         )
     if place.top.is_dir() and any(place.top.iterdir()) and not place.definition.exists():

@@ -1,4 +1,4 @@
-"""What an ended job has left in its point's directory, as numbers."""
+"""Numbers of an ended job, from the files in its point's directory."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """Whether 1 is outside the interval."""
+        """True if 1 is outside the interval."""
         return not self.low <= 1 <= self.high
 
 

@@ -23,7 +23,7 @@ class Judged:
 
 
 def of_results(results: Results, conditions: Sequence[str]) -> Judged:
-    """Judge the combinations of an experiment. Raises Refused for a condition that is none."""
+    """Judge the combinations of an experiment. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     if any(condition.has_baseline for condition in read):
         raise Refused(
@@ -41,7 +41,7 @@ def of_results(results: Results, conditions: Sequence[str]) -> Judged:
 
 
 def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Judged:
-    """Judge the combinations of a comparison. Raises Refused for a condition that is none."""
+    """Judge the combinations of a comparison. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     cases = []
     for cell in dict.fromkeys(pair.cell for pair in pairs):

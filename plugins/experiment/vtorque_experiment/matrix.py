@@ -12,7 +12,7 @@ from vtorque_experiment.definition import Definition, Scalar
 
 MAX_POINTS = 1_000_000
 Cell = Mapping[str, Scalar]
-"""A combination: axis to value. No axis of ``-vm`` is empty, and on bare metal there is none."""
+"""A combination: axis to value. Axes of ``-vm`` are not empty, and absent on bare metal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Point:
 
 
 def cells(definition: Definition, where: str = "the file") -> list[Cell]:
-    """Return the combinations, each once. Raises Refused: there is none, or too many points."""
+    """Return the combinations, each once. Raises Refused if there are none, or too many points."""
     size = 1
     for values in definition.matrix.values():
         size *= len(values)
@@ -68,8 +68,8 @@ def _matches(cell: Cell, pattern: Cell) -> bool:
 def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
     """Yield the points in the order of submission; their numbers are from 1.
 
-    A randomised block design: each repetition has every combination once, in an order of its own.
-    A drift of the machine is then in all combinations alike.
+    A randomized block design: each repetition has every combination once, in a new random order.
+    A drift of the machine then affects all combinations equally.
     """
     draw = random.Random(seed)  # noqa: S311 - an order that can be had again
     numbers = itertools.count(1)

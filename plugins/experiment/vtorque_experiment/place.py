@@ -31,7 +31,7 @@ class Place:
 
     @property
     def versions(self) -> Path:
-        """What it was run with."""
+        """The file with the versions of software and hardware."""
         return self.top / "versions.json"
 
     @property

@@ -1,4 +1,4 @@
-"""What an experiment has found: its combinations with the values of each number."""
+"""Results of an experiment: its combinations with the values of each number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Results:
 
     @property
     def title(self) -> str:
-        """What it is called: its title, else its directory."""
+        """The title of the experiment, or the name of its directory."""
         return self.about.get("title") or self.place.top.name
 
     @property
@@ -95,7 +95,7 @@ def read(directory: Path) -> Results:
 
 
 def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
-    """Return the combinations that ``AXIS=VALUE`` pairs pick out. Raises Refused: there is none."""
+    """Return the combinations that ``AXIS=VALUE`` pairs select. Raises Refused if none match."""
     pairs = [pair.partition("=") for pair in wanted]
     known: dict[str, set[str]] = {}
     for cell in cells:

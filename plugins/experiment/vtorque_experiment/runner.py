@@ -35,11 +35,11 @@ from vtorque_experiment.matrix import counted
 from vtorque_experiment.place import Place
 from vtorque_experiment.plan import Plan, missing_seal, read_plan
 
-TRIES = 3  # of a submission that failed otherwise
-REASONS = 20  # that are told while it runs
-IN_A_ROW = 5  # failed submissions, after which nothing is submitted until the next question
-LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two looks at the files of open points
-MISSES = 2  # questions in which a job must be missing before it counts as lost
+TRIES = 3  # submissions of a point, if vsub fails without refusing it
+REASONS = 20  # different reasons that a run prints
+IN_A_ROW = 5  # failed submissions, after which the runner waits for the next list of jobs
+LEAST_PAUSE, MOST_PAUSE = 0.1, 2.0  # seconds between two reads of the files of open points
+MISSES = 2  # lists of jobs in which a job must be missing before it counts as lost
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A run of an experiment by a command: its lock, its signals, what is told meanwhile."""
+"""A run of an experiment by a command: its lock, signals and progress messages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Planned:
-    """What would be run. ``refused``: what vsub says, by the numbers of ``cells``."""
+    """The plan of a dry run. ``refused``: vsub's messages by the numbers of ``cells``."""
 
     definition: definition.Definition
     cells: Sequence[matrix.Cell]
@@ -140,7 +140,7 @@ class Planned:
 
     @property
     def hopeless(self) -> bool:
-        """Whether vsub refuses all that would run in a guest, or all there is."""
+        """True if vsub refuses combinations, including all that would run in guests."""
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 
@@ -191,7 +191,7 @@ def planned(
 
 
 def _forget(there: Book, place: Place) -> None:
-    """Have failed points run again; what is left of the first time stays beside."""
+    """Reset failed points, so that they run again; rename the directories of their first run."""
     for row in there.rows(book.FAILED):
         point = place.point(row.number)
         number = 1

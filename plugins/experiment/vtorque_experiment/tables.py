@@ -27,7 +27,7 @@ def state(results: Results) -> str:
 
 
 def warnings(results: Results) -> list[str]:
-    """Return what whoever reads the numbers has to know."""
+    """Return warnings for readers of the numbers."""
     found = []
     runs = Counter(row.cell for row in results.rows if row.state == DONE)
     cells = range(len(results.cells))
@@ -47,7 +47,7 @@ def warnings(results: Results) -> list[str]:
 
 
 def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
-    """Return what whoever reads a comparison has to know."""
+    """Return warnings for readers of a comparison."""
     found = []
     few = sum(bool(pair.warning) for pair in pairs)
     emulated = sum(pair.emulated for pair in pairs)

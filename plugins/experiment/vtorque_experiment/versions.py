@@ -1,6 +1,6 @@
-"""What an experiment is run with, as far as the host of submission knows it.
+"""Versions of the software and hardware of an experiment, as known on the submit host.
 
-What a job ran on is in its point's ``machine``: kernel, host name, CPU model.
+The machine of a job is in its point's file ``machine``: kernel, host name, CPU model.
 """
 
 from __future__ import annotations
