@@ -120,7 +120,7 @@ class Cluster:
             time.sleep(0.1)
         pytest.fail(f"{what}: not within {seconds} s")
 
-    def wait_state(self, job_id, *states, seconds=60):
+    def wait_state(self, job_id, *states, seconds=120):
         return self.wait(lambda: self.state(job_id) in states, seconds, f"{job_id} {states}")
 
     def guests(self, machine):

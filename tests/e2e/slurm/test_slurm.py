@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,31 +51,48 @@ def test_a_job(clean):
     assert re.search(r"^   Comment=my own vt1:\S+ *$", record, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("args", "cpus", "guests", "told"),
-    [
-        (("-c2",), 2, 1, "2 1 2 none"),
-        (("-n2",), 2, 1, "2 2 none 2"),
-        (("-n2", "-vm", "vms_per_node=2"), 1, 2, "1(x2) 1(x2) none 2"),
-        (("-n2", "-vm", "vcpus=1"), 1, 1, "1 1 none 1"),
-        (("-c2", "-vm", "vcpus=1"), 1, 1, "1 1 1 none"),
-    ],
-)
-def test_a_guest_has_what_slurm_gave_and_all_say_so(clean, args, cpus, guests, told):
+def run_at_once(cluster, script, rows):
+    """Run the script once for each row's command line, all at once; return each row's result.
+
+    A result has the exit code, the standard output and the standard error.
+    """
+
+    def run(number):
+        files = [f"at-once{number}.{kind}" for kind in ("out", "err")]
+        argv = [*rows[number], "-W", "-o", files[0], "-e", files[1], script]
+        done = cluster.user(*argv, check=False, timeout=300)
+        return done.returncode, *map(cluster.read, files)
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        return list(pool.map(run, range(len(rows))))
+
+
+SHAPES = [
+    (("-c2",), 2, 1, "2 1 2 none"),
+    (("-n2",), 2, 1, "2 2 none 2"),
+    (("-n2", "-vm", "vms_per_node=2"), 1, 2, "1(x2) 1(x2) none 2"),
+    (("-n2", "-vm", "vcpus=1"), 1, 1, "1 1 none 1"),
+    (("-c2", "-vm", "vcpus=1"), 1, 1, "1 1 1 none"),
+]
+
+
+def test_guests_have_what_slurm_gave_and_all_say_so(clean):
     """This site has a number for RAM, so that key is needed; CPUs come by themselves."""
-    code, out, err = clean.job(
+    script = clean.script(
         "#!/bin/sh\necho $(nproc) $SLURM_CPUS_ON_NODE $SLURM_NNODES $SLURM_MEM_PER_NODE\n"
         "echo $SLURM_JOB_CPUS_PER_NODE $SLURM_TASKS_PER_NODE ${SLURM_CPUS_PER_TASK-none}"
         " ${SLURM_NTASKS-none}\n"
-        "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n",
-        "-N1", "--mem=900M", "-vm", "ram=job", *args,
-    )  # fmt: skip
-    assert code == 0, err
-    mib = 900 // guests - 256
-    first, second, third = out.decode().splitlines()
-    assert first == f"{cpus} {cpus} {guests} {mib // 2 * 2}"
-    assert second == told
-    assert mib * 3 // 4 < int(third) < mib
+        "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n"
+    )
+    common = ("vsub", "-N1", "--mem=900M", "-vm", "ram=job")
+    results = run_at_once(clean, script, [(*common, *args) for args, *_ in SHAPES])
+    for (args, cpus, guests, told), (code, out, err) in zip(SHAPES, results, strict=True):
+        assert code == 0, (args, err)
+        mib = 900 // guests - 256
+        first, second, third = out.decode().splitlines()
+        assert first == f"{cpus} {cpus} {guests} {mib // 2 * 2}", args
+        assert second == told, args
+        assert mib * 3 // 4 < int(third) < mib, args
 
 
 def test_script_arguments_stdin_and_wrap(clean):
@@ -183,24 +201,26 @@ def test_cancel_in_the_prolog(clean):
     assert b"ran" not in clean.read("out")
 
 
-@pytest.mark.parametrize(
-    ("comment", "reason"),
-    [
-        (token([["ram", "999G"]]), b"ram="),
-        (token([["img", "no-such"]]), b"no-such"),
-        (token([["wings", "2"]]), b"wings=2: "),
-        ("vt1:!!", b"damaged"),
-        ("vt1:in-script", b"damaged"),
-    ],
-)
-def test_a_refused_request(clean, comment, reason):
-    """A forged request: the job ends at once with the reason in its output; the node is well."""
+FORGED = [
+    (token([["ram", "999G"]]), b"ram="),
+    (token([["img", "no-such"]]), b"no-such"),
+    (token([["wings", "2"]]), b"wings=2: "),
+    ("vt1:!!", b"damaged"),
+    ("vt1:in-script", b"damaged"),
+]
+
+
+def test_forged_requests_are_refused(clean):
+    """Each job ends at once with the reason in its output; the nodes are well."""
     script = clean.script(f"#!{SHELL}\n#!/bin/sh\necho ran\n")
-    done = clean.user("sbatch", "-W", "-o", "out", f"--comment=mine {comment}", script, check=False)
-    assert done.returncode == 121
-    assert clean.read("out").startswith(b"vtorque: ")
-    assert reason in clean.read("out")
-    assert b"ran" not in clean.read("out")
+    rows = [("sbatch", f"--comment=mine {comment}") for comment, _ in FORGED]
+    results = run_at_once(clean, script, rows)
+    for (comment, reason), (code, out, err) in zip(FORGED, results, strict=True):
+        said = out + err
+        assert code == 121, comment
+        assert said.startswith(b"vtorque: "), (comment, said)
+        assert reason in said, (comment, said)
+        assert b"ran" not in said, (comment, said)
 
 
 LIMITS = """
@@ -249,32 +269,30 @@ FIRST = b'[[limits]] 1 (partition = "small")'
 THIRD = b'[[limits]] 3 (account = "poor", user = "vtslurm*")'
 
 
-@pytest.mark.parametrize(
-    ("args", "asked", "said"),
-    [
-        pytest.param(("-pmain",), VCPUS, b"", marks=pytest.mark.full),
-        (("-psmall",), VCPUS, FIRST + b" [options.vcpus] max in /etc/vtorque/vtorque.toml"),
-        (("-psmall", "-Arich"), VCPUS, b""),
-        pytest.param(("-psmall", "-Apoor"), VCPUS, THIRD, marks=pytest.mark.full),
-        (("-pmain", "-Apoor"), VCPUS, THIRD),
-        (("-psmall",), NUMA, b"plugin pinning is off for this job (set by " + FIRST),
-        pytest.param(("-psmall", "-Arich"), NUMA, b"", marks=pytest.mark.full),
-    ],
-)
-def test_limits_by_partition_and_account(limited, args, asked, said):
+LIMITED = [
+    (("-pmain",), VCPUS, b""),
+    (("-psmall",), VCPUS, FIRST + b" [options.vcpus] max in /etc/vtorque/vtorque.toml"),
+    (("-psmall", "-Arich"), VCPUS, b""),
+    (("-psmall", "-Apoor"), VCPUS, THIRD),
+    (("-pmain", "-Apoor"), VCPUS, THIRD),
+    (("-psmall",), NUMA, b"plugin pinning is off for this job (set by " + FIRST),
+    (("-psmall", "-Arich"), NUMA, b""),
+]
+
+
+def test_limits_by_partition_and_account(limited):
     """What slurmd tells the node counts; no variable of the user's, and no config of vsub's."""
     script = limited.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
-    lies = {"SLURM_JOB_PARTITION": "main", "SLURM_JOB_ACCOUNT": "rich", "SLURM_JOB_QOS": "rich"}
-    done = limited.user(
-        "vsub", "-W", "-o", "out", "-c2", *args, "-vm", asked, script, check=False, env=lies.items()
-    )
-    out = limited.read("out")
-    if not said:
-        assert (done.returncode, out) == (0, b"2\n"), done.stderr
-        return
-    assert done.returncode == 121
-    assert said in out
-    assert out.startswith(b"vtorque: "), "the script has not run"
+    lies = ("SLURM_JOB_PARTITION=main", "SLURM_JOB_ACCOUNT=rich", "SLURM_JOB_QOS=rich")
+    rows = [("env", *lies, "vsub", "-c2", *args, "-vm", asked) for args, asked, _ in LIMITED]
+    results = run_at_once(limited, script, rows)
+    for (args, asked, said), (code, out, err) in zip(LIMITED, results, strict=True):
+        if not said:
+            assert (code, out) == (0, b"2\n"), (args, asked, err)
+            continue
+        assert code == 121, (args, asked)
+        assert said in out + err, (args, asked)
+        assert (out + err).startswith(b"vtorque: "), "the script has not run"
 
 
 def test_vsub_refuses_by_what_it_is_told(limited):
