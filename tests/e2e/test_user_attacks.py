@@ -290,8 +290,8 @@ def test_a_jobshell_for_another_users_job_runs_nothing(running):
 def test_qemu_and_daemons_are_confined(running):
     node, _, _, _, pids = running
     user = pwd.getpwnam(node.user)
-    guards = Path("/sys/class/net").glob("vt5254*/brport/bpdu_guard")
-    assert [guard.read_text() for guard in guards] == ["1\n"]
+    masks = Path("/sys/class/net").glob("vt5254*/brport/group_fwd_mask")
+    assert [mask.read_text() for mask in masks] == ["0xfffd\n"]
     for pid, kind in pids.items():
         proc = Path("/proc", str(pid))
         status = dict(re.findall(r"^(\w+):\s*(.*)$", (proc / "status").read_text(), re.MULTILINE))

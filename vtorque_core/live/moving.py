@@ -189,7 +189,7 @@ def arrived(paths: Paths, key: str, uuids: Collection[str]) -> None:
         came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
         for record in state.open:
             if record.kind == Netfilter.kind and record.guest in came:
-                netfilter.refuse_bpdus(str(record.args["tap"]))
+                netfilter.filter_reserved_macs(str(record.args["tap"]))
         for record in came.values():
             if not record.created:
                 journal.created(record.seq)

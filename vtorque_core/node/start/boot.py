@@ -200,7 +200,7 @@ def boot_one(
     if guest.comes:  # which may have taken longer than any start
         start.deadline = time.monotonic() + site.node.start_timeout
     for tap in taps.values():
-        netfilter.refuse_bpdus(tap)
+        netfilter.filter_reserved_macs(tap)
     try:
         for channel in each.merged.lists(Channel):
             owner = guest.user.uid if channel.owner == "job" else os.geteuid()
