@@ -5,6 +5,7 @@ For batch systems whose daemon waits for its hooks. Runs as root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -41,4 +42,5 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
 
 
 def _begun(writer: int) -> None:
-    os.write(writer, b"1")
+    with contextlib.suppress(BrokenPipeError):  # the hook was killed: the work continues
+        os.write(writer, b"1")

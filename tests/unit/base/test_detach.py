@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+from killed import kill_parent
+from patience import eventually
 from vtorque_core.base.detach import detached
 
 
@@ -39,3 +41,19 @@ def test_detached_returns_exit_code_of_work_that_ends_first():
 
 def test_detached_returns_0_when_work_lets_it_return():
     assert detached(lambda let_return: let_return() or 75) == 0
+
+
+def test_work_continues_after_the_hook_is_killed(tmp_path):
+    """The batch system decides what becomes of the job, so the work must not fail."""
+
+    def work(let_return):
+        kill_parent()
+        let_return()
+        (tmp_path / "continued").touch()
+        return 0
+
+    hook = os.fork()
+    if not hook:
+        os._exit(detached(work))
+    assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == -signal.SIGKILL
+    eventually((tmp_path / "continued").exists)

@@ -3,11 +3,13 @@
 import json
 import os
 import pwd
+import signal
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from killed import kill_parent
 from patience import LONG, eventually
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.job_files import File
@@ -58,8 +60,9 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
     monkeypatch.setattr(prologue, "_give_up", lambda *args: proof.write(paths, args[-1]))
 
-    def run(error, *, placed, detach=Detach.PLACED, requeues=True):
+    def run(error, *, placed, detach=Detach.PLACED, requeues=True, before=lambda: None):
         def start(job, _site, _plugins, _adapter, _reap, let_hook_return):
+            before()
             if placed:
                 let_hook_return()
             raise error
@@ -72,7 +75,8 @@ def node(tmp_path, monkeypatch):
         path = paths.proof("7.srv")
         return Proof.decode(path.read_bytes()) if path.exists() else None
 
-    return SimpleNamespace(run=run, paths=paths, proof=found)
+    server = Server(tmp_path, Detach.PLACED, requeues=True)
+    return SimpleNamespace(run=run, paths=paths, proof=found, server=server)
 
 
 class JobShell(threading.Thread):
@@ -108,6 +112,19 @@ def test_start_that_fails_later_is_requeued_once_its_job_shell_runs(node):
     shell.join()
     assert server.outcomes() == [("HOST_FAULT", f"n1: {FAULT}", False)]
     assert node.proof().state == "requeued"
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_start_whose_hook_was_killed_is_requeued(node, placed):
+    """Torque and OpenPBS run the job then, so the hook's exit code reports nothing."""
+    hook = os.fork()
+    if not hook:
+        node.run(FAULT, placed=placed, before=kill_parent)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == -signal.SIGKILL
+    JobShell(node).start()
+    eventually(node.server.outcomes)
+    assert node.server.outcomes() == [("HOST_FAULT", f"n1: {FAULT}", False)]
 
 
 def test_job_shell_reports_the_fault_when_the_server_refuses_a_requeue(node):

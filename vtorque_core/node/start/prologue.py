@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pwd
 import sys
 import time
@@ -75,9 +76,11 @@ def run(
         if job.detach is Detach.NEVER:
             return _run(job, site, plugins, adapter, Hook())
 
+    pid = os.getpid()
+
     def continue_start(let_hook_return: Callable[[], None]) -> int:
         with reader():  # the hook's own reader ends with the hook
-            hook = Hook(let_hook_return, waits=job.detach is not Detach.AT_ONCE)
+            hook = Hook(let_hook_return, 0 if job.detach is Detach.AT_ONCE else pid)
             return _run(job, site, plugins, adapter, hook)
 
     code = detached(continue_start)
@@ -85,16 +88,26 @@ def run(
 
 
 class Hook:
-    """The hook that called this start; ``waits``: its exit code can still report a failure."""
+    """The hook that called this start.
 
-    def __init__(self, let_return: Callable[[], None] | None = None, *, waits: bool = True) -> None:
-        self._let_return, self.waits = let_return, waits
+    Args:
+        let_return: lets the hook return 0; None with Detach.NEVER, where this process is the hook.
+        pid: the process of the hook, whose child this process is; 0 if its exit code is ignored.
+    """
+
+    def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:
+        self._let_return, self._pid, self._own = let_return, pid, let_return is None
+
+    @property
+    def waits(self) -> bool:
+        """True if the hook's exit code can still report a failure: it neither returned nor died."""
+        return self._own or self._pid == os.getppid()
 
     def let_return(self) -> None:
         """Let the hook return 0 now. Does nothing with Detach.NEVER, or after the first call."""
         if self._let_return is not None:
             self._let_return()
-            self._let_return, self.waits = None, False
+            self._let_return, self._pid = None, 0
 
 
 def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook: Hook) -> int:
