@@ -48,10 +48,8 @@ class Process(CoreResource):
             descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return True
-        try:
+        with safefs.closing(descriptor):
             return not self._held(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _held(self, descriptor: int) -> bool:
         return lock_holder(descriptor) is not None
@@ -68,21 +66,18 @@ class Process(CoreResource):
             return
         except OSError as error:
             raise HostFault(f"lock {self.lock}: {error.strerror}") from error
-        try:
+        with safefs.closing(descriptor):
             self._end_holder(descriptor, end)
-        finally:
-            os.close(descriptor)
         safefs.remove_file(self.lock)
 
     def _end_holder(self, descriptor: int, end: float) -> None:
         while (pid := self._holder(descriptor)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                handle = os.pidfd_open(pid)
-                try:
-                    if self._holder(descriptor) == pid:  # else the pid may be another's by now
-                        self._end(handle, pid, end)
-                finally:
-                    os.close(handle)
+            with (
+                contextlib.suppress(ProcessLookupError),
+                safefs.closing(os.pidfd_open(pid)) as handle,
+            ):
+                if self._holder(descriptor) == pid:  # else the pid may be another's by now
+                    self._end(handle, pid, end)
 
     def _end(self, handle: int, pid: int, end: float) -> None:
         signal.pidfd_send_signal(handle, signal.SIGTERM)

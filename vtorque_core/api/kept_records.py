@@ -99,11 +99,9 @@ class Place:
             with contextlib.suppress(FileExistsError):
                 safefs.make_directory(str(path), mode=0o711 if uid is None else 0o700)
             if uid is not None:
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
-                try:
+                flags = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
+                with safefs.closing(os.open(path, flags)) as descriptor:
                     _let_read(descriptor, uid, enter=True)
-                finally:
-                    os.close(descriptor)
 
 
 def place(paths: Paths, job: JobAttempt) -> Place:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.base.run_tool import NOBODY
 from vtorque_core.base.trust import effective_root
@@ -82,10 +83,8 @@ def read_apart(
     with contextlib.ExitStack() as stack:
         answers, told = os.pipe()
         stack.callback(os.close, answers)
-        try:
+        with safefs.closing(told):
             _ask(pickle.dumps((work, args)), [told, *files], stack)
-        finally:
-            os.close(told)
         while True:
             kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until))
             most -= _HEAD.size + length

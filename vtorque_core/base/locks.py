@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import Paths
+from vtorque_core.base.safefs import closing
 
 _POLL = 0.01  # seconds between two tries; flock(2) has no time limit of its own
 _held: dict[str, int] = {}  # path to descriptor, of this process
@@ -29,6 +30,20 @@ def lock_holder(descriptor: int) -> int | None:
     asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def holder_of(path: Path | str) -> int | None:
+    """Return the pid that holds a POSIX lock on a lock file. Raises OSError.
+
+    None: nobody, or a process of another machine.
+    """
+    with closing(_opened(path)) as descriptor:
+        pid = lock_holder(descriptor)
+    return pid if pid and pid > 0 else None
+
+
+def _opened(path: Path | str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 class Busy(HostFault):
@@ -117,16 +132,10 @@ def job_lock_holder(paths: Paths, job_id: str) -> int | None:
 
     The process exists as long as the lock is held, so no other process can have its pid.
     """
-    try:
-        descriptor = os.open(paths.job_lock(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        if flocked(descriptor, fcntl.LOCK_SH, 0.0):
-            return None
-        return int(os.pread(descriptor, 32, 0) or 0)
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError), closing(_opened(paths.job_lock(job_id))) as lock:
+        if not flocked(lock, fcntl.LOCK_SH, 0.0):
+            return int(os.pread(lock, 32, 0) or 0)
+    return None
 
 
 @contextlib.contextmanager

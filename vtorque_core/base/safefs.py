@@ -31,6 +31,15 @@ _MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three le
 
 
 @contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close an open descriptor at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def parent_of(path: str) -> Iterator[tuple[int, str]]:
     """Give a descriptor of the trusted directory that ``path`` is in, and its last part.
 
@@ -69,8 +78,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
     A link is fine if root has made it (/var/run): who may make one chooses among all that root
     trusts.
     """
-    below = os.open(part, _LOOK, dir_fd=directory)
-    try:
+    with closing(os.open(part, _LOOK, dir_fd=directory)) as below:
         status = os.fstat(below)
         _check(status, path, part)
         if stat.S_ISLNK(status.st_mode):
@@ -78,8 +86,6 @@ def _step(directory: int, part: str, path: str) -> int | Path:
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part)
         return os.dup(below)
-    finally:
-        os.close(below)
 
 
 def _check(status: os.stat_result, path: str, part: str) -> None:
@@ -103,11 +109,8 @@ def naming(path: str, verb: str) -> Iterator[None]:
 
 def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
     """Have a file or directory, opened with these flags, on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_new(
@@ -199,12 +202,9 @@ def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> Non
     """Create one directory that does not exist yet. Raises OSError, HostFault."""
     with parent_of(path) as (directory, name):
         os.mkdir(name, 0o700, dir_fd=directory)
-        descriptor = os.open(name, _READ, dir_fd=directory)
-        try:
+        with closing(os.open(name, _READ, dir_fd=directory)) as descriptor:
             os.fchown(descriptor, uid, gid)
             os.fchmod(descriptor, mode)
-        finally:
-            os.close(descriptor)
 
 
 def remove_file(path: str) -> None:
@@ -226,12 +226,10 @@ def remove_tree(path: str) -> None:
                 raise
             os.unlink(name, dir_fd=directory)
             return
-        try:
+        with closing(descriptor):
             if _mount_id(descriptor) != _mount_id(directory):
                 raise HostFault(f"{path} is a mount point: unmount it first")
             _empty_all(descriptor, path)
-        finally:
-            os.close(descriptor)
         os.rmdir(name, dir_fd=directory)
 
 
@@ -258,13 +256,10 @@ def _empty(directory: int, path: str, depth: int) -> None:
         if not is_directory:
             os.unlink(name, dir_fd=directory)
             continue
-        below = os.open(name, _READ, dir_fd=directory)
-        try:
+        with closing(os.open(name, _READ, dir_fd=directory)) as below:
             if _mount_id(below) != _mount_id(directory):
                 raise HostFault(f"{path}/{name} is a mount point: unmount it first")
             _empty(below, f"{path}/{name}", depth + 1)
-        finally:
-            os.close(below)
         os.rmdir(name, dir_fd=directory)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from vtorque_core.api.values import Image
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
 from vtorque_core.base.record import dataclass
+from vtorque_core.base.safefs import closing
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import (
     MAX_SIDECAR,
@@ -196,13 +197,11 @@ def read_sidecar(pool: Path, name: str) -> Sidecar:
         raise unknown(pool, name) from None
     except OSError as error:
         raise bad(name, f"{SIDECAR}: {error.strerror}") from None
-    try:
+    with closing(descriptor):
         status = os.fstat(descriptor)
         if not _is_own(status):
             _check_slowly(Path(path))
         text = os.read(descriptor, MAX_SIDECAR + 1) if stat.S_ISREG(status.st_mode) else b""
-    finally:
-        os.close(descriptor)
     try:
         if len(text) > MAX_SIDECAR:
             raise ValueError(f"is longer than {MAX_SIDECAR} bytes")

@@ -50,12 +50,9 @@ def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Ite
     The lock is this node's: of several nodes that share a pool only one at a time may change it.
     Raises HostFault after ``wait`` seconds.
     """
-    descriptor = os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with safefs.closing(os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
@@ -252,11 +249,9 @@ def _trash_if_left(pool: Path, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    else:
+    with safefs.closing(descriptor):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
         trash(pool, path)
-    finally:
-        os.close(descriptor)

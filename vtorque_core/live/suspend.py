@@ -12,7 +12,6 @@ it again.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from vtorque_core.api.guest_driver import ClockDriver
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.libvirt_workers import worker
-from vtorque_core.base.locks import job_lock, lock_holder, node_lock
+from vtorque_core.base.locks import holder_of, job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.stopped import is_stopped
 from vtorque_core.live.jobs import RunningGuest, RunningJob
@@ -60,16 +59,10 @@ def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
     the guests boot and that the job's user alone may read. The user may have another process of
     theirs hold it: what this says is no more than what they want.
     """
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(paths.job_shell(job.job.key), flags)
-    except OSError:
-        return None
-    try:
-        pid = lock_holder(descriptor)
-    finally:
-        os.close(descriptor)
-    return is_stopped(pid) if pid and pid > 0 else None
+    with suppress(OSError):
+        pid = holder_of(paths.job_shell(job.job.key))
+        return None if pid is None else is_stopped(pid)
+    return None
 
 
 def phase(job: RunningJob) -> str:

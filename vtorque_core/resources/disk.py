@@ -109,7 +109,7 @@ class DiskCopy(CoreResource):
             with safefs.naming(self.path, "create"):
                 safefs.write_new(self.path, b"", mode=0o600)
                 copy = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with safefs.closing(copy):
                 if effective_root():
                     os.fchown(copy, NOBODY, -1)
                 formats = ("-f", self.source_format, "-O", "qcow2")
@@ -120,8 +120,6 @@ class DiskCopy(CoreResource):
                 )  # fmt: skip
                 if effective_root():
                     os.fchown(copy, max(self.uid, 0), -1)
-            finally:
-                os.close(copy)
 
     def release(self) -> None:
         """Remove the copy; the image is not touched."""

@@ -8,14 +8,13 @@ lets their user stop them. No batch system does: the daemons are of no job's ses
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.locks import holder_of
 from vtorque_core.base.stopped import is_stopped
 from vtorque_core.resources import user_daemon
 
@@ -76,10 +75,6 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
 def _stopped(lock: str) -> bool:
     """Return whether the daemon stands still."""
     with contextlib.suppress(OSError):  # it has ended
-        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            pid = lock_holder(descriptor)
-        finally:
-            os.close(descriptor)
-        return bool(pid and pid > 0 and is_stopped(pid))
+        pid = holder_of(lock)
+        return pid is not None and is_stopped(pid)
     return False

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Self
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.children import readable
 from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.locks import flocked, lock_holder
 from vtorque_core.base.record import dataclass
@@ -222,7 +223,7 @@ def stop(lock_path: str, deadline: float) -> None:
         return
     except OSError as error:
         raise HostFault(f"cannot open a daemon's lock: {error}") from error
-    try:
+    with safefs.closing(lock_fd):
         record = _read_record(lock_fd)
         while not flocked(lock_fd, fcntl.LOCK_EX, 0):
             killed = _killlock_holder(lock_fd, deadline, record.get("log"))
@@ -233,8 +234,6 @@ def stop(lock_path: str, deadline: float) -> None:
         if "socket" in record:
             Path(record["socket"]).unlink(missing_ok=True)
         Path(lock_path).unlink(missing_ok=True)
-    finally:
-        os.close(lock_fd)
 
 
 def _take_lock(service: Service) -> int:
@@ -310,12 +309,10 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
     argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
     null = subprocess.DEVNULL
-    try:
+    with safefs.closing(plan.report_fd):
         helper = subprocess.Popen(
             argv, stdin=null, stdout=null, stderr=null, pass_fds=descriptors, env={}, cwd="/"
         )
-    finally:
-        os.close(plan.report_fd)
     try:
         if not readable([report], deadline - time.monotonic()):
             helper.kill()
@@ -349,9 +346,8 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
-    with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:  # it ended
-        pidfd = os.pidfd_open(pid)
-        stack.callback(os.close, pidfd)
+    # Suppressed: it has ended.
+    with contextlib.suppress(ProcessLookupError), safefs.closing(os.pidfd_open(pid)) as pidfd:
         if lock_holder(lock_fd) != pid:
             return True  # ended meanwhile, and the pidfd may be of another process
         if log:
@@ -364,9 +360,8 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
 
 def _save_log_of(pidfd: int, path: str) -> None:
     """Save a daemon's log, found as its standard error."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        log_fd = _user_daemon_exec.descriptor_of(pidfd, 2)
-        stack.callback(os.close, log_fd)
+    of_daemon = _user_daemon_exec.descriptor_of
+    with contextlib.suppress(OSError), safefs.closing(of_daemon(pidfd, 2)) as log_fd:
         # Only a memfd has these seals: reading another file could hang or read the user's home.
         if fcntl.fcntl(log_fd, fcntl.F_GET_SEALS) == _SEALS:
             _save_log(log_fd, path)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vtorque_core.base.errors import HostFault, printable
-from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.locks import holder_of
 from vtorque_core.resources import user_daemon
 
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
@@ -117,8 +117,7 @@ def served(lock: Path) -> os.stat_result:
     lets root not look (FUSE). One that hangs is waited for: call it in a child.
     """
     try:
-        with lock.open("rb") as file:
-            proc = Path(f"/proc/{lock_holder(file.fileno())}")
+        proc = Path(f"/proc/{holder_of(lock)}")
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
         return (proc / "fd" / (source[1].decode() if source else "none")).stat()
     except OSError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vtorque_core.api import kept_records
 from vtorque_core.api.children import in_child
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_GUEST_DIED,
@@ -82,13 +83,9 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 def _stop_start(paths: Paths, job_id: str) -> None:
     """Kill the process that is still starting the job. The journal names all it has acquired."""
     starter = proof.starter_pid(paths, job_id)
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(starter)
-        try:
-            if starter == job_lock_holder(paths, job_id):  # the pid is not reused
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(starter)) as handle:
+        if starter == job_lock_holder(paths, job_id):  # the pid is not reused
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
 def _states(paths: Paths, job_id: str) -> list[JournalState]:

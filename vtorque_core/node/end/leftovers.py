@@ -6,6 +6,7 @@ write says whom to kill: uid and ``whole_node`` are of the journal, which the pr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtorque_core.base import safefs
 from vtorque_core.base.names import Paths
 from vtorque_core.records.reading import JobHeader, JournalError, boot_id, walk
 
@@ -89,16 +91,8 @@ def _is_theirs(pid: str | int, uid: int) -> bool:
 
 def _kill(pid: int, uid: int) -> bool:
     """Kill the process if it still is that user's; its number may be another's by now."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not _is_theirs(pid, uid):
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+    with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(pid)) as handle:
+        if _is_theirs(pid, uid):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return True
+    return False

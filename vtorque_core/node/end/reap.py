@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from vtorque_core.api.batch_system import Life
+from vtorque_core.base import safefs
 from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, flocked, job_lock, take_lock
@@ -253,10 +254,8 @@ def _at_work(paths: Paths, name: str) -> bool:
         descriptor = os.open(paths.run / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
+    with safefs.closing(descriptor):
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
-    finally:
-        os.close(descriptor)
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:

@@ -100,12 +100,10 @@ class Proof:
             handle = os.pidfd_open(self.starter)
         except OSError as error:
             return error.errno == errno.ESRCH
-        try:
+        with safefs.closing(handle):
             ended = select.poll()
             ended.register(handle, select.POLLIN)
             return bool(ended.poll(0))
-        finally:
-            os.close(handle)
 
     def encode(self) -> bytes:
         """Return the file's content."""
