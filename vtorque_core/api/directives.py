@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from vtorque_core.base.errors import Refusal, Refused, printable
+from vtorque_core.base.errors import Refused, printable
 
 VSUB_PREFIX = "#VSUB"
 PBS_PREFIX = "#PBS"
@@ -118,14 +118,12 @@ def _vm_values(options: str, number: int, line: str) -> list[str]:
     try:
         words = shlex.split(options)
     except ValueError as error:
-        raise Refused(Refusal(f"{where}: {error}")) from None
+        raise Refused(f"{where}: {error}") from None
     comment = next((i for i, word in enumerate(words) if word.startswith("#")), len(words))
     words = words[:comment]
     if not words or len(words) % 2 or any(word != "-vm" for word in words[::2]):
         raise Refused(
-            Refusal(
-                f"{where}: -vm needs one value and a line of its own",
-                fix="write '#VSUB -vm key=value,key=value'",
-            )
+            f"{where}: -vm needs one value and a line of its own",
+            fix="write '#VSUB -vm key=value,key=value'",
         )
     return words[1::2]

@@ -15,7 +15,7 @@ from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Element, Single
 from vtorque_core.api.node_job import Site
-from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.record import dataclass
 
 ORDER_SOCKET = "order.sock"
@@ -206,7 +206,7 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:
-        raise Refused(Refusal(f"script and environment have more than {MAX_ORDER >> 10} KiB"))
+        raise Refused(f"script and environment have more than {MAX_ORDER >> 10} KiB")
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
@@ -222,7 +222,7 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
         for descriptor in consoles:
             os.close(descriptor)
         if "refused" in answer:
-            raise Refused(Refusal(answer["refused"]))
+            raise Refused(answer["refused"])
         raise HostFault(answer["fault"], detail=tuple(answer.get("detail", ())))
     return [
         BootedGuest(str(each["hostname"]), int(each["rank"]), console)

@@ -8,7 +8,7 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vtorque_core.base.errors import Refusal, Refused
+from vtorque_core.base.errors import Refused
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -21,7 +21,7 @@ _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 def malformed(problem: str) -> NoReturn:
     """Refuse a request that no ``vsub`` has made."""
-    raise Refused(Refusal(f"the job's request is damaged: {problem}"))
+    raise Refused(f"the job's request is damaged: {problem}")
 
 
 def to_token(blob: bytes) -> str:

@@ -51,12 +51,19 @@ class VtorqueError(Exception):
 
 
 class Refused(VtorqueError):
-    """The request is bad or out of policy. Never the node's fault, never retried elsewhere."""
+    """The request is bad or out of policy. Never the node's fault, never retried elsewhere.
+
+    Args:
+        refusals: each as a :class:`Refusal`, or as its message.
+        parts: the other fields of a refusal that is given as a message.
+    """
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, *refusals: Refusal | str) -> None:
-        self.refusals = tuple(r if isinstance(r, Refusal) else Refusal(r) for r in refusals)
+    def __init__(self, *refusals: Refusal | str, **parts: str | None) -> None:
+        self.refusals = tuple(
+            each if isinstance(each, Refusal) else Refusal(each, **parts) for each in refusals
+        )
         super().__init__("; ".join(str(r) for r in self.refusals))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_core.api.values import Image
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
+from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.safefs import closing
 from vtorque_core.base.trust import require_root_owned
@@ -69,11 +69,9 @@ def check_name(name: str) -> None:
     """Check the name of an image. Raises Refused for paths, dots in front, odd characters."""
     if not NAME.fullmatch(name):
         raise Refused(
-            Refusal(
-                "is not the name of an image: use letters, digits and ._+- (no path)",
-                key="img",
-                value=name,
-            )
+            "is not the name of an image: use letters, digits and ._+- (no path)",
+            key="img",
+            value=name,
         )
 
 
@@ -154,7 +152,7 @@ def select(
         for key, wanted, has in (("distro", distro, _distros(image)), ("arch", arch, [image.arch])):
             if wanted and wanted.lower() not in has:
                 message = f"does not fit img={name}, whose {key} is {' or '.join(has)}"
-                raise Refused(Refusal(message, key=key, value=wanted))
+                raise Refused(message, key=key, value=wanted)
         return image
     if cache is not None and not pool.is_dir() and cache.is_dir():
         pool, cache = cache, None
@@ -274,12 +272,12 @@ def unknown(pool: Path, name: str) -> Refused:
     known = names(pool)
     close = closest(name, known, 3) or known[:10]
     hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"
-    return Refused(Refusal(f"no such image in {pool}", key="img", value=name, fix=hint))
+    return Refused(f"no such image in {pool}", key="img", value=name, fix=hint)
 
 
 def bad(name: str, reason: str) -> Refused:
     """Return the refusal of an image that is broken."""
-    return Refused(Refusal(f"the image is broken: {printable(reason)}", key="img", value=name))
+    return Refused(f"the image is broken: {printable(reason)}", key="img", value=name)
 
 
 def ramdisk_mib(image: Path) -> int:

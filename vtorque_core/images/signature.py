@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vtorque_core.api.confined_tool import path_of
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
+from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.run_tool import guarded
 from vtorque_core.base.trust import effective_root, require_root_owned
 from vtorque_core.images.sidecar import Sidecar
@@ -81,7 +81,7 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
     fix = f"if it is what it should be: vmgr images sign {sidecar.name} --key FILE, as root"
     message = f"{reason}; this site takes images that are signed by one of {signers} only"
-    return Refused(Refusal(message, key="img", value=sidecar.name, fix=fix))
+    return Refused(message, key="img", value=sidecar.name, fix=fix)
 
 
 def _read(signers: Path) -> bytes:

@@ -112,7 +112,7 @@ def job_user(name: str, site: Site) -> JobUser:
     except KeyError:
         raise HostFault(f"user {name!r} is unknown on this node") from None
     if entry.pw_uid == 0:
-        raise Refused(Refusal("jobs of root do not run in guests; submit as an ordinary user"))
+        raise Refused("jobs of root do not run in guests; submit as an ordinary user")
     ids = (name, entry.pw_uid, site.node.subordinate_ids)
     return JobUser(
         name=entry.pw_name,
@@ -209,7 +209,7 @@ def _saved(
     saved = [each.item for each in plugins.collect("vtorque_saved", **given)]
     if saved and len(saved) != request[VMS_PER_NODE]:
         made = f"{len(saved)} guests were saved"
-        raise Refused(Refusal(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key))
+        raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
     return saved
 
 
@@ -324,10 +324,8 @@ def _same_addresses(guest: GuestPlan, job: BatchJob, site: Site) -> Iterator[Poo
         both = each in had and each in now
         if not both or not guest_network.gives(site, now[each], had[each]):
             raise Refused(
-                Refusal(
-                    f"the guest that was saved has the address {had.get(each, 'none')} "
-                    f"({each}), which this site gives no guest any more"
-                )
+                f"the guest that was saved has the address {had.get(each, 'none')} "
+                f"({each}), which this site gives no guest any more"
             )
         yield PoolClaim(each, (had[each],))
 
@@ -451,11 +449,9 @@ def context_of(
         kind = type(contribution.item).__name__
         if kind not in supports:
             raise Refused(
-                Refusal(
-                    f"plugin {contribution.plugin} needs {kind} in the guest; guest type "
-                    f"{guest.image.guest_type} of image {guest.image.name} has none",
-                    fix="choose another image, or drop the option that needs it",
-                )
+                f"plugin {contribution.plugin} needs {kind} in the guest; guest type "
+                f"{guest.image.guest_type} of image {guest.image.name} has none",
+                fix="choose another image, or drop the option that needs it",
             )
         items.append(contribution.item)
     return items

@@ -19,7 +19,7 @@ import pluggy
 
 from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.entry_points import EntryPoint, entry_points
-from vtorque_core.base.errors import Conflict, Refusal, Refused, VtorqueError
+from vtorque_core.base.errors import Conflict, Refused, VtorqueError
 from vtorque_core.base.record import dataclass
 from vtorque_core.site import author_errors, hook_items
 from vtorque_core.site.author_errors import PREFIX
@@ -385,7 +385,7 @@ def _named(
         return found[name]
     known = ", ".join(sorted(found)) or "none"
     hint = "".join(f"; plugin {n} could not be loaded: {e}" for n, e in sorted(broken.items()))
-    raise Refused(Refusal(f"no plugin brings the {what} {name!r} (there is: {known}){how}{hint}"))
+    raise Refused(f"no plugin brings the {what} {name!r} (there is: {known}){how}{hint}")
 
 
 def _wanted(

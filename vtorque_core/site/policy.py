@@ -129,7 +129,7 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     try:
         options = plugins.options()
     except VtorqueError as error:
-        raise Refused(Refusal(printable(str(error), _MAX_MESSAGE))) from None
+        raise Refused(printable(str(error), _MAX_MESSAGE)) from None
     values = {
         key: effective_default(option, site.options.get(key, Limits()))
         for key, option in options.items()

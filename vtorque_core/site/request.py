@@ -69,7 +69,7 @@ class Request:
         if len(blob) > MAX_REQUEST:
             said = f"the request is {len(blob)} bytes with the files that it names"
             fix = "let the scripts be short and call others in your home"
-            raise Refused(Refusal(said, limit=f"{MAX_REQUEST} bytes", fix=fix))
+            raise Refused(said, limit=f"{MAX_REQUEST} bytes", fix=fix)
         Request.decode(blob)
         return blob
 
@@ -121,14 +121,14 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
     words = [word.strip() for value in values for word in value.split(",")]
     if BARE_METAL in words:
         if any(word != BARE_METAL for word in words):
-            raise Refused(Refusal("-vm none stands alone: it means no virtual machine at all"))
+            raise Refused("-vm none stands alone: it means no virtual machine at all")
         return None
     pairs: Pairs = []
     for word in words:
         key, value = _split(word)
         if any(key == other for other, _ in pairs):
             shown = printable(key, 64)
-            raise Refused(Refusal("is given twice", key=shown, value=value, fix="drop one of them"))
+            raise Refused("is given twice", key=shown, value=value, fix="drop one of them")
         pairs.append((key, value))
     return pairs
 
@@ -223,20 +223,18 @@ def _open_at_once(path: str, flags: int) -> int:
 def _split(word: str) -> tuple[str, str]:
     key, equals, value = (part.strip() for part in word.partition("="))
     if not word:
-        raise Refused(Refusal("empty -vm pair: write key=value[,key=value...]"))
+        raise Refused("empty -vm pair: write key=value[,key=value...]")
     if not equals:
         raise Refused(
-            Refusal(
-                f"-vm {printable(word, 80)} has no '='",
-                fix="write key=value; a comma separates pairs, so no value can have one",
-            )
+            f"-vm {printable(word, 80)} has no '='",
+            fix="write key=value; a comma separates pairs, so no value can have one",
         )
     if not key or not value:
         missing = "key" if not key else "value"
-        raise Refused(Refusal(f"-vm {printable(word, 80)} has no {missing}: write key=value"))
+        raise Refused(f"-vm {printable(word, 80)} has no {missing}: write key=value")
     problem = _text_problem(value, MAX_VALUE) or _text_problem(key, MAX_VALUE)
     if problem:
-        raise Refused(Refusal(problem, key=printable(key, 64), value=value))
+        raise Refused(problem, key=printable(key, 64), value=value)
     return key, value
 
 

@@ -28,7 +28,7 @@ from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.read_apart import reader
 from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
-from vtorque_core.base.errors import Refusal, Refused, VtorqueError
+from vtorque_core.base.errors import Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start import spare
@@ -84,14 +84,14 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     driver = planned.driver
     if not isinstance(driver, SpareDriver):
         kind = planned.plan.image.guest_type
-        raise Refused(Refusal(f"guests of type {kind} cannot be booted before their job"))
+        raise Refused(f"guests of type {kind} cannot be booted before their job")
     kinds = (CoreClaim, MemoryClaim, RamClaim)
     claims = [c for c in planned.claims if isinstance(c, kinds) or _is_uid(c)]
     reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
     share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
     (placement,) = ledger.place(start.journal, [claims], share, site.paths)
     if placement.own:  # no job's guest would have the same
-        raise Refused(Refusal("guests with cores of their own cannot be booted before their job"))
+        raise Refused("guests with cores of their own cannot be booted before their job")
     guest = replace(planned.plan, placement=placement)
     guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
     start.guests = [guest]

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from vtorque_core.api.guest_plan import SavedGuest
-from vtorque_core.base.errors import Refusal, Refused
+from vtorque_core.base.errors import Refused
 from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 
 _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and where it runs
@@ -55,11 +55,9 @@ def _require_same(old: Element, new: Element) -> None:
     if other:
         what, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
         raise Refused(
-            Refusal(
-                f"the guest that was saved is another than this job asks for: its {what} is "
-                f"{before}, not {now}",
-                fix="ask for what the saved job has asked for",
-            )
+            f"the guest that was saved is another than this job asks for: its {what} is "
+            f"{before}, not {now}",
+            fix="ask for what the saved job has asked for",
         )
 
 

@@ -15,7 +15,7 @@ from vtorque_core.api.claims import (
     PoolClaim,
     RamClaim,
 )
-from vtorque_core.base.errors import Refusal, Refused
+from vtorque_core.base.errors import Refused
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.sizes import show_mib
 
@@ -114,13 +114,11 @@ def demand(claims: Sequence[Claim]) -> Demand:
             raise ValueError(f"pool {name} is the ledger's own")
     if page is not None and ram * 1024 % page:
         raise Refused(
-            Refusal(
-                "the guest's RAM is not a whole number of huge pages",
-                key="ram",
-                value=show_mib(ram),
-                limit=f"a multiple of {show_mib(max(1, page // 1024))}",
-                fix="ask for more or less, or for no huge pages",
-            )
+            "the guest's RAM is not a whole number of huge pages",
+            key="ram",
+            value=show_mib(ram),
+            limit=f"a multiple of {show_mib(max(1, page // 1024))}",
+            fix="ask for more or less, or for no huge pages",
         )
     return Demand(
         cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has(cores, u)},
@@ -152,26 +150,22 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
     most = min((c.at_most for c in claims if c.at_most is not None), default=count)
     if count < 1 or most < count:
         raise Refused(
-            Refusal(
-                f"from {count} to {most} cores cannot be: the least is more than the most"
-                if count >= 1
-                else "no core at all cannot be claimed",
-                key=key,
-                value=str(count),
-                limit=f"1 to {most}" if most >= 1 else None,
-                fix="make the minimum at most the maximum",
-            )
+            f"from {count} to {most} cores cannot be: the least is more than the most"
+            if count >= 1
+            else "no core at all cannot be claimed",
+            key=key,
+            value=str(count),
+            limit=f"1 to {most}" if most >= 1 else None,
+            fix="make the minimum at most the maximum",
         )
     cpus = _agreed("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
         raise Refused(
-            Refusal(
-                f"the mapping must name {count} different CPUs",
-                key=key,
-                value=",".join(map(str, cpus)),
-                limit=f"{count} CPUs",
-                fix="write one CPU for each vCPU",
-            )
+            f"the mapping must name {count} different CPUs",
+            key=key,
+            value=",".join(map(str, cpus)),
+            limit=f"{count} CPUs",
+            fix="write one CPU for each vCPU",
         )
     own = any(c.exclusive or c.cpus or c.whole_cores for c in claims)
     return Cores(count, own, most, cpus, key)
@@ -183,11 +177,9 @@ def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
     for value, key in found[1:]:
         if value != found[0][0]:
             raise Refused(
-                Refusal(
-                    f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
-                    key=key,
-                    value=str(value),
-                    fix="ask for one of them",
-                )
+                f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
+                key=key,
+                value=str(value),
+                fix="ask for one of them",
             )
     return found[0][0] if found else None

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vtorque_core.api.claims import Claim, Placement
-from vtorque_core.base.errors import Refusal
 from vtorque_core.plan.placement.demand import Demand, demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.packing import Cut, Room, Search, take
@@ -129,14 +128,12 @@ def _cuts(
         cut = take(joined, d.open_own, d.whole, full)
         if cut is None:
             raise NoFit(
-                Refusal(
-                    f"{d.own} CPUs in whole cores, with all SMT siblings",
-                    key=_own_key(d),
-                    value=str(d.own),
-                    limit=f"{sum(len(g) for g in joined if full(g))} such CPUs are free here",
-                    where="the batch system's share of the job",
-                    fix="ask the batch system for whole cores, or for more of them",
-                )
+                f"{d.own} CPUs in whole cores, with all SMT siblings",
+                key=_own_key(d),
+                value=str(d.own),
+                limit=f"{sum(len(g) for g in joined if full(g))} such CPUs are free here",
+                where="the batch system's share of the job",
+                fix="ask the batch system for whole cores, or for more of them",
             )
         cuts[guest] = cut
         left = {c for group in cut.rest for c in group}
@@ -184,15 +181,12 @@ class _Finish:
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(
-                Refusal(
-                    f"{len(self.own)} CPUs with the SMT siblings that stay idle: more than the "
-                    "job has",
-                    key=_own_key(d),
-                    value=str(d.own),
-                    limit=f"{self.share.limit} CPUs",
-                    where="the batch system's share of the job",
-                    fix="ask the batch system for more CPUs per node",
-                )
+                f"{len(self.own)} CPUs with the SMT siblings that stay idle: more than the job has",
+                key=_own_key(d),
+                value=str(d.own),
+                limit=f"{self.share.limit} CPUs",
+                where="the batch system's share of the job",
+                fix="ask the batch system for more CPUs per node",
             )
 
     def _floating(self) -> tuple[int, ...]:

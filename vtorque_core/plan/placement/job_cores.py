@@ -16,9 +16,9 @@ from vtorque_core.site.job_size import Granted
 class NoFit(Exception):
     """The claims do not fit; carries why. Refused or a host fault, whoever catches it knows."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(str(refusal))
+    def __init__(self, message: str, **parts: str | None) -> None:
+        self.refusal = Refusal(message, **parts)
+        super().__init__(str(self.refusal))
 
 
 @dataclass(frozen=True)

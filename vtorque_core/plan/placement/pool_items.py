@@ -7,7 +7,6 @@ from collections.abc import Sequence, Set
 
 from vtorque_core.api.claims import CacheClaim
 from vtorque_core.api.host_topology import Topology
-from vtorque_core.base.errors import Refusal
 from vtorque_core.plan.placement.demand import Demand
 from vtorque_core.plan.placement.job_cores import NoFit, Taken
 
@@ -57,13 +56,11 @@ def pools(
             wanted[claim.pool] += claim.count
             if len(free) < claim.count:
                 raise NoFit(
-                    Refusal(
-                        f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
-                        key=claim.key or claim.pool,
-                        value=str(wanted[claim.pool]),
-                        limit=f"{len(set(claim.items))} on this node, {len(free)} free",
-                        fix="ask for less, or wait until other jobs here have ended",
-                    )
+                    f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
+                    key=claim.key or claim.pool,
+                    value=str(wanted[claim.pool]),
+                    limit=f"{len(set(claim.items))} on this node, {len(free)} free",
+                    fix="ask for less, or wait until other jobs here have ended",
                 )
             near = claim.near
             free.sort(key=lambda item: item in near and near[item] not in home)
@@ -86,15 +83,13 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
             free = max(0, claim.total - taken.amounts.get(claim.pool, 0))
             if wanted[claim.pool] > free:
                 raise NoFit(
-                    Refusal(
-                        f"the guests of this node need {claim.show(wanted[claim.pool])} of "
-                        f"{claim.pool}",
-                        key=claim.key or claim.pool,
-                        value=claim.show(claim.amount),
-                        limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
-                        where=claim.where or None,
-                        fix="ask for less, or wait until other jobs here have ended",
-                    )
+                    f"the guests of this node need {claim.show(wanted[claim.pool])} of "
+                    f"{claim.pool}",
+                    key=claim.key or claim.pool,
+                    value=claim.show(claim.amount),
+                    limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
+                    where=claim.where or None,
+                    fix="ask for less, or wait until other jobs here have ended",
                 )
         result.append(dict(+mine))
     return result
@@ -141,12 +136,10 @@ def _free(
 
 def _no_cache(claim: CacheClaim, why: str, limit: str) -> NoFit:
     return NoFit(
-        Refusal(
-            f"{claim.kib} KiB of level {claim.level} cache of its own: {why}",
-            key=claim.key,
-            value=str(claim.kib),
-            limit=limit,
-            where="resctrl of the node",
-            fix="ask for less, or for a node with cache allocation",
-        )
+        f"{claim.kib} KiB of level {claim.level} cache of its own: {why}",
+        key=claim.key,
+        value=str(claim.kib),
+        limit=limit,
+        where="resctrl of the node",
+        fix="ask for less, or for a node with cache allocation",
     )

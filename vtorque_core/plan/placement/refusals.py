@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vtorque_core.api.host_topology import Topology
-from vtorque_core.base.errors import Refusal
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.plan.placement.demand import Cores, Demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
@@ -32,14 +31,12 @@ def check_memory(
         most, key = max(d.largest for d in demands)
         instead = "fs_type=sharedfs" if key == "fs_type" else f"less {key}"
         raise NoFit(
-            Refusal(
-                f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
-                key=key,
-                value=show_mib(most),
-                limit=show_mib(limit),
-                where=where,
-                fix=f"ask for {instead} or fewer guests, or ask the batch system for more memory",
-            )
+            f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
+            key=key,
+            value=show_mib(most),
+            limit=show_mib(limit),
+            where=where,
+            fix=f"ask for {instead} or fewer guests, or ask the batch system for more memory",
         )
     for page in sorted({d.page_kib for d in demands if d.page_kib}):
         users = [d for d in demands if d.page_kib == page]
@@ -48,14 +45,12 @@ def check_memory(
         paged = sum(d.paged_mib for d in users)
         if paged > there - held:
             raise NoFit(
-                Refusal(
-                    f"the guests of this node need {show_mib(paged)} in huge pages of {page} KiB",
-                    key=users[0].ram_key,
-                    value=show_mib(users[0].paged_mib),
-                    limit=f"{show_mib(max(0, there - held))} of {show_mib(there)} free",
-                    where="vm.nr_hugepages of the node",
-                    fix="ask for less ram, or for no huge pages",
-                )
+                f"the guests of this node need {show_mib(paged)} in huge pages of {page} KiB",
+                key=users[0].ram_key,
+                value=show_mib(users[0].paged_mib),
+                limit=f"{show_mib(max(0, there - held))} of {show_mib(there)} free",
+                where="vm.nr_hugepages of the node",
+                fix="ask for less ram, or for no huge pages",
             )
 
 
@@ -72,14 +67,12 @@ def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, float
     ):
         if count > most:
             raise NoFit(
-                Refusal(
-                    f"{what}: more than the job can have on this node",
-                    key=asked.key,
-                    value=str(asked.count),
-                    limit=f"{most} CPUs",
-                    where=_who_limits(share),
-                    fix="ask the batch system for more CPUs per node, or for smaller guests",
-                )
+                f"{what}: more than the job can have on this node",
+                key=asked.key,
+                value=str(asked.count),
+                limit=f"{most} CPUs",
+                where=_who_limits(share),
+                fix="ask the batch system for more CPUs per node, or for smaller guests",
             )
 
 
@@ -107,14 +100,12 @@ def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[
                 why, limit, where = _why_not(cpu, named[cpu], share, ownable)
                 if why:
                     raise NoFit(
-                        Refusal(
-                            f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
-                            key=cores.key,
-                            value=",".join(map(str, cores.cpus)),
-                            limit=limit,
-                            where=where,
-                            fix="name other CPUs, or none",
-                        )
+                        f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
+                        key=cores.key,
+                        value=",".join(map(str, cores.cpus)),
+                        limit=limit,
+                        where=where,
+                        fix="name other CPUs, or none",
                     )
 
 
@@ -151,13 +142,11 @@ def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequenc
     size = d.page_kib or 0
     pages = f" ({show_mib(max(r.pages.get(size, 0) for r in rooms))} in huge pages)" if size else ""
     raise NoFit(
-        Refusal(
-            f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must lie on one NUMA node, and "
-            "does not beside what is there",
-            key=d.numa_key,
-            value="strict",
-            limit=f"{cores} CPUs for itself or {show_mib(mib)}{pages} on the node with most",
-            where="[node] numa, or the request's numa",
-            fix="ask for smaller guests, or for numa=preferred",
-        )
+        f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must lie on one NUMA node, and "
+        "does not beside what is there",
+        key=d.numa_key,
+        value="strict",
+        limit=f"{cores} CPUs for itself or {show_mib(mib)}{pages} on the node with most",
+        where="[node] numa, or the request's numa",
+        fix="ask for smaller guests, or for numa=preferred",
     )
