@@ -19,20 +19,45 @@ from vtorque_core.base import hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass
-from vtorque_core.node.admin import own_site, setup_batch
+from vtorque_core.node.admin import setup_batch
 from vtorque_core.plan import guest_uids, subordinate_ids
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
+from vtorque_core.resources._user_daemon_exec import CLONE_NEWUSER, unshare
+from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import ExtraNetwork, Network
 
 _HOME_TIMEOUT = 10.0  # seconds; a home on NFS may hang
+_UNSHARE_TIMEOUT = 10.0  # seconds
+_KVM = Path("/dev/kvm")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
     "seccomp_sandbox": "QEMU may use system calls that it does not need",
     "dynamic_ownership": "libvirt leaves files to whoever owns them",
     "clear_emulator_capabilities": "QEMU keeps the capabilities of its parent",
+}
+
+# Debian's packages. The first are for jobs that root starts; the others for those of a user's own
+# site, whose first job also builds an image.
+_PACKAGES = {
+    "qemu-img": "qemu-utils",
+    "nft": "nftables",
+    "virtlogd": "libvirt-daemon",
+    "setfacl": "acl",
+    "setpriv": "util-linux",
+    "qemu-storage-daemon": "qemu-utils, on Debian 12 qemu-system-common",
+    VIRTIOFSD: "virtiofsd, on Debian 12 qemu-system-common",
+}
+_OWN_PACKAGES = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "libvirtd": "libvirt-daemon-system",
+    "virtlogd": "libvirt-daemon-system",
+    "setpriv": "util-linux",
+    VIRTIOFSD: "virtiofsd, on Debian 12 qemu-system-common",
+    "musl-gcc": "musl-tools and gcc, for the first image",
 }
 
 Look = Callable[[Site], Iterable[HealthResult]]
@@ -66,11 +91,11 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
     if site.owner:  # what is left out is root's to do, and done by nobody
         checks = [
             ("code", check_code),
-            ("tools", own_site.check_tools),
+            ("tools", check_tools),
             ("libvirt", check_libvirt),
-            ("acceleration", own_site.check_accel),
+            ("acceleration", check_accel),
             ("network", check_network),
-            ("user namespaces", own_site.check_namespaces),
+            ("user namespaces", check_namespaces),
             ("shares", check_shares),
             ("directories", check_directories),
         ]
@@ -164,16 +189,31 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
-    """Check whether KVM executes a guest instruction."""
+    """Check whether KVM executes a guest instruction and, on a user's own site, who may use it."""
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
-    if chosen.warning:
-        yield warning(
-            chosen.warning,
-            "enable virtualization in the firmware (or nested, in a VM); "
-            'or set [node] accel = "tcg" to accept emulation silently',
+    if not chosen.warning:
+        yield ok(f"guests run with {chosen.type}")
+        return
+    fix = "enable virtualization in the firmware (or nested, in a VM)"
+    if not site.owner:
+        fix += '; or set [node] accel = "tcg" to accept emulation silently'
+    elif _KVM.exists() and not os.access(_KVM, os.R_OK | os.W_OK):
+        user = pwd.getpwuid(site.owner).pw_name
+        fix = f"as root: usermod -aG kvm {user}; then log in again"
+    yield warning(chosen.warning, fix)
+
+
+def check_namespaces(_: Site) -> Iterator[HealthResult]:
+    """Check that a user may create a user namespace, in which virtiofsd confines itself."""
+    problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _UNSHARE_TIMEOUT)
+    if problem:
+        yield failed(
+            f"no user namespace for virtiofsd: {problem}",
+            "as root: sysctl kernel.unprivileged_userns_clone=1 "
+            "kernel.apparmor_restrict_unprivileged_userns=0, whichever this kernel has",
         )
     else:
-        yield ok(f"guests run with {chosen.type}")
+        yield ok("virtiofsd can have a user namespace")
 
 
 def check_network(site: Site) -> Iterator[HealthResult]:
@@ -282,20 +322,12 @@ def _whose(site: Site) -> str:
 
 def check_tools(site: Site) -> Iterator[HealthResult]:
     """Check the system tools that a job start runs."""
-    packages = {
-        "qemu-img": "qemu-utils",
-        "nft": "nftables",
-        "virtlogd": "libvirt-daemon",
-        "setfacl": "acl",
-        "setpriv": "util-linux",
-        "qemu-storage-daemon": "qemu-utils, on Debian 12 qemu-system-common",
-        "/usr/lib/qemu/virtiofsd": "virtiofsd, on Debian 12 qemu-system-common",
-    }
-    for tool, package in packages.items():
+    who = "as root: " if site.owner else ""
+    for tool, package in (_OWN_PACKAGES if site.owner else _PACKAGES).items():
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
             yield ok(f"{tool} is there")
         else:
-            yield failed(f"{tool} is missing", f"install the package {package}")
+            yield failed(f"{tool} is missing", f"{who}install the package {package}")
 
 
 def check_batch(site: Site, plugins: Plugins) -> Iterator[HealthResult]:
