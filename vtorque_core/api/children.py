@@ -9,7 +9,6 @@ behind and reported; it never returns to its code.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -18,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from vtorque_core.base import locks
+from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import VtorqueError
 
-_PR_SET_PDEATHSIG = 1
 _KILL_WAIT = 1.0  # seconds until a killed process counts as one that cannot end
 _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
@@ -33,7 +32,7 @@ class Child:
         self.seconds = max(0.0, seconds)
         self.until = time.monotonic() + self.seconds
         self.error: str | None = None
-        _load_prctl()
+
         sys.stdout.flush()
         sys.stderr.flush()
         self._answer, told = os.pipe()
@@ -120,36 +119,24 @@ def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
     return bool(poller.poll(max(0, int(seconds * 1000) + (seconds > 0))))
 
 
-def _load_prctl() -> None:
-    """Have libc at hand before the fork; loading it in the child could meet a held lock."""
-    global _prctl  # noqa: PLW0603
-    if _prctl is None:
-        _prctl = ctypes.CDLL(None).prctl
-
-
-_prctl: Callable[..., int] | None = None
-
-
 def _run(work: Callable[[], None], told: int, parent: int) -> None:
     """Be the child: run the work, tell how it ended, and leave without Python's clean-up."""
     code = 1
     try:
-        assert _prctl is not None  # noqa: S101
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            os.setpgid(0, 0)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-                signal.signal(number, signal.SIG_DFL)
-            locks.forget()
-            answer = "+"
-            try:
-                work()
-                code = 0
-            except BaseException as error:
-                known = isinstance(error, VtorqueError)
-                answer = "-" + (str(error) if known else f"{type(error).__name__}: {error}")
-            os.write(told, answer.encode("utf-8", "replace")[:_MAX_ERROR])
-            sys.stdout.flush()
-            sys.stderr.flush()
+        die_with(parent)
+        os.setpgid(0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        locks.forget()
+        answer = "+"
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            known = isinstance(error, VtorqueError)
+            answer = "-" + (str(error) if known else f"{type(error).__name__}: {error}")
+        os.write(told, answer.encode("utf-8", "replace")[:_MAX_ERROR])
+        sys.stdout.flush()
+        sys.stderr.flush()
     finally:
         os._exit(code)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vtorque_core.base import safefs
+from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.base.run_tool import NOBODY
 from vtorque_core.base.trust import effective_root
@@ -34,7 +35,7 @@ _MAX_CALL = 192 << 10  # bytes: below what one message may have (net.core.wmem_m
 _HEAD = struct.Struct("=cI")  # what follows, and how many bytes of it
 _VALUE, _END, _FAULT = b"+", b".", b"-"
 # linux/prctl.h, linux/sched.h
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
 _libc = ctypes.CDLL(None)
 _asking: tuple[int, socket.socket] | None = None  # whose process's, and where it asks
@@ -162,7 +163,7 @@ def _live(source: socket.socket, parent: int) -> None:
     """
     try:
         _have_no_files(source.fileno())
-        _die_with(parent)
+        die_with(parent)
         if effective_root():
             if _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET):
                 return
@@ -172,7 +173,7 @@ def _live(source: socket.socket, parent: int) -> None:
                 os.waitpid(first, 0)
                 os._exit(0)
         _have_no_rights()
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with(os.getppid())
         _serve(source)
     finally:
         os._exit(1)
@@ -194,7 +195,7 @@ def _serve(source: socket.socket) -> None:
 
 def _work(call: bytes, answers: int, *files: int) -> NoReturn:
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with(os.getppid())
         resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
         try:
@@ -242,10 +243,3 @@ def _have_no_rights() -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def _die_with(parent: int) -> None:
-    """Be killed with who has forked this one; a change of ids takes that back."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

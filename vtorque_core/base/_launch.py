@@ -1,5 +1,7 @@
 """Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
 
+Also imported, for :func:`die_with`.
+
 A program of its own because its caller has threads, and fork with threads is unsafe. Ends with 0
 when the daemon was executed, else with 1 and the reason on stderr.
 
@@ -18,16 +20,22 @@ import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _FDS = 1024  # what a process may have open (RLIMIT_NOFILE's usual soft limit)
+_libc = ctypes.CDLL(None)  # loaded here: in a forked child that could meet a held lock
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
+
+    A change of ids undoes that: call it afterwards. Ends the process at once if another process
+    than ``parent`` is its parent by now.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
-    _die_with(launcher)
+    die_with(launcher)
     os.setsid()
     os.chdir("/")
     for inherited in range(3, _FDS):  # what the caller has got from its batch system
@@ -38,21 +46,21 @@ def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.set_inheritable(descriptor, True)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     output = os.open(log, flags, 0o600) if log else os.open(os.devnull, os.O_WRONLY)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.execvp(argv[0], argv)  # noqa: S606
 
 
 def main() -> int:
     """Return the exit code, when the daemon is executed, so has its lock."""
     parent, lock, log, *argv = sys.argv[1:]
-    _die_with(int(parent))
+    die_with(int(parent))
     launcher = os.getpid()
     report, told = os.pipe()  # closes with execve(2)
     if os.fork() == 0:

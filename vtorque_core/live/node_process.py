@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import os
 import resource
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, unjournalled
 from vtorque_core.api.daemon_process import Process
+from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import flocked
 from vtorque_core.base.names import Paths
@@ -23,7 +23,7 @@ from vtorque_core.base.names import Paths
 if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # prctl(2)
+_PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 _STARTING = 10  # nice value until it begins
 _THREADS, _MEMORY = 128, 1 << 30  # of one that has given up its rights
 LOG_BYTES = 256 * 1024  # of each of two files
@@ -160,6 +160,4 @@ def become(uid: int, largest: int = 0) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     # the kernel has forgotten this with the uid
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with(parent)
