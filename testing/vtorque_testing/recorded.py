@@ -28,7 +28,6 @@ from vtorque_core.api import vm_options
 from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.mount import Mount
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
@@ -40,6 +39,7 @@ from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstruct
 from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.disk import Mount
 from vtorque_core.resources.domain import Domain
 from vtorque_core.site import config
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed

@@ -48,14 +48,13 @@ def reap(
     not up any more. Exit code 1 if something could not be
     released.
     """
-    from vtorque_core.node.end import ended  # noqa: PLC0415
-    from vtorque_core.node.end.reap import reap as release  # noqa: PLC0415
+    from vtorque_core.node.end import reap as reaper  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)
     if os.geteuid() != site.owner:
         raise UsageError("vtorque reap releases what root has acquired: run it as root")
-    results = release(
+    results = reaper.reap(
         site.paths,
         plugins.batch_system(site.batch.system).node(site).alive,
         batch=site.batch.system,
@@ -65,7 +64,7 @@ def reap(
         release_timeout=site.node.release_timeout,
         deadline=site.node.teardown_timeout,
     )
-    for fault in ended.tell(site, plugins, (result.report for result in results)):
+    for fault in reaper.tell_ended(site, plugins, (result.report for result in results)):
         click.echo(f"vtorque: {fault}", err=True)
     if as_json:
         jobs = [dataclasses.asdict(result) for result in results]

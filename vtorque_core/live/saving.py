@@ -18,8 +18,7 @@ from vtorque_core.api.guest_driver import LeavableDriver
 from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.libvirt_workers import worker
-from vtorque_core.base.locks import job_lock
+from vtorque_core.base.locks import job_lock, libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.live.jobs import RunningGuest, RunningJob
@@ -157,7 +156,7 @@ def of_libvirt(
     """
     locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + patience
     with (
-        worker(paths, job.job.uid, until, failed),
+        libvirt_worker(paths, job.job.uid, until, failed),
         stopped_daemons.ended(locks, seconds + _BREAKS_OFF),
     ):
         yield

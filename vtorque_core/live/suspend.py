@@ -23,15 +23,14 @@ from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import ClockDriver
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, VtorqueError
-from vtorque_core.base.libvirt_workers import worker
-from vtorque_core.base.locks import holder_of, job_lock, node_lock
+from vtorque_core.base.locks import holder_of, job_lock, libvirt_worker, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.base.stopped import is_stopped
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records import log, reading
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import lock_name, read
 from vtorque_core.resources import stopped_daemons
+from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
@@ -185,7 +184,7 @@ def _all(
     def one(guest: RunningGuest) -> None:
         locks = stopped_daemons.locks_of(guest.run_dir)
         try:
-            with worker(paths, job.job.uid, deadline, failed), stopped_daemons.ended(locks):
+            with libvirt_worker(paths, job.job.uid, deadline, failed), stopped_daemons.ended(locks):
                 work(guest.uri, guest.uuid, deadline - time.monotonic())
         except HostFault:
             failed.set()

@@ -6,13 +6,11 @@ from vtorque_core.api.acquired import CoreResource
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.disk_file import DiskFile
 from vtorque_core.api.job_files import File, Tree
-from vtorque_core.api.mount import Mount
-from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.resources.lease import Lease
+from vtorque_core.resources.lease import Lease, SpareUse
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.spare_use import SpareUse
 from vtorque_core.resources.starter import Starter
 from vtorque_core.resources.user_disk import UserDisk
 from vtorque_core.resources.virtiofs_daemon import Virtiofsd

@@ -1,4 +1,4 @@
-"""Kinds of what is acquired: a guest's root disk, an overlay on an image or a copy of one."""
+"""Kinds of resources: a guest's root disk, an overlay on an image or a copy, and a tmpfs for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from vtorque_core.api import confined_tool
-from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
@@ -125,3 +125,30 @@ class DiskCopy(CoreResource):
         """Remove the copy; the image is not touched."""
         with safefs.naming(self.path, "remove"):
             safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class Mount(CoreResource):
+    """A mount on an existing empty directory of vTorque's own (mount(8))."""
+
+    kind = "mount"
+    needs_root = True
+    blocking = True
+    settle = 2.0
+    source: str
+    target: str
+    fstype: str = ""
+    options: tuple[str, ...] = ()
+
+    def create(self) -> None:
+        """Mount it. Raises HostFault, also if something is mounted there."""
+        if safefs.is_mount_point(self.target):
+            raise HostFault(f"{self.target}: something is mounted there already")
+        kind = ("-t", self.fstype) if self.fstype else ()
+        options = ("-o", ",".join(self.options)) if self.options else ()
+        run_tool("mount", *kind, *options, "--", self.source, self.target)
+
+    def release(self) -> None:
+        """Unmount it; nothing mounted is fine, in use is a HostFault."""
+        if safefs.is_mount_point(self.target):
+            run_tool("umount", "--", self.target, timeout=RELEASE_TIME)

@@ -1,9 +1,10 @@
-"""A kind of what is acquired: an item of a pool."""
+"""Kinds of resources that are no more than their record: a pool's item, the use of a guest."""
 
 from __future__ import annotations
 
 from vtorque_core.api.acquired import CoreResource
 from vtorque_core.base.record import dataclass
+from vtorque_core.records.reading import SPARE
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,26 @@ class Lease(CoreResource):
 
     def release(self) -> None:
         """Do nothing: the record's end is the lease's end."""
+
+
+@dataclass(frozen=True)
+class SpareUse(CoreResource):
+    """A spare guest is the job's from this record on; its end is the end of all that it had.
+
+    Written under the node's lock, so that no two jobs take one
+    (:func:`vtorque_core.node.start.spare.take`).
+
+    Args:
+        key: of the spare guest's journal, which the teardown of this one then tears down.
+    """
+
+    kind = SPARE
+    blocking = True
+    volatile = False  # after a reboot the spare guest's journal is still to go
+    key: str
+
+    def create(self) -> None:
+        """Do nothing: the record is the use."""
+
+    def release(self) -> None:
+        """Do nothing: :mod:`vtorque_core.node.end.teardown` tears the spare guest down."""

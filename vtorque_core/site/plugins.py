@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -267,11 +268,9 @@ class Plugins:
             except (Exception, SystemExit) as raised:
                 error = raised
             if os.environ.get(_TRACE):
-                from vtorque_core.site import hook_trace  # noqa: PLC0415 - not what vsub needs
-
                 given = {arg: kwargs[arg] for arg in impl.argnames}
                 took = time.perf_counter() - began
-                hook_trace.show(hook, name, given, items, error, took)
+                _trace(hook, name, given, items, error, took)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
                 at = author_errors.where(impl.plugin, hook)
@@ -406,3 +405,38 @@ def _order(name: str) -> tuple[bool, str]:
 def _implemented(module: object) -> list[str]:
     names = vars(module) if isinstance(module, ModuleType) else dir(module)
     return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
+
+
+_SHOWN = (str, int, float, bytes, bool, Path, type(None))
+_LONGEST = 400  # characters of a result: all of an ordinary claim or element
+
+
+def _trace(
+    hook: str,
+    plugin: str,
+    arguments: Mapping[str, Any],
+    results: Sequence[Any],
+    error: BaseException | None,
+    seconds: float,
+) -> None:
+    """Write what was called, with what, what it gave or raised, and the milliseconds it took."""
+    given = ", ".join(f"{name}={_short(value)}" for name, value in arguments.items())
+    lines = [f"vtorque: {plugin}: {hook}({given}) {seconds * 1e3:.1f} ms"]
+    lines += [f"  -> {_cut(repr(each))}" for each in results if each is not None]
+    if error is not None:
+        lines.append(f"  raised {type(error).__name__}: {_cut(str(error))}")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _short(value: Any) -> str:
+    """Return a value of few words: of vTorque's own what tells one from another."""
+    if isinstance(value, _SHOWN):
+        return _cut(repr(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_short, value))}]"
+    named = next((getattr(value, n) for n in ("name", "id", "path") if hasattr(value, n)), "")
+    return f"{type(value).__name__}({named})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

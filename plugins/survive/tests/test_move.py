@@ -727,7 +727,7 @@ def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, mon
         two.note(f"sent {uuid}")
         raise HostFault("a file that is open was deleted")
 
-    monkeypatch.setattr(move.saving, "worker", lambda *_: worker)
+    monkeypatch.setattr(move.saving, "libvirt_worker", lambda *_: worker)
     monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
     assert migrate(two) == "it is on n2 still: a file that is open was deleted"
     assert len([line for line in two.did() if line.startswith("sent")]) == 1

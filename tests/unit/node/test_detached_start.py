@@ -57,7 +57,7 @@ def node(tmp_path, monkeypatch):
         paths=paths, batch=Site().batch, node=Site().node, log=Site().log, owner=os.getuid()
     )
     monkeypatch.setattr(prologue, "release_job", lambda *_: [])
-    monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
+    monkeypatch.setattr(prologue, "tell_ended", lambda *_: [])
     monkeypatch.setattr(prologue, "_give_up", lambda *args: proof.write(paths, args[-1]))
 
     def run(error, *, placed, detach=Detach.PLACED, requeues=True, before=lambda: None):

@@ -6,7 +6,7 @@ import pytest
 
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.node.end import ended
+from vtorque_core.node.end import reap
 from vtorque_core.node.end.teardown import TeardownReport
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import Site
@@ -41,7 +41,7 @@ def test_who_hears_of_what(site, tmp_path):
     plugins.register("c", object(), "vtorque-c 1")
     plugins.register("off", Hears(tmp_path / "off"), "vtorque-off 1")
     gone = report("1.srv", JobHeader(JobAttempt("1.srv", 2, "ada", 7), "local", off=("off",)))
-    faults = ended.tell(site, plugins, [None, report("2.srv"), gone])
+    faults = reap.tell_ended(site, plugins, [None, report("2.srv"), gone])
     assert not (tmp_path / "off").exists(), "[[limits]] switch it off for this job"
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "1.srv.2 of 7\n"
     assert len(faults) == 1 and "plugin a" in faults[0] and "broken" in faults[0]
@@ -54,10 +54,10 @@ def test_it_is_a_process_of_its_own_with_a_time_limit(site, tmp_path, monkeypatc
             (tmp_path / "pid").write_text(str(os.getpid()))
             os.read(os.pipe()[0], 1)
 
-    monkeypatch.setattr(ended, "AFTER", 0.5)
+    monkeypatch.setattr(reap, "AFTER", 0.5)
     plugins = Plugins()
     plugins.register("hangs", Hangs(), "vtorque-hangs 1")
-    (fault,) = ended.tell(
+    (fault,) = reap.tell_ended(
         site, plugins, [report("1", JobHeader(JobAttempt("1", 0, "ada", 7), "local"))]
     )
     assert "vtorque_ended: no end after 0.5 s" in fault

@@ -21,11 +21,10 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.node.end import epilogue, leftovers, reap
+from vtorque_core.node.end import epilogue, leftovers, reap, teardown
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.records import usage
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.plugins import Plugins
 
@@ -61,23 +60,23 @@ def cpu_of(process):
 
 
 def test_cpu_time_and_greatest_memory_are_of_the_guests_process(qemu):
-    found = usage.of_guest("vt-g", UUID)
+    found = teardown.guest_usage("vt-g", UUID)
     assert found.cpu_seconds == cpu_of(qemu)
     assert 64 <= found.peak_mib < 200
 
 
 def test_a_number_that_is_another_process_by_now_counts_as_gone(qemu, tmp_path):
-    assert usage.of_guest("vt-g", UUID[::-1]) is None
-    assert usage.of_guest("vt-other", UUID) is None
+    assert teardown.guest_usage("vt-g", UUID[::-1]) is None
+    assert teardown.guest_usage("vt-other", UUID) is None
     (tmp_path / "vt-bad.pid").write_text("nonsense")
     os.mkfifo(tmp_path / "vt-fifo.pid")
     (tmp_path / "vt-link.pid").symlink_to(tmp_path / "vt-g.pid")
-    assert [usage.of_guest(f"vt-{n}", UUID) for n in ("bad", "fifo", "link")] == [None] * 3
+    assert [teardown.guest_usage(f"vt-{n}", UUID) for n in ("bad", "fifo", "link")] == [None] * 3
 
 
 def test_the_sum_is_of_those_that_are_known():
-    assert usage.total([None]) is None
-    assert usage.total([None, Usage(1.5, 100), Usage(2.0, 28)]) == Usage(3.5, 128)
+    assert teardown.total_usage([None]) is None
+    assert teardown.total_usage([None, Usage(1.5, 100), Usage(2.0, 28)]) == Usage(3.5, 128)
 
 
 class Acme:

@@ -74,7 +74,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: True)
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10"})
     monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
-    monkeypatch.setattr(receive.ended, "tell", lambda *_: [])
+    monkeypatch.setattr(receive, "tell_ended", lambda *_: [])
     user = SimpleNamespace(name="ada", uid=os.geteuid())
     monkeypatch.setattr(receive.plan, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
@@ -228,7 +228,7 @@ def test_a_prologue_of_this_attempt_leaves_it_alone(here, attempt, monkeypatch):
     released = []
     monkeypatch.setattr(prologue, "release_job", lambda *_: released.append(1) or [])
     monkeypatch.setattr(prologue, "start_job", lambda *_: None)
-    monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
+    monkeypatch.setattr(prologue, "tell_ended", lambda *_: [])
     job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
     assert prologue._run(job, here.site, None, here.adapter, prologue.Hook()) == 0
     ((outcome, _),) = here.adapter.finished

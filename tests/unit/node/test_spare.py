@@ -34,8 +34,7 @@ from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read
 from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.lease import Lease
-from vtorque_core.resources.spare_use import SpareUse
+from vtorque_core.resources.lease import Lease, SpareUse
 from vtorque_core.site.plugins import Plugins
 from vtorque_testing import planned
 

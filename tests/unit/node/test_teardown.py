@@ -25,8 +25,7 @@ from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, journals, read
 from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.lease import Lease
-from vtorque_core.resources.spare_use import SpareUse
+from vtorque_core.resources.lease import Lease, SpareUse
 from vtorque_core.site.plugins import Plugins
 
 

@@ -12,7 +12,7 @@ from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.plan.placement.ledger import InUse, place, taken_by
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, spares, walk
-from vtorque_core.resources.spare_use import SpareUse
+from vtorque_core.resources.lease import SpareUse
 
 NODE = NodeShare(flat((0, 1, 2, 3), 4096))
 SHARED = dataclasses.replace(NODE, exclusive=False)

@@ -18,8 +18,7 @@ from vtorque_core.api.vm_options import LOG
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.teardown import teardown
-from vtorque_core.node.shell.jobshell import _say
-from vtorque_core.node.shell.log_shown import ShownLog
+from vtorque_core.node.shell.jobshell import ShownLog, _say
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records import console, log
 from vtorque_core.site.config import build, parse_toml
@@ -398,7 +397,7 @@ def test_the_job_shell_shows_the_log(paths):
 
 def test_a_job_shell_whose_error_output_nobody_reads_ends(paths, monkeypatch):
     reader, writer = os.pipe()
-    monkeypatch.setattr("vtorque_core.node.shell.log_shown._LAST", 0.2)
+    monkeypatch.setattr("vtorque_core.node.shell.jobshell._LAST_LINES", 0.2)
     with log.opened(a_log(paths)):
         for _ in range(100):
             boot.info("x" * 4000)

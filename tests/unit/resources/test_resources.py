@@ -170,7 +170,7 @@ import os, pathlib, sys
 from vtorque_core.base import safefs
 from vtorque_core.api import HostFault
 from vtorque_core.api.job_files import Tree
-from vtorque_core.api.mount import Mount
+from vtorque_core.resources.disk import Mount
 top = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "in a user namespace":  # the owner of / is nobody in there
     safefs._check = lambda *_: None

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.mount import Mount
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
 from vtorque_core.node.start.attempt import Start
+from vtorque_core.resources.disk import Mount
 from vtorque_core.site import config, personal
 from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.policy import asked

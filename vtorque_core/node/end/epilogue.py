@@ -28,12 +28,10 @@ from vtorque_core.base.errors import (
 )
 from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
-from vtorque_core.node.end import ended, leftovers
-from vtorque_core.node.end.ended import AFTER
-from vtorque_core.node.end.reap import reap_until_clean, release_job
-from vtorque_core.node.end.teardown import TeardownReport
+from vtorque_core.node.end import leftovers
+from vtorque_core.node.end.reap import AFTER, reap_until_clean, release_job, tell_ended
+from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
-from vtorque_core.records import usage
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
@@ -102,7 +100,7 @@ def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, c
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
-    used = usage.total(report.usage for report in reports)
+    used = total_usage(report.usage for report in reports)
     errors = []
     try:
         site, plugins = load(config, node=True)
@@ -116,7 +114,7 @@ def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, c
             errors.append(in_child(partial(adapter.account, job.job.id, used), AFTER))
         if job.whole_node and site.batch.kill_leftovers:
             errors.append(in_child(partial(_kill_leftovers, site.paths, job), AFTER))
-        errors += ended.tell(site, plugins, reports)
+        errors += tell_ended(site, plugins, reports)
     except Exception as error:  # a plugin may raise anything
         errors.append(str(error))
     for message in filter(None, errors):

@@ -9,18 +9,19 @@ import fcntl
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from vtorque_core.api.batch_system import Life
+from vtorque_core.api.children import in_child
+from vtorque_core.api.kept_records import Place, place
 from vtorque_core.base import safefs
 from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, flocked, job_lock, take_lock
 from vtorque_core.base.names import Paths, safe_name
 from vtorque_core.base.record import dataclass
-from vtorque_core.node.end import ended
 from vtorque_core.node.end.teardown import (
     DEADLINE,
     RELEASE_TIMEOUT,
@@ -206,7 +207,7 @@ def reap_until_clean(
             found = reap(
                 site.paths, alive, batch=site.batch.system, deadline=site.node.teardown_timeout
             )
-            ended.tell(site, plugins, (result.report for result in found))
+            tell_ended(site, plugins, (result.report for result in found))
             partial = any(result.action in ("partial", "unknown", "busy") for result in found)
         return 0
 
@@ -291,3 +292,29 @@ def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[
             raise UsageError(f"--abandon {text}: which of {names}?")
         found.setdefault(matches[0].path, set()).add(seq)
     return found
+
+
+AFTER = 30.0  # seconds for each thing that is done after the release
+
+
+def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
+    """Call ``vtorque_ended`` of each plugin, of each attempt that has nothing left; return faults.
+
+    As root, in a child for each. The plugins are the site's of now, not the journal's: a plugin
+    that was not there when the job began can keep what there is of it, but not one that was
+    switched off for it.
+    """
+    faults = []
+    for report in reports:
+        if report is None or report.ended is None:
+            continue
+        ended = place(site.paths, report.ended.job)
+        for name in plugins.names:
+            if name not in report.ended.off and "vtorque_ended" in plugins.hooks_of(name):
+                error = in_child(functools.partial(_tell, plugins, name, ended, site), AFTER)
+                faults += [f"plugin {name}, vtorque_ended: {error}"] if error else []
+    return faults
+
+
+def _tell(plugins: Plugins, name: str, ended: Place, site: Site) -> None:
+    plugins.collect("vtorque_ended", only=name, place=ended, site=site)

@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from vtorque_core.api.acquired import CoreResource, Resource
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.children import Child, in_child, wait_any
 from vtorque_core.api.node_job import EndedJob
+from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.base import hypervisor
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.records import console, log, timeline, usage
+from vtorque_core.records import console, log, timeline
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
 from vtorque_core.records.reading import (
@@ -234,7 +235,7 @@ class _Teardown:
         self.enter("teardown")
         guests = [record for record in self.open.values() if record.kind == DOMAIN]
         used = [self._used(record) for record in guests]
-        self.report.usage = usage.total(used)
+        self.report.usage = total_usage(used)
         gone = {g.guest for g, its in zip(guests, used, strict=True) if its is None}
         console.collect(told.place, self.state, gone)
         header = self.state.header
@@ -255,7 +256,7 @@ class _Teardown:
 
     def _used(self, record: Record) -> Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
-        used = usage.of_guest(name, uuid)
+        used = guest_usage(name, uuid)
         if used is not None:
             self.journal.phase("used", record.guest, used)
         return used
@@ -415,3 +416,27 @@ def _error_of(release: Callable[[], None]) -> str:
     except Exception as error:  # a defect in one kind must not keep the others
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def guest_usage(name: str, uuid: str) -> Usage | None:
+    """Return what the guest has used; None if its QEMU is gone. Asks no daemon."""
+    process = process_of(name, uuid)
+    if process is None:
+        return None
+    try:
+        after_name = (process / "stat").read_text(encoding="utf-8", errors="replace")
+        fields = after_name.rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc_pid_stat(5)
+        status = (process / "status").read_text(encoding="utf-8", errors="replace")
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return Usage(ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) >> 10)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def total_usage(parts: Iterable[Usage | None]) -> Usage | None:
+    """Return the sum; None of nothing."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return Usage(sum(p.cpu_seconds for p in known), sum(p.peak_mib for p in known))

@@ -16,19 +16,20 @@ import resource
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vtorque_core.api import kept_records
 from vtorque_core.api.batch_system import JobShell, Started
 from vtorque_core.api.guest_driver import GuestDied, Script, Streams
 from vtorque_core.base import errors
 from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
 from vtorque_core.base.names import Paths
 from vtorque_core.node.shell import proof as proofs
-from vtorque_core.node.shell.log_shown import ShownLog
 from vtorque_core.node.shell.proof import Proof
 
 if TYPE_CHECKING:
@@ -403,3 +404,45 @@ def _say(streams: Streams, message: str) -> None:
             data = data[os.write(streams.stderr, data) :]
     except OSError:
         return  # a full disk or a closed terminal: the exit code still tells
+
+
+_LAST_LINES = 2.0  # seconds for the last lines; an error output that nobody reads takes no more
+
+
+class ShownLog:
+    """Prints the log of one job attempt from a thread, with ``-vm show_log=true``.
+
+    As the user, on the node that has the log. ``say`` writes one message, or loses it.
+    """
+
+    def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:
+        self._paths = paths
+        self._say = say
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, proof: Proof) -> None:
+        """Begin, at the first call, if the job asks for it."""
+        if not proof.show_log or self._thread is not None:
+            return
+        place = kept_records.place(self._paths, proof.job)
+        self._thread = threading.Thread(target=self._copy, args=(place,), daemon=True)
+        # The thread inherits the mask: signals are for the main thread, which may block and await
+        # them (pthread_sigmask(3)).
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def stop(self) -> None:
+        """Copy what is there by now, and end."""
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join(_LAST_LINES)
+
+    def _copy(self, place: kept_records.Place) -> None:
+        from vtorque_core.api import job_log  # noqa: PLC0415 - few jobs need it
+
+        for entry in job_log.entries(place, self._over.is_set):
+            self._say(job_log.text(entry))

@@ -25,8 +25,7 @@ from vtorque_core.api.guest_plan import GuestPlan, SavedGuest
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.libvirt_workers import worker
-from vtorque_core.base.locks import job_lock
+from vtorque_core.base.locks import job_lock, libvirt_worker
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.guest_resources import domain_spec
@@ -184,7 +183,7 @@ def boot_one(
     if guest.saved is not None:
         domain = _going_on(start, domain, guest, guest.saved, failed)
     # What comes is awaited with all others of its job; who sends it has libvirt's workers for it.
-    waits = worker(site.paths, guest.user.uid, start.deadline, failed)
+    waits = libvirt_worker(site.paths, guest.user.uid, start.deadline, failed)
     with contextlib.nullcontext() if guest.comes else waits:
         try:
             start.acquire(domain, guest=guest)
@@ -238,7 +237,7 @@ def _let_run(start: Start, guest: GuestPlan, domain: Domain, failed: threading.E
     if guest.saved is not None and guest.saved.gate is not None:
         guest.saved.gate(start.deadline, failed)
     with (
-        worker(start.site.paths, guest.user.uid, start.deadline, failed),
+        libvirt_worker(start.site.paths, guest.user.uid, start.deadline, failed),
         stopped_daemons.ended(domain.daemons),
     ):
         hypervisor.resume_domain(domain.uri, guest.uuid)

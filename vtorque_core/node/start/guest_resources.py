@@ -9,12 +9,11 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.libvirt_domain import Disk, Filesystem
-from vtorque_core.api.mount import Mount
 from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.render import DomainSpec
 from vtorque_core.plan.guests import Prepared
-from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
 from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
 from vtorque_core.site.config import Site

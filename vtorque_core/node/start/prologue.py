@@ -30,8 +30,7 @@ from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.node.end import ended
-from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.node.end.reap import reap, release_job, tell_ended
 from vtorque_core.node.end.teardown import TeardownReport, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
@@ -185,7 +184,7 @@ def _attempt(
 
     def tell(reports: Sequence[TeardownReport | None]) -> None:
         """Tell the plugins what has ended here."""
-        for fault in ended.tell(site, plugins, reports):
+        for fault in tell_ended(site, plugins, reports):
             _log.warning("%s", fault)
 
     detail: tuple[str, ...] = ()

@@ -30,8 +30,7 @@ from vtorque_core.api.read_apart import reader
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, HostFault, Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
-from vtorque_core.node.end import ended
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.reap import release_job, tell_ended
 from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import guests as plan
 from vtorque_core.records import log
@@ -171,7 +170,7 @@ def _receive(adapter: NodeAdapter, site: Site, plugins: Plugins, sender: _Sender
             _start(job, adapter, site, plugins, told.guests, sender)
         except (Exception, LeftAlone):
             if not sender.awaits:
-                for fault in ended.tell(site, plugins, release_job(site.paths, told.job)):
+                for fault in tell_ended(site, plugins, release_job(site.paths, told.job)):
                     _log.warning("%s", fault)
                 adapter.let_go(told.job, told.to)
             raise

@@ -46,7 +46,7 @@ from vtorque_core.records.reading import (
     spares,
     walk,
 )
-from vtorque_core.resources.spare_use import SpareUse
+from vtorque_core.resources.lease import SpareUse
 from vtorque_core.site.config import Site
 
 PREFIX = "spare-"

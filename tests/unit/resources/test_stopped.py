@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from patience import eventually
-from vtorque_core.base.stopped import is_stopped
+from vtorque_core.resources.stopped_daemons import is_stopped
 
 
 @pytest.fixture
