@@ -23,12 +23,6 @@ from vtorque_core.base.names import JobAttempt, Paths, safe_name
 from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""Schema SCHEMA-1 to a function that lifts one of its lines to SCHEMA; empty: there was none yet.
-
-``released``, ``failed``, ``created`` and ``phase`` never change: a newer core appends them to an
-older journal.
-"""
 
 CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
@@ -251,14 +245,18 @@ def read(path: Path) -> JournalState:
     lines, size = _whole_lines(data, path)
     if not lines:
         raise EmptyJournal(f"{path}: empty: the process died before it acquired anything")
-    upgrade = _upgrade_for(lines[0], path)
+    if (schema := lines[0].get("schema")) != SCHEMA:
+        raise JournalError(
+            f"{path}: schema {printable(str(schema))} of vtorque-core "
+            f"{printable(str(lines[0].get('core')))}; this is {__version__} and reads schema "
+            f"{SCHEMA}: install the version that wrote it, then vtorque reap"
+        )
     records: dict[int, Record] = {}
     released: set[int] = set()
     phases: list[PhaseMark] = []
     header = None
-    for number, raw in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=1):
         try:
-            line = upgrade(raw)
             if (header is None) != (line["op"] == "job"):
                 raise ValueError("the header must be the first line, once")
             if header is None:
@@ -296,19 +294,6 @@ def _whole_lines(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
         parsed.append(value)
         size += len(line) + 1
     return parsed, size
-
-
-def _upgrade_for(first: dict[str, Any], path: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    schema = first.get("schema")
-    if schema == SCHEMA:
-        return dict
-    if schema == SCHEMA - 1 and schema in UPGRADES:
-        return UPGRADES[schema]
-    raise JournalError(
-        f"{path}: schema {printable(str(schema))} of vtorque-core "
-        f"{printable(str(first.get('core')))}; this is {__version__} and reads schema {SCHEMA} and "
-        "one back: install the version that wrote it, then vtorque reap"
-    )
 
 
 def _take(

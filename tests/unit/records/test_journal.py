@@ -201,23 +201,6 @@ def test_a_journal_without_a_first_line_is_empty(journal):
             read(journal.path)
 
 
-def test_one_schema_back_is_read_and_appended_to(paths, journal, monkeypatch):
-    acquire(journal, Card("a"))
-    monkeypatch.setattr(reading, "SCHEMA", 2)
-    with pytest.raises(JournalError, match="schema 1 of vtorque-core"):
-        read(journal.path)
-    renamed = {"op": "acquire", "kind": "acme-card"}
-
-    def lift(line):
-        return {**line, "kind": "acme-card-2"} if renamed.items() <= line.items() else line
-
-    monkeypatch.setattr(reading, "UPGRADES", {1: lift})
-    assert [r.kind for r in read(journal.path).open] == ["acme-card-2"]
-    with Journal.open(paths, journal.path) as again:
-        again.released(1)
-    assert read(journal.path).open == ()
-
-
 @pytest.mark.parametrize("schema", [None, 0, 2, 99, "1"])
 def test_other_schemas_are_refused(journal, schema):
     first = json.loads(journal.path.read_bytes())
