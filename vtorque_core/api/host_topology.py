@@ -21,14 +21,12 @@ class NumaNode:
         cpus: its online CPUs (logical ones, SMT threads), ascending.
         mem_mib: memory that is not set aside as huge pages.
         pages: huge pages set aside: size in KiB to how many, used or not.
-        distances: to other nodes by id, 10 to itself (ACPI SLIT); empty: not told.
     """
 
     id: int
     cpus: tuple[int, ...]
     mem_mib: int
     pages: Mapping[int, int] = field(default_factory=dict)
-    distances: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

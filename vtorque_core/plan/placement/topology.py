@@ -86,9 +86,6 @@ def _node(cell: ElementTree.Element) -> NumaNode:
         cpus=tuple(sorted(int(cpu.attrib["id"]) for cpu in _online(cell))),
         mem_mib=kib // 1024,
         pages={size: number for size, number in sizes.items() if number},
-        distances={
-            int(s.attrib["id"]): int(s.attrib["value"]) for s in cell.findall("distances/sibling")
-        },
     )
 
 
