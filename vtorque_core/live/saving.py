@@ -6,7 +6,6 @@ of another job: :class:`vtorque_core.api.guest_plan.SavedGuest`.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -18,17 +17,15 @@ from vtorque_core.api.guest_driver import LeavableDriver
 from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.locks import job_lock, libvirt_worker
+from vtorque_core.base.locks import libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
+from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.records import log
-from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
+from vtorque_core.records.reading import SPARE, JournalState
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.user_disk import served
-from vtorque_core.site.plugins import Plugins
 
-_PATIENCE = 2.0  # seconds for the job's lock
 _BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what hypervisor.give_up waits for it
 _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
@@ -53,17 +50,8 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
     Logs are the job's alone. ``phase``: that it must be in. Raises HostFault if it is being ended
     or in another, Refused.
     """
-    path = paths.journal / f"{job.job.key}.jsonl"
-    logging.getLogger().handlers.clear()
-    told = log.of_ended(paths, job.job)
-    told.phase = phase
-    with job_lock(paths, lock_name(path), _PATIENCE), log.opened(told):
-        try:
-            state = read(path)
-        except FileNotFoundError:
-            raise HostFault("it has ended") from None
-        marks = [mark.name for mark in state.phases if mark.guest is None]
-        if marks[-1:] != [phase]:
+    with suspend.locked(paths, job) as state, suspend.logged(paths, job, phase):
+        if state.phase != phase:
             raise HostFault("it is being ended, or goes on")
         yield _saveable(paths, job, state)
 
@@ -131,9 +119,7 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
 
     Raises HostFault. To be called within :func:`vtorque_core.api.read_apart.reader`.
     """
-    header = read(paths.journal / f"{job.job.key}.jsonl").header
-    kind = str(job.kept.facts().get("guest_type", ""))
-    driver = Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+    kind, driver = suspend.driver_of(paths, job)
     first = min(job.guests, key=lambda guest: guest.rank)
     if not isinstance(driver, LeavableDriver):
         raise Refused(f"guests of type {kind} cannot be saved")

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vtorque_core.api.children import Child
-from vtorque_core.api.guest_driver import ClockDriver
+from vtorque_core.api.guest_driver import ClockDriver, GuestDriver
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import holder_of, job_lock, libvirt_worker, node_lock
@@ -28,7 +28,7 @@ from vtorque_core.base.names import Paths
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records import log, reading
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import lock_name, read
+from vtorque_core.records.reading import JournalState, lock_name, read
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.site.plugins import Plugins
@@ -89,7 +89,7 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """
 
     def work() -> None:
-        with _logging(paths, job, to):
+        with logged(paths, job, to):
             bring(paths, job, to, why)
 
     return Child(work, _TIME)
@@ -131,22 +131,31 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 
 @contextmanager
-def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
-    """Give what marks the phase in the journal unless it has that already."""
+def locked(paths: Paths, job: RunningJob) -> Iterator[JournalState]:
+    """Hold the job's lock, so that nothing of the job is released; give what its journal says.
+
+    Raises HostFault: the job has ended; Busy.
+    """
     path = paths.journal / f"{job.job.key}.jsonl"
     with job_lock(paths, lock_name(path), _PATIENCE):
         try:
             state = read(path)
         except FileNotFoundError:
             raise HostFault("it has ended") from None
-        last = [mark.name for mark in state.phases if mark.guest is None][-1:]
-        if not _PHASES.issuperset(last):
+        yield state
+
+
+@contextmanager
+def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
+    """Give what marks the phase in the journal unless it has that already."""
+    with locked(paths, job) as state:
+        if state.phase and state.phase not in _PHASES:
             raise HostFault("it is being ended")
 
         def mark() -> bool:
-            if last == [to]:
+            if state.phase == to:
                 return False
-            with node_lock(paths), Journal.open(paths, path) as journal:
+            with node_lock(paths), Journal.open(paths, state.path) as journal:
                 journal.phase(to)
             return True
 
@@ -163,11 +172,11 @@ def _half_done(paths: Paths, job: RunningJob) -> Path:
 
 
 @contextmanager
-def _logging(paths: Paths, job: RunningJob, to: str) -> Iterator[None]:
-    """Log for the job alone: what the caller logs to is the caller's."""
+def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
+    """Log to the job's log alone, as of a phase. For a process of its own: it keeps no handler."""
     logging.getLogger().handlers.clear()
     told = log.of_ended(paths, job.job)
-    told.phase = to
+    told.phase = phase
     with log.opened(told):
         yield
 
@@ -195,12 +204,20 @@ def _all(
             done.result()
 
 
+def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
+    """Return the type of the job's guests and its driver, of the plugins that the journal names.
+
+    Raises OSError, VtorqueError.
+    """
+    kind = str(job.kept.facts().get("guest_type", ""))
+    header = read(paths.journal / f"{job.job.key}.jsonl").header
+    return kind, Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+
+
 def _set_clocks(paths: Paths, job: RunningJob) -> None:
-    with _logging(paths, job, RUNS):
-        kind = str(job.kept.facts().get("guest_type", ""))
+    with logged(paths, job, RUNS):
         try:
-            header = read(paths.journal / f"{job.job.key}.jsonl").header
-            driver = Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+            _, driver = driver_of(paths, job)
         except (OSError, VtorqueError) as error:
             _log.warning("the guests' clocks are late: %s", error)
             return

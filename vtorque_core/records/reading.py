@@ -159,10 +159,14 @@ class JournalState:
         return [record for record in self.open if record.kind == LEASE]
 
     @property
+    def phase(self) -> str:
+        """The job's last phase; empty: it has none yet."""
+        return next((mark.name for mark in reversed(self.phases) if mark.guest is None), "")
+
+    @property
     def suspended(self) -> bool:
         """Whether its batch system has taken the job's CPUs (:mod:`vtorque_core.live.suspend`)."""
-        marks = [mark.name for mark in self.phases if mark.guest is None]
-        return marks[-1:] == [SUSPENDED]
+        return self.phase == SUSPENDED
 
     @property
     def guests(self) -> tuple[str, ...]:

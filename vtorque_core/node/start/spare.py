@@ -141,8 +141,7 @@ def _stop(paths: Paths, key: str) -> None:
 
 
 def _waits(state: JournalState) -> bool:
-    marks = [mark.name for mark in state.phases if mark.guest is None]
-    return bool(marks) and marks[-1] == WAITS and any(r.kind == DOMAIN for r in state.open)
+    return state.phase == WAITS and any(r.kind == DOMAIN for r in state.open)
 
 
 def _base(each: Prepared, site: Site, accel: Literal["kvm", "tcg"]) -> str:
