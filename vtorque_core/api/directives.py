@@ -28,8 +28,7 @@ def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ..
             (the latter come back as ``surrogateescape``).
         prefix: as with qsub's ``-C``; an empty one finds nothing.
     """
-    mark = prefix.encode("utf-8", "surrogateescape")
-    found = (_after(line, mark) for _, line in _header(content))
+    found = (_after(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)
 
 
@@ -42,7 +41,7 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
     values: list[str] = []
     for number, line in _header(content):
         own = _after(line, VSUB_PREFIX.encode())
-        old = _after(line, pbs_prefix.encode("utf-8", "surrogateescape"))
+        old = _after(line, _bytes(pbs_prefix))
         if own is not None:
             values += _vm_values(_text(own), number, _text(line))
         elif old is not None and _HAS_VM.search(_text(old)):
@@ -55,17 +54,14 @@ def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
 
     Raises Refused for a line that has ``-vm`` beside other options.
     """
-    mark = prefix.encode("utf-8", "surrogateescape")
-    kept = bytearray()
-    done = 0
-    for number, line in _header(content):
-        start, done = done, done + len(line)
-        rest = _after(line, mark)
-        if rest is not None and _HAS_VM.search(_text(rest)):
-            _vm_values(_text(rest), number, _text(line))
-        else:
-            kept += content[start:done]
-    return bytes(kept) + content[done:]
+
+    def without_vm(number: int, line: bytes, directive: str) -> bytes:
+        if not _HAS_VM.search(directive):
+            return line
+        _vm_values(directive, number, _text(line))
+        return b""
+
+    return _rewritten(content, prefix, without_vm)
 
 
 def change_directives(
@@ -75,15 +71,24 @@ def change_directives(
 
     Every other byte stays; so does a line of which nothing is changed.
     """
-    mark = prefix.encode("utf-8", "surrogateescape")
+
+    def changed(_: int, line: bytes, directive: str) -> bytes:
+        new = change(directive) if directive else directive
+        return line if new == directive else _bytes(f"{prefix} {new}\n")
+
+    return _rewritten(content, prefix, changed)
+
+
+def _rewritten(content: bytes, prefix: str, rewrite: Callable[[int, bytes, str], bytes]) -> bytes:
+    """Return the script with each directive line as ``rewrite`` returns it.
+
+    ``rewrite`` gets the line's number, the line, and the directive without its prefix.
+    """
     done, kept = 0, bytearray()
-    for _, line in _header(content):
+    for number, line in _header(content):
         done += len(line)
-        rest = _after(line, mark)
-        old = "" if rest is None else _text(rest)
-        new = change(old) if old else old
-        changed = mark + b" " + new.encode("utf-8", "surrogateescape") + b"\n"
-        kept += line if new == old else changed
+        rest = _after(line, _bytes(prefix))
+        kept += line if rest is None else rewrite(number, line, _text(rest))
     return bytes(kept) + content[done:]
 
 
@@ -105,6 +110,10 @@ def _header(content: bytes) -> Iterator[tuple[int, bytes]]:
 def _after(line: bytes, prefix: bytes) -> bytes | None:
     line = line.strip(_BLANKS + b"\n")
     return line[len(prefix) :] if prefix and line.startswith(prefix) else None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _text(data: bytes) -> str:
