@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.api.acquired import unjournalled
+from vtorque_core.api.job_files import OneFile
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.record import dataclass
@@ -13,7 +14,7 @@ from vtorque_core.base.run_tool import run_tool
 
 
 @dataclass(frozen=True)
-class DiskFile(CoreResource):
+class DiskFile(OneFile):
     """A raw disk with an empty file system, in a file; give it to the guest as a ``Disk`` element.
 
     Below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet. It takes no
@@ -28,7 +29,6 @@ class DiskFile(CoreResource):
     """
 
     kind = "disk-file"
-    volatile = False
     path: str
     size_mib: int = unjournalled(0)
     file_system: Literal["", "ext4"] = unjournalled("ext4")
@@ -49,8 +49,3 @@ class DiskFile(CoreResource):
             root = f"root_owner={self.owner[0]}:{self.owner[1]},nodiscard"
             label = ("-L", self.label) if self.label else ()
             run_tool("mke2fs", "-q", "-F", "-t", self.file_system, "-E", root, *label, self.path)
-
-    def release(self) -> None:
-        """Remove it; missing is fine."""
-        with safefs.naming(self.path, "remove"):
-            safefs.remove_file(self.path)

@@ -7,8 +7,20 @@ from vtorque_core.base import safefs
 from vtorque_core.base.record import dataclass
 
 
+class OneFile(CoreResource):
+    """Base of resources that are one file, ``path``, and no more: its removal releases them."""
+
+    volatile = False
+    path: str
+
+    def release(self) -> None:
+        """Remove the file; missing is fine."""
+        with safefs.naming(self.path, "remove"):
+            safefs.remove_file(self.path)
+
+
 @dataclass(frozen=True)
-class File(CoreResource):
+class File(OneFile):
     """A file below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet.
 
     With ``replace`` it may exist and is exchanged in one step, so that readers see old or new.
@@ -17,7 +29,6 @@ class File(CoreResource):
     """
 
     kind = "file"
-    volatile = False
     path: str
     mode: int = 0o600
     uid: int = -1
@@ -40,11 +51,11 @@ class File(CoreResource):
             safefs.let(descriptor, [self.reader], own, own & 5)
 
     def release(self) -> None:
-        """Remove it; missing is fine."""
-        with safefs.naming(self.path, "remove"):
-            if self.replace:
+        """Remove it, and what a killed writer has left beside it; missing is fine."""
+        if self.replace:
+            with safefs.naming(self.path, "remove"):
                 safefs.remove_file(safefs.beside(self.path))
-            safefs.remove_file(self.path)
+        super().release()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from vtorque_core.api import confined_tool
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
+from vtorque_core.api.job_files import OneFile
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
@@ -50,7 +51,7 @@ def _size(image: int, declared: str) -> int:
 
 
 @dataclass(frozen=True)
-class Overlay(CoreResource):
+class Overlay(OneFile):
     """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
 
     ``backing`` is a root-owned file of ``backing_format``, never probed. ``size_mib`` 0: as the
@@ -58,7 +59,6 @@ class Overlay(CoreResource):
     """
 
     kind = "overlay"
-    volatile = False
     path: str
     backing: str
     backing_format: Literal["raw", "qcow2"]
@@ -78,14 +78,9 @@ class Overlay(CoreResource):
         size = str(self.size_mib << 20 or seen)
         run_tool("qemu-img", "create", "-q", *layer, self.path, size)
 
-    def release(self) -> None:
-        """Remove the layer; the image is not touched."""
-        with safefs.naming(self.path, "remove"):
-            safefs.remove_file(self.path)
-
 
 @dataclass(frozen=True)
-class DiskCopy(CoreResource):
+class DiskCopy(OneFile):
     """A qcow2 file with all of an image's disk, which then is not read any more.
 
     ``source``, of ``source_format``, is root-owned and stands alone. ``path``, ``uid``: as an
@@ -94,7 +89,6 @@ class DiskCopy(CoreResource):
     """
 
     kind = "disk-copy"
-    volatile = False
     path: str
     source: str
     source_format: Literal["raw", "qcow2"]
@@ -120,11 +114,6 @@ class DiskCopy(CoreResource):
                 )  # fmt: skip
                 if effective_root():
                     os.fchown(copy, max(self.uid, 0), -1)
-
-    def release(self) -> None:
-        """Remove the copy; the image is not touched."""
-        with safefs.naming(self.path, "remove"):
-            safefs.remove_file(self.path)
 
 
 @dataclass(frozen=True)
