@@ -196,7 +196,7 @@ def _or_given_up(
 def give_up(uri: str, uuid: str) -> None:
     """Have libvirt break off what it does with a domain that takes long; it may be too late."""
     with contextlib.suppress(HostFault):
-        on_domain(uri, uuid, "give up", _once(lambda domain: domain.abortJob()), _LOOKUP)
+        on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, _LOOKUP)
 
 
 def _of_memory(domain: str, path: str) -> str:
@@ -219,10 +219,6 @@ def is_busy(uri: str, uuid: str) -> bool:
     """
     nothing = _libvirt().VIR_DOMAIN_JOB_NONE
     return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
-
-
-def _once(work: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    return lambda domain: work(domain) == 0
 
 
 def saved_xml(uri: str, path: str) -> str:
@@ -475,11 +471,8 @@ def _find_network(connection: Any, name: str) -> Any | None:
 def network_names(uri: str) -> list[str]:
     """Return the names of all networks that are up. Raises HostFault."""
     active = _libvirt().VIR_CONNECT_LIST_NETWORKS_ACTIVE
-
-    def names(connection: Any) -> list[str]:
-        return [str(network.name()) for network in connection.listAllNetworks(active)]
-
-    return call(uri, "list networks", names, _LOOKUP)
+    networks = call(uri, "list networks", lambda c: c.listAllNetworks(active), _LOOKUP)
+    return [str(network.name()) for network in networks]
 
 
 def network_xml(uri: str, name: str) -> str | None:

@@ -88,15 +88,12 @@ class LazyGroup(click.Group):
         found: Mapping[str, _Brought] = ctx.meta[known]
         return found
 
-    def _brought(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command that a plugin brings, if one does."""
-        found = self._of_plugins(ctx).get(name)
-        return found.command if found else None
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, importing its module."""
         if cmd_name not in self._lazy:
-            found = super().get_command(ctx, cmd_name) or self._brought(ctx, cmd_name)
+            found = super().get_command(ctx, cmd_name)
+            if found is None and (brought := self._of_plugins(ctx).get(cmd_name)):
+                found = brought.command
             if found is None and _BAD in ctx.meta:  # nobody knows whether there is such a command
                 raise ctx.meta[_BAD]
             if found is None and cmd_name in self._elsewhere:

@@ -10,7 +10,6 @@ import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
@@ -199,14 +198,10 @@ def _saved(
     image: Image,
 ) -> list[SavedGuest]:
     """Return the guests that the job's go on with, if any. Raises Refused if there are others."""
-    given: dict[str, Any] = {
-        "job": job,
-        "request": request,
-        "image": image,
-        "user": user,
-        "site": site,
-    }
-    saved = [each.item for each in plugins.collect("vtorque_saved", **given)]
+    found = plugins.collect(
+        "vtorque_saved", job=job, request=request, image=image, user=user, site=site
+    )
+    saved = [each.item for each in found]
     if saved and len(saved) != request[VMS_PER_NODE]:
         made = f"{len(saved)} guests were saved"
         raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
