@@ -59,14 +59,6 @@ def entry_points(groups: Collection[str]) -> list[EntryPoint]:
     return [point for point in found if point.group in groups]
 
 
-def version_of(distribution: str) -> str:
-    """Return ``name version`` of an installed distribution, "" if there is none of that name."""
-    wanted = _plain(distribution)
-    return next(
-        (_name_version(a) for a in _abouts(sys.path) if _name_of(Path(a).name) == wanted), ""
-    )
-
-
 def _abouts(path: Iterable[str]) -> Iterator[str]:
     """Yield the directory of metadata of each distribution."""
     seen = set()
@@ -82,11 +74,7 @@ def _abouts(path: Iterable[str]) -> Iterator[str]:
 
 
 def _name_of(about: str) -> str:
-    return _plain(about.rpartition(".")[0].partition("-")[0])
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return re.sub(r"[-_.]+", "-", about.rpartition(".")[0].partition("-")[0]).lower()
 
 
 def _read(about: str) -> tuple[EntryPoint, ...]:

@@ -13,7 +13,6 @@ import click
 
 from vtorque_core import __version__
 from vtorque_core.api.tables import show
-from vtorque_core.base.entry_points import version_of
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from vtorque_core.cli.lazy import LazyGroup, config_option, json_option
 from vtorque_core.site import author_errors
@@ -101,7 +100,7 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
     brought = _brought(loaded)
     points = {name: found[0].distribution for name, found in installed().items()}
     rows = []
-    for name, whose in ({BUILTIN: _core()} | points).items():
+    for name, whose in ({BUILTIN: f"vtorque-core {__version__}"} | points).items():
         distribution, _, version = whose.rpartition(" ")
         if why := loaded.broken.get(name, ""):
             rows.append(Row(name, "broken", distribution, version, why))
@@ -115,10 +114,6 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
             slow = author_errors.dear(loaded, name)
             rows.append(Row(name, "on", distribution, version, slow, has, hooks, wrong))
     return rows
-
-
-def _core() -> str:
-    return version_of("vtorque-core") or f"vtorque-core {__version__}"
 
 
 def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:

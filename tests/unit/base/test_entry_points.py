@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.base.entry_points import EntryPoint, entry_points, version_of
+from vtorque_core import __version__
+from vtorque_core.base.entry_points import EntryPoint, entry_points
 from vtorque_core.site.plugins import GROUP, NODE_GROUP
 
 
@@ -89,6 +90,5 @@ def test_a_value_names_a_module_or_something_in_it():
     assert EntryPoint("a", "os", "g", "x-1.dist-info").distribution == "x 1"
 
 
-def test_the_version_of_a_distribution():
-    assert version_of("Vtorque_Core").startswith("vtorque-core ")
-    assert version_of("nobody-has-this") == ""
+def test_core_version_equals_that_of_its_distribution():
+    assert importlib.metadata.version("vtorque-core") == __version__
