@@ -66,7 +66,7 @@ def run(
         raise HostFault(f"{argv[0]}: not found in {_PATH}: install it")
     limits = [f"--as={_MEMORY}", f"--stack={_STACK}", f"--cpu={_CPU}", f"--fsize={most}"]
     limits += ["--core=0", "--nofile=256"]
-    child = subprocess.Popen(
+    with subprocess.Popen(
         guarded(*alone(), "prlimit", *limits, "--", program, *argv[1:]),
         env=_ENV,
         stdin=subprocess.DEVNULL,
@@ -75,19 +75,14 @@ def run(
         pass_fds=files,
         cwd="/",
         start_new_session=True,
-    )
-    try:
-        said, wrong = _listen(child, told, seconds)
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        raise
-    finally:
-        code = child.wait()
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                pipe.close()
-    if code not in good:
+    ) as child:
+        try:
+            said, wrong = _listen(child, told, seconds)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    if (code := child.returncode) not in good:
         words = printable((wrong or said).decode("utf-8", "replace").strip()[-300:], 400)
         if code == -signal.SIGXFSZ or "File too large" in words:
             words = f"needs more than the {most >> 20} MiB that there are room for"
