@@ -94,11 +94,6 @@ def parse(text: str) -> Levels:
     return Levels(found, ",".join(f"{n}:{name_of(v)}" for n, v in found.items()))
 
 
-def check(text: str) -> None:
-    """Raise ValueError unless :func:`parse` takes it: for config keys."""
-    parse(text)
-
-
 def name_of(level: int) -> str:
     """Return a level's name; the next lower one's for a number between."""
     known = sorted((number, name) for name, number in LEVELS.items() if name != "WARNING")

@@ -30,7 +30,7 @@ def setting(
     default: Any = dataclasses.MISSING,
     doc: str = "",
     unit: str | None = None,
-    check: Callable[[Any], None] | None = None,
+    check: Callable[[Any], object] | None = None,
     *,
     secret_file: bool = False,
 ) -> Any:

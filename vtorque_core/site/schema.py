@@ -218,7 +218,7 @@ class LogTable:
         "INFO",
         "TRACE, DEBUG, INFO, WARN, ERROR or QUIET; by phase or plugin: ALL:WARN,boot:DEBUG",
         None,
-        log_levels.check,
+        log_levels.parse,
     )
 
 

@@ -184,7 +184,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
 def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
-    monkeypatch.setattr(receive, "_COMES", 0.0)
+    monkeypatch.setattr(receive, "ARRIVAL_TIME", 0.0)
     here.starts = lambda guest: guest.arrive("<domain/>", failed=NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []

@@ -42,7 +42,8 @@ from vtorque_core.resources.starter import Starter
 from vtorque_core.site.config import Site
 
 T = TypeVar("T")
-_COMES = 3700.0  # seconds in which a guest comes from another node
+ARRIVAL_TIME = 3700.0
+"""Seconds for a guest to arrive from another node: more than its sender allows."""
 _log = logging.getLogger(__name__)
 
 
@@ -225,7 +226,7 @@ def _going_on(
         xml = moved(saved.xml, domain.xml, saved, guest.state_dir, guest.run_dir)
         start.enter(ARRIVES)
         arrive = functools.partial(saved.arrive, failed=failed)
-        return replace(domain, xml=xml, arrive=arrive, seconds=_COMES)
+        return replace(domain, xml=xml, arrive=arrive, seconds=ARRIVAL_TIME)
     file = str(saved.memory)
     was = hypervisor.saved_xml(domain.uri, file)
     xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)

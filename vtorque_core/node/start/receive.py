@@ -31,6 +31,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, HostFault, Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.end.reap import release_job, tell_ended
+from vtorque_core.node.start.boot import ARRIVAL_TIME
 from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import guests as plan
 from vtorque_core.records import log
@@ -41,7 +42,6 @@ from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.values import convert
 
 _MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
-_COMES = 3700.0  # seconds for it to come: more than who sends it has
 _LOOK = 0.05  # seconds; that a domain runs is an event of libvirt's only for who runs its loop
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class _Sender:
             if self._ready.keys() == of.keys():
                 self.awaits = True
                 self.say(xml=self._ready)
-        ready, until = time.monotonic() + site.node.start_timeout, time.monotonic() + _COMES
+        ready, until = time.monotonic() + site.node.start_timeout, time.monotonic() + ARRIVAL_TIME
         while not self.awaits or hypervisor.domain_state(site.node.libvirt_uri, uuid) != "runs":
             self._require_there(_LOOK)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
