@@ -44,12 +44,10 @@ class Process(CoreResource):
 
     def lost(self) -> bool:
         """Return whether nobody holds the lock."""
-        try:
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return True
-        with safefs.closing(descriptor):
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError), safefs.closing(os.open(self.lock, flags)) as descriptor:
             return not self._held(descriptor)
+        return True
 
     def _held(self, descriptor: int) -> bool:
         return lock_holder(descriptor) is not None

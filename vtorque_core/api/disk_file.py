@@ -41,7 +41,7 @@ class DiskFile(OneFile):
         if self.size_mib < 1:
             raise HostFault(f"{self.path}: a disk of {self.size_mib} MiB is none")
         size = self.size_mib << 20
-        with safefs.naming(self.path, "create"):
+        with safefs.naming(f"cannot create {self.path}"):
             safefs.write_new(
                 self.path, b"", mode=0o600, uid=self.uid, ready=lambda fd: os.ftruncate(fd, size)
             )

@@ -15,6 +15,7 @@ from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Element, Single
 from vtorque_core.api.node_job import Site
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.record import dataclass
 
@@ -207,16 +208,13 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:
         raise Refused(f"script and environment have more than {MAX_ORDER >> 10} KiB")
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            connection.sendall(order)
-            connection.shutdown(socket.SHUT_WR)
-            data, consoles, _, _ = socket.recv_fds(connection, 1 << 16, _MAX_GUESTS)
-            while part := connection.recv(1 << 16):
-                data += part
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror or error}") from None
+    with safefs.naming(path), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(order)
+        connection.shutdown(socket.SHUT_WR)
+        data, consoles, _, _ = socket.recv_fds(connection, 1 << 16, _MAX_GUESTS)
+        while part := connection.recv(1 << 16):
+            data += part
     answer = json.loads(data or b'{"fault": "it ended without an answer"}')
     if "guests" not in answer:
         for descriptor in consoles:

@@ -15,7 +15,7 @@ class OneFile(CoreResource):
 
     def release(self) -> None:
         """Remove the file; missing is fine."""
-        with safefs.naming(self.path, "remove"):
+        with safefs.naming(f"cannot remove {self.path}"):
             safefs.remove_file(self.path)
 
 
@@ -40,7 +40,7 @@ class File(OneFile):
     def create(self) -> None:
         """Write it. Raises HostFault: it exists, the disk is full, the directory is not safe."""
         write = safefs.replace if self.replace else safefs.write_new
-        with safefs.naming(self.path, "create"):
+        with safefs.naming(f"cannot create {self.path}"):
             write(
                 self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid, ready=self._let
             )
@@ -53,7 +53,7 @@ class File(OneFile):
     def release(self) -> None:
         """Remove it, and what a killed writer has left beside it; missing is fine."""
         if self.replace:
-            with safefs.naming(self.path, "remove"):
+            with safefs.naming(f"cannot remove {self.path}"):
                 safefs.remove_file(safefs.beside(self.path))
         super().release()
 
@@ -71,10 +71,10 @@ class Tree(CoreResource):
 
     def create(self) -> None:
         """Make the directory. Raises HostFault: it exists, its parent is missing or not safe."""
-        with safefs.naming(self.path, "create"):
+        with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 
     def release(self) -> None:
         """Remove it with its content; missing is fine."""
-        with safefs.naming(self.path, "remove"):
+        with safefs.naming(f"cannot remove {self.path}"):
             safefs.remove_tree(self.path)

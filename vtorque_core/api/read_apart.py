@@ -142,10 +142,8 @@ def _reading() -> Iterator[socket.socket]:
     with ours:
         ours.shutdown(socket.SHUT_RD)
         with its:
-            try:
+            with safefs.naming("cannot fork"):
                 pid = os.fork()
-            except OSError as error:
-                raise HostFault(f"cannot fork: {error.strerror}") from None
             if pid == 0:
                 _live(its, parent)
         try:

@@ -186,7 +186,7 @@ class ReplacedFile:
         whose = self._whose()
         if whose is _Whose.EDITED:
             raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
-        try:
+        with safefs.naming(self.path):
             make_directories(self.path.parent)
             if whose is _Whose.SITE and not self._kept_already():
                 if os.path.lexists(self.kept):
@@ -197,8 +197,6 @@ class ReplacedFile:
                 os.link(self.path, self.kept, follow_symlinks=False)
             content = _sealed(self.content)
             safefs.replace(str(self.path), content, mode=self.mode, ready=os.fsync)
-        except OSError as error:
-            raise HostFault(f"{self.path}: {error.strerror}") from None
 
     def undo(self) -> None:
         """Put the site's own back, or remove ours.
@@ -215,7 +213,7 @@ class ReplacedFile:
                 f"{self.path} was {what} since vTorque wrote it and is left as it is{before}: move "
                 "it away and run this again"
             )
-        try:
+        with safefs.naming(self.path):
             safefs.remove_file(safefs.beside(str(self.path)))
             if whose is _Whose.SITE:  # an apply was stopped half way, or there was none
                 if self._kept_already():
@@ -224,8 +222,6 @@ class ReplacedFile:
                 self.kept.replace(self.path)
             else:
                 self.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HostFault(f"{self.path}: {error.strerror}") from None
 
     def _kept_already(self) -> bool:
         """Whether the site's file was linked to its other name, and ours is not there yet."""
@@ -292,7 +288,7 @@ def edit_file(
 
     Raises HostFault.
     """
-    try:
+    with safefs.naming(path):
         target = path.resolve()
         there = target.exists() or not may_be_missing
         before = target.read_bytes() if there else b""
@@ -303,8 +299,6 @@ def edit_file(
             target.unlink()
         else:
             safefs.rewrite(target, after)
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}") from None
     return True
 
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import Paths
-from vtorque_core.base.safefs import closing
 
 _POLL = 0.01  # seconds between two tries; flock(2) has no time limit of its own
 _held: dict[str, int] = {}  # path to descriptor, of this process
@@ -37,7 +37,7 @@ def holder_of(path: Path | str) -> int | None:
 
     None: nobody, or a process of another machine.
     """
-    with closing(_opened(path)) as descriptor:
+    with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
 
@@ -61,7 +61,7 @@ def take_lock(path: Path, wait: float) -> int:
     """
     end = time.monotonic() + wait
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with safefs.naming(f"lock {path}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, flags, 0o600)
@@ -77,8 +77,6 @@ def take_lock(path: Path, wait: float) -> int:
                 os.close(descriptor)  # else we would hold it ourselves
                 raise
             os.close(descriptor)  # its last holder removed it: there may be another file now
-    except OSError as error:
-        raise HostFault(f"lock {path}: {error.strerror}") from error
 
 
 def flocked(descriptor: int, kind: int, end: float) -> bool:
@@ -132,7 +130,10 @@ def job_lock_holder(paths: Paths, job_id: str) -> int | None:
 
     The process exists as long as the lock is held, so no other process can have its pid.
     """
-    with contextlib.suppress(FileNotFoundError), closing(_opened(paths.job_lock(job_id))) as lock:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        safefs.closing(_opened(paths.job_lock(job_id))) as lock,
+    ):
         if not flocked(lock, fcntl.LOCK_SH, 0.0):
             return int(os.pread(lock, 32, 0) or 0)
     return None
@@ -183,11 +184,9 @@ def libvirt_worker(
     then.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with safefs.naming(paths.node_lock, stage="boot"):
         file = os.open(paths.node_lock, flags, 0o600)
-    except OSError as error:
-        raise HostFault(f"{paths.node_lock}: {error.strerror}", stage="boot") from None
-    try:
+    with safefs.closing(file):
         own = len(ANYBODYS) + len(ONE_EACH) + uid
         alone = False
         while not any(_locked(file, byte) for byte in ANYBODYS):
@@ -200,8 +199,6 @@ def libvirt_worker(
                 raise HostFault("no time left: too many guests start now", stage="boot")
             time.sleep(_POLL)
         yield
-    finally:
-        os.close(file)
 
 
 def _locked(file: int, byte: int) -> bool:

@@ -99,12 +99,12 @@ def _check(status: os.stat_result, path: str, part: str) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: str, verb: str) -> Iterator[None]:
-    """Turn an OSError into a HostFault that names the path."""
+def naming(what: object, stage: str | None = None) -> Iterator[None]:
+    """Turn an OSError into a HostFault that begins with ``what``: a path, or what failed."""
     try:
         yield
     except OSError as error:
-        raise HostFault(f"cannot {verb} {path}: {error.strerror or error}") from error
+        raise HostFault(f"{what}: {error.strerror or error}", stage=stage) from error
 
 
 def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
@@ -178,15 +178,13 @@ def rewrite(path: Path, content: bytes) -> None:
 
     One that is missing is made, mode 0644. It is on disk when this returns. Raises HostFault.
     """
-    try:
+    with naming(path):
         real = path.resolve()
         mode, uid, gid = 0o644, -1, -1
         if real.exists():
             status = real.stat()
             mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
         replace(str(real), content, mode=mode, uid=uid, gid=gid, ready=os.fsync)
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}") from None
 
 
 def beside(path: str) -> str:

@@ -161,14 +161,11 @@ def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) ->
     time is over; for a node that does not change the pool itself, since what another host is just
     making there looks like something left. Raises HostFault: the pool cannot be changed.
     """
-    try:
-        with locked(pool):
-            uses = _uses_or_none(paths)
-            for left in () if over_only else pool.glob(f"{_STAGING}*"):
-                _trash_if_left(pool, left)
-            gone = [] if uses is None else _collect(pool, uses, over_only)
-    except OSError as error:
-        raise HostFault(f"{pool}: {error.strerror}") from None
+    with safefs.naming(pool), locked(pool):
+        uses = _uses_or_none(paths)
+        for left in () if over_only else pool.glob(f"{_STAGING}*"):
+            _trash_if_left(pool, left)
+        gone = [] if uses is None else _collect(pool, uses, over_only)
     empty_trash(pool)
     return gone
 

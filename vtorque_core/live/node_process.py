@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, unjournalled
 from vtorque_core.api.daemon_process import Process
+from vtorque_core.base import safefs
 from vtorque_core.base._launch import die_with
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import flocked
@@ -59,24 +60,22 @@ class NodeProcess(Process):
     def create(self) -> None:
         """Start it. Raises HostFault if it cannot be executed or the lock is taken."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with contextlib.ExitStack() as undo:
-            try:
-                lock = os.open(self.lock, flags, 0o600)
-                undo.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                files: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-                    (os.POSIX_SPAWN_DUP2, lock, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                ]
-                # what the caller has got from its batch system
-                others = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-                files += [(os.POSIX_SPAWN_CLOSE, other) for other in others if other > 2]
-                program = self.argv[0]
-                pid = os.posix_spawn(program, self.argv, _ENVIRON, file_actions=files, setsid=True)
-                _be_nice(pid, _STARTING)
-            except OSError as error:
-                raise HostFault(f"{self.argv[0]}: lock {self.lock}: {error.strerror}") from error
+        with (
+            safefs.naming(f"{self.argv[0]}: lock {self.lock}"),
+            safefs.closing(os.open(self.lock, flags, 0o600)) as lock,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+                (os.POSIX_SPAWN_DUP2, lock, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ]
+            # what the caller has got from its batch system
+            others = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+            files += [(os.POSIX_SPAWN_CLOSE, other) for other in others if other > 2]
+            program = self.argv[0]
+            pid = os.posix_spawn(program, self.argv, _ENVIRON, file_actions=files, setsid=True)
+            _be_nice(pid, _STARTING)
 
     def _held(self, descriptor: int) -> bool:
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import ClockDriver, GuestDriver
-from vtorque_core.base import hypervisor
+from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import holder_of, job_lock, libvirt_worker, node_lock
 from vtorque_core.base.names import Paths
@@ -159,10 +159,8 @@ def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], b
                 journal.phase(to)
             return True
 
-        try:
+        with safefs.naming(_half_done(paths, job)):
             _half_done(paths, job).touch(mode=0o600)
-        except OSError as error:
-            raise HostFault(f"{error.filename}: {error.strerror}") from None
         yield mark
         _half_done(paths, job).unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ def _image(path: str) -> Iterator[int]:
     """Open an image's disk to read it. Raises HostFault."""
     if not Path(path).is_absolute():
         raise HostFault(f"{path!r} is not an absolute path")
-    with safefs.naming(path, "open"):
+    with safefs.naming(f"cannot open {path}"):
         image = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(image).st_mode):
@@ -72,7 +72,7 @@ class Overlay(OneFile):
         """
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
-        with safefs.naming(self.path, "create"):
+        with safefs.naming(f"cannot create {self.path}"):
             safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
         layer = ("-u", "-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
         size = str(self.size_mib << 20 or seen)
@@ -100,7 +100,7 @@ class DiskCopy(OneFile):
         with _image(self.source) as image:
             most = _size(image, self.source_format)
             most += most // 1024 + _TABLES
-            with safefs.naming(self.path, "create"):
+            with safefs.naming(f"cannot create {self.path}"):
                 safefs.write_new(self.path, b"", mode=0o600)
                 copy = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             with safefs.closing(copy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vtorque_core.api.acquired import CoreResource
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.record import dataclass
 from vtorque_core.images import store
@@ -34,11 +35,12 @@ class ImageUse(CoreResource):
         record and leave it, or this sees that it is gone.
         """
         version = Path(self.path)
-        try:
-            with store.locked(version.parent.parent, shared=True, wait=_WAIT):
-                there = version.is_dir()
-        except OSError as error:
-            raise HostFault(f"image {self.path}: {error.strerror}") from None
+        pool = version.parent.parent
+        with (
+            safefs.naming(f"image {self.path}"),
+            store.locked(pool, shared=True, wait=_WAIT),
+        ):
+            there = version.is_dir()
         if not there:
             raise HostFault(f"image {self.path} was removed while the job was being started")
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import printable
 from vtorque_core.base.locks import holder_of
 from vtorque_core.resources import user_daemon
 
@@ -116,9 +117,7 @@ def served(lock: Path) -> os.stat_result:
     No path of the user's is looked up. Raises HostFault: the daemon has ended, or the file system
     lets root not look (FUSE). One that hangs is waited for: call it in a child.
     """
-    try:
+    with safefs.naming(f"cannot look at the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
         return (proc / "fd" / (source[1].decode() if source else "none")).stat()
-    except OSError as error:
-        raise HostFault(f"cannot look at the file of {lock.stem}: {error.strerror}") from None

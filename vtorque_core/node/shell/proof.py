@@ -267,14 +267,12 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
     if name not in proof.files:
         return None
     path = user_file_path(paths, proof.job, name)
-    try:
+    with safefs.naming(path, stage="proof"):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise HostFault(f"{path} is no regular file", stage="proof")
             content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}", stage="proof") from None
     if digest(content) != proof.files[name]:
         raise HostFault(f"{path} was changed: it is not the job's {name}", stage="proof")
     return content
