@@ -1,70 +1,22 @@
-"""What the author of a plugin has got wrong, with the module and the line where.
-
-:func:`where` and :func:`unmarked` serve every load. :func:`found` reads the plugin's source, for
-``vtorque plugins`` and for tests of plugins: no job waits for it.
-"""
+"""Errors of a plugin's author that no load finds: from its source, for ``vtorque plugins``."""
 
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, Protocol
 
-PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
+from vtorque_core.site.plugins import Plugins
+
 _OURS = {"vtorque_core", "vtorque_testing"}  # the kit has doubles of the core's own parts
 DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
 _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
 _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be one: a quick look
 
 
-class Loaded(Protocol):
-    """What is needed of :class:`vtorque_core.site.plugins.Plugins`, which imports this module."""
-
-    costs: dict[str, float]
-    distributions: dict[str, str]
-
-    def modules_of(self, name: str) -> list[Any]:
-        """Return a plugin's modules, the declaring one first."""
-        ...
-
-    def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Any]:
-        """Call a hook; yield its contributions."""
-        ...
-
-
-def unmarked(module: object) -> str:
-    """Return module, name and line of a function named like a hook that is none; "": there is none.
-
-    Only of the module's own: what it imports under such a name is another module's to mark.
-    """
-    if not isinstance(module, ModuleType):
-        return ""
-    for name, found in vars(module).items():
-        if not name.startswith(PREFIX) or not isinstance(found, FunctionType):
-            continue
-        if not hasattr(found, "vtorque_impl") and found.__module__ == module.__name__:
-            return f"{module.__name__}.{name} (line {found.__code__.co_firstlineno})"
-    return ""
-
-
-def where(module: object, name: str) -> str:
-    """Return ``module, line N``, where a module has ``name``; "": it has no file."""
-    file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if not file:
-        return ""
-    begins = re.compile(rf"(def |class )?{re.escape(name)}\b")
-    for number, line in enumerate(linecache.getlines(file), start=1):
-        if begins.match(line):
-            return f"{called}, line {number}"
-    return called
-
-
-def found(plugins: Loaded, name: str) -> Iterator[str]:
+def found(plugins: Plugins, name: str) -> Iterator[str]:
     """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
@@ -78,7 +30,7 @@ def found(plugins: Loaded, name: str) -> Iterator[str]:
                     yield f"{called}, line {getattr(node, 'lineno', 0)}: {what}"
 
 
-def dear(plugins: Loaded, name: str) -> str:
+def dear(plugins: Plugins, name: str) -> str:
     """Return that importing a plugin's declaring module costs too much; or ""."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import importlib
+import linecache
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
@@ -22,8 +24,7 @@ from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.entry_points import EntryPoint, entry_points
 from vtorque_core.base.errors import Conflict, Refused, VtorqueError
 from vtorque_core.base.record import dataclass
-from vtorque_core.site import author_errors, hook_items
-from vtorque_core.site.author_errors import PREFIX
+from vtorque_core.site import hook_items
 
 if TYPE_CHECKING:
     from vtorque_core.api.strategies import BatchSystem, GuestType, ImageBuilder
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 GROUP = "vtorque1"
 NODE_GROUP = "vtorque1.node"
 BUILTIN = "core"
+PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 _TRACE = "VTORQUE_TRACE"
 
 T = TypeVar("T")
@@ -203,7 +205,7 @@ class Plugins:
         unknown = [hook for hook in hooks if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
-        if forgotten := author_errors.unmarked(module):
+        if forgotten := _unmarked(module):
             raise PluginError(
                 f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so that nobody "
                 f"would call it: mark it, or give it a name that does not begin with {PREFIX}"
@@ -273,7 +275,7 @@ class Plugins:
                 _trace(hook, name, given, items, error, took)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                at = author_errors.where(impl.plugin, hook)
+                at = _where(impl.plugin, hook)
                 yield Contribution(name, dist, error=error, where=at)
 
     def collect(self, hook: str, *, only: str = "", **kwargs: Any) -> list[Contribution]:
@@ -400,6 +402,33 @@ def _wanted(
 
 def _order(name: str) -> tuple[bool, str]:
     return (name != BUILTIN, name)
+
+
+def _unmarked(module: object) -> str:
+    """Return module, name and line of a function named like a hook that is none; "": there is none.
+
+    Only of the module's own: what it imports under such a name is another module's to mark.
+    """
+    if not isinstance(module, ModuleType):
+        return ""
+    for name, found in vars(module).items():
+        if not name.startswith(PREFIX) or not isinstance(found, FunctionType):
+            continue
+        if not hasattr(found, "vtorque_impl") and found.__module__ == module.__name__:
+            return f"{module.__name__}.{name} (line {found.__code__.co_firstlineno})"
+    return ""
+
+
+def _where(module: object, name: str) -> str:
+    """Return ``module, line N``, where a module has ``name``; "": it has no file."""
+    file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if not file:
+        return ""
+    begins = re.compile(rf"(def |class )?{re.escape(name)}\b")
+    for number, line in enumerate(linecache.getlines(file), start=1):
+        if begins.match(line):
+            return f"{called}, line {number}"
+    return called
 
 
 def _implemented(module: object) -> list[str]:
