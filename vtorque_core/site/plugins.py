@@ -143,8 +143,7 @@ class Plugins:
         self.off: list[str] = []
         self.withheld: Mapping[str, str] = {}
         self.distributions: dict[str, str] = {}
-        self._names: dict[int, str] = {}
-        self._hooks: dict[int, list[str]] = {}
+        self._modules: dict[int, tuple[str, Any]] = {}  # id to plugin and module, in order
         self._manager = _Manager("vtorque")
         self._manager.add_hookspecs(hookspecs)
 
@@ -201,8 +200,7 @@ class Plugins:
 
         Raises PluginError for a hook that does not exist and for one without ``@hookimpl``.
         """
-        hooks = _implemented(module)
-        unknown = [hook for hook in hooks if not hasattr(hookspecs, hook)]
+        unknown = [hook for hook in _implemented(module) if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
         if forgotten := _unmarked(module):
@@ -211,15 +209,14 @@ class Plugins:
                 f"would call it: mark it, or give it a name that does not begin with {PREFIX}"
             )
         self._manager.register(module, f"{name}:{id(module)}")
-        self._names[id(module)] = name
-        self._hooks[id(module)] = hooks
+        self._modules[id(module)] = name, module
         self.distributions[name] = distribution
 
     def unregister(self, name: str) -> None:
         """Forget all modules of a plugin."""
-        for module in self._manager.get_plugins():
-            if self._names.get(id(module)) == name:
-                self._manager.unregister(module)
+        for module in self.modules_of(name):
+            self._manager.unregister(module)
+            del self._modules[id(module)]
 
     def without(self, withheld: Mapping[str, str]) -> Plugins:
         """Return the same plugins as they are for a job that may not use some; none of those acts.
@@ -234,19 +231,16 @@ class Plugins:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the plugins that are loaded and work, the core's own first."""
-        found = {self._names[id(m)] for m in self._manager.get_plugins()} - self.withheld.keys()
+        found = {name for name, _ in self._modules.values()} - self.withheld.keys()
         return tuple(sorted(found, key=_order))
 
     def modules_of(self, name: str) -> list[Any]:
         """Return the modules of a loaded plugin, the declaring one first."""
-        registered = list(self._names)
-        mine = [m for m in self._manager.get_plugins() if self._names[id(m)] == name]
-        return sorted(mine, key=lambda module: registered.index(id(module)))
+        return [module for owner, module in self._modules.values() if owner == name]
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
         """Return the hooks that a loaded plugin implements."""
-        modules = self.modules_of(name)
-        return tuple(sorted({hook for module in modules for hook in self._hooks[id(module)]}))
+        return tuple(sorted({h for module in self.modules_of(name) for h in _implemented(module)}))
 
     def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Contribution]:
         """Call one hook plugin by plugin, in sorted order, and yield every item or error.
@@ -256,8 +250,10 @@ class Plugins:
         the plugin would have given after it is lost.
         """
         caller = getattr(self._manager.hook, hook)
-        for impl in sorted(caller.get_hookimpls(), key=lambda i: _order(self._names[id(i.plugin)])):
-            name = self._names[id(impl.plugin)]
+        for impl in sorted(
+            caller.get_hookimpls(), key=lambda i: _order(self._modules[id(i.plugin)][0])
+        ):
+            name, _ = self._modules[id(impl.plugin)]
             if only not in ("", name) or name in self.withheld:
                 continue
             dist = self.distributions[name]
