@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import threading
 import time
 from collections.abc import Callable
@@ -449,8 +450,6 @@ def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
 
 def qemu_uid(user: str) -> int:
     """Return the uid that QEMU runs as. Raises HostFault if the user does not exist."""
-    import pwd  # noqa: PLC0415 - only here
-
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:

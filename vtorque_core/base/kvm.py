@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import boot_id
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 
@@ -35,7 +36,6 @@ PROBE_TIMEOUT = 3.0
 _KILL_TIMEOUT = 2.0
 _DEVICE = "/dev/kvm"
 _CACHE = "accel.json"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # linux/kvm.h, for x86_64: _IO('E', n) is 0xAE00 + n, the others carry size and direction.
 _GET_API_VERSION = 0xAE00
@@ -115,7 +115,7 @@ def probed(run_dir: Path, user: str | None = None) -> Probe:
     path = run_dir / _CACHE
     # Of the caller: whether it is theirs to open, which changes when they join its group.
     who = _group_of(user) if user else os.access(_DEVICE, os.R_OK | os.W_OK)
-    key = {"boot": _boot_id(), "user": user, "group": who}
+    key = {"boot": boot_id(), "user": user, "group": who}
     known = _read(path, key)
     if known is not None:
         return known
@@ -178,10 +178,6 @@ def _let_group(gid: int) -> None:
 
 
 # -- the noted answer -------------------------------------------------------------------------
-
-
-def _boot_id() -> str:
-    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _read(path: Path, key: dict[str, Any]) -> Probe | None:

@@ -119,6 +119,11 @@ class JobAttempt:
         return job_key(self.id, self.attempt)
 
 
+def boot_id() -> str:
+    """Return what is different after each reboot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def safe_name(text: str) -> str:
     """Return a file name that is unique for ``text``: itself where harmless, else with a hash.
 

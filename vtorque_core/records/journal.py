@@ -34,7 +34,7 @@ from vtorque_core.api.batch_system import Usage
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import node_lock
-from vtorque_core.base.names import Paths
+from vtorque_core.base.names import Paths, boot_id
 from vtorque_core.records.reading import (
     CORE,
     DOMAIN,
@@ -46,7 +46,6 @@ from vtorque_core.records.reading import (
     JournalState,
     Record,
     arguments,
-    boot_id,
     read,
     walk,
 )

@@ -19,7 +19,7 @@ from vtorque_core import __version__
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.base.errors import VtorqueError, printable
-from vtorque_core.base.names import JobAttempt, Paths, safe_name
+from vtorque_core.base.names import JobAttempt, Paths, boot_id, safe_name
 from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
@@ -42,11 +42,6 @@ class EmptyJournal(JournalError):
 
 class OrphanError(VtorqueError):
     """No loaded plugin knows this record; the message says what is missing."""
-
-
-def boot_id() -> str:
-    """Return what is different after each reboot (random(4))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 ARRIVES = "arrives"

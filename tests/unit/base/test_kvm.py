@@ -87,9 +87,7 @@ def test_a_note_of_another_boot_is_ignored(
 ) -> None:
     answers += [Probe("before"), Probe("after")]
     kvm.probed(tmp_path)
-    fake = tmp_path / "boot_id"
-    fake.write_text("another\n")
-    monkeypatch.setattr(kvm, "_BOOT_ID", fake)
+    monkeypatch.setattr(kvm, "boot_id", lambda: "another")
     assert kvm.probed(tmp_path) == Probe("after")
 
 

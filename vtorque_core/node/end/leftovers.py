@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.base import safefs
-from vtorque_core.base.names import Paths
-from vtorque_core.records.reading import JobHeader, JournalError, boot_id, walk
+from vtorque_core.base.names import Paths, boot_id
+from vtorque_core.records.reading import JobHeader, JournalError, walk
 
 LEAST_UID = 1000
 """Below are the system's own users (Debian Policy, 9.2.2)."""

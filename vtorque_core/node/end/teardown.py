@@ -30,7 +30,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
-from vtorque_core.base.names import Paths
+from vtorque_core.base.names import Paths, boot_id
 from vtorque_core.records import console, log, timeline
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
@@ -44,7 +44,6 @@ from vtorque_core.records.reading import (
     JournalState,
     OrphanError,
     Record,
-    boot_id,
     lock_name,
     read,
     reconstruct,
