@@ -9,7 +9,7 @@
 Changes are renames below the pool's lock, so that a kill leaves the old state or the new, and at
 most staging, trash and versions without a name, which the next change removes (:func:`sweep`).
 A version goes when no name has it, its time is over, and no open journal of this node names it
-(:class:`vtorque_core.resources.image_use.ImageUse`). All of this as root, but reading.
+(:class:`vtorque_core.resources.lease.ImageUse`). All of this as root, but reading.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from vtorque_core.api.disk_file import DiskFile
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
 from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.resources.lease import Lease, SpareUse
+from vtorque_core.resources.lease import ImageUse, Lease, SpareUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.starter import Starter
 from vtorque_core.resources.user_disk import UserDisk

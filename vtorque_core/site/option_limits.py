@@ -183,13 +183,10 @@ def _rules(option: Option[Any], value: Any) -> tuple[Rule, ...]:
 
 
 def _rule(option: Option[Any], item: Any) -> Rule:
-    if isinstance(item, str) and any(c in item for c in "*?[") and _may_glob(option, item):
+    may_be_glob = not option.is_file or item == "*"  # users choose the names of their files
+    if isinstance(item, str) and any(c in item for c in "*?[") and may_be_glob:
         return Rule(item, is_glob=True)
     return Rule(_text(item), _parse(option, item))
-
-
-def _may_glob(option: Option[Any], item: str) -> bool:
-    return not option.is_file or item == "*"  # users choose the names of their files
 
 
 def _parse(option: Option[Any], value: Any) -> Any:

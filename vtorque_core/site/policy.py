@@ -141,7 +141,9 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         shown = value.name if isinstance(value, FileData) else value
         problem: Refusal | None
         if key not in options:
-            problem = unknown_key(key, shown, options, _broken(plugins))
+            broken = ", ".join(sorted(plugins.broken))
+            note = f" (plugins that could not be loaded here: {broken})" if broken else ""
+            problem = unknown_key(key, shown, options, note)
             if why := plugins.why_withheld("vtorque_options", key):
                 problem = replace(problem, message=why, fix=None)
         elif key in given:
@@ -247,13 +249,6 @@ def _words(error: BaseException) -> str:
         return str(error)
     except Exception:  # an exception of a plugin may not even have a text
         return "no message"
-
-
-def _broken(plugins: Plugins) -> str:
-    named: Mapping[str, str] = plugins.broken
-    if not named:
-        return ""
-    return f" (plugins that could not be loaded here: {', '.join(sorted(named))})"
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:

@@ -31,7 +31,7 @@ from vtorque_core.live import images
 from vtorque_core.live.images import FileRecord, Sidecar, describe, lookup
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.lease import ImageUse
 from vtorque_images import pool_commands as command
 from vtorque_images import table
 from vtorque_testing import vmgr

@@ -19,7 +19,7 @@ from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources import netfilter
-from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.lease import ImageUse
 from vtorque_images import change as images
 from vtorque_testing.planned import site as a_site
 

@@ -31,7 +31,7 @@ from vtorque_core.live.images import Broken, Plugins, describe, listing, lookup,
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.lease import ImageUse
 from vtorque_images import change
 
 pytestmark = pytest.mark.e2e

@@ -23,8 +23,7 @@ from vtorque_core.api.directives import (
     strip_pbs_vm,
     vm_directives,
 )
-from vtorque_core.api.submission import to_token
-from vtorque_core.api.submit_command import become
+from vtorque_core.api.submission import become, to_token
 from vtorque_pbs import batch_commands, counted, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos

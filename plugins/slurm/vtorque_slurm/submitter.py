@@ -15,8 +15,7 @@ from typing import NoReturn
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import strip_pbs_vm, vm_directives
-from vtorque_core.api.submission import to_token
-from vtorque_core.api.submit_command import become
+from vtorque_core.api.submission import become, to_token
 from vtorque_slurm import (
     gres,
     hostlist,

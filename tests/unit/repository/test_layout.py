@@ -66,7 +66,7 @@ CORES_OWN = {
     "node.shell.proof": {"linux-guest"},
     "node.shell.around_script": {"login"},
     "resources.disk.Overlay": {"osv", "survive"},
-    "resources.image_use.ImageUse": {"images"},
+    "resources.lease.ImageUse": {"images"},
     "resources.lease.Lease": {"survive"},
     "resources.netfilter": {"images"},
     "resources.starter.Starter": {"osv"},

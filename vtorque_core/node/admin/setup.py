@@ -48,7 +48,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     if secret is not None and not (place.exists() and place.read_bytes() == secret):
         steps.append((f"write {place}, as on the other nodes", lambda: _take_secret(site, secret)))
     elif not place.exists():
-        steps.append((f"create {place}", lambda: _write_secret(place, os.urandom(64))))
+        steps.append((f"create {place}", lambda: _take_secret(site, os.urandom(64))))
     networks = libvirt_networks(site)
     for network in networks:
         if not hypervisor.network_active(site.node.libvirt_uri, network.source):
@@ -117,11 +117,7 @@ def _take_secret(site: Site, secret: bytes) -> None:
         )
     if site.paths.secret.exists():
         require_idle(site)
-    _write_secret(site.paths.secret, secret)
-
-
-def _write_secret(path: Path, secret: bytes) -> None:
-    safefs.replace(str(path), secret, mode=0o600)
+    safefs.replace(str(site.paths.secret), secret, mode=0o600)
 
 
 def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:

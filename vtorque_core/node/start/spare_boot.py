@@ -43,7 +43,7 @@ from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.lease import ImageUse
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load

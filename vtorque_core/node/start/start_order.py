@@ -42,7 +42,7 @@ from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
 from vtorque_core.resources import netfilter, virtiofs_daemon
-from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
