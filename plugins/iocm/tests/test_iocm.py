@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from vtorque_core.api import Refused
-from vtorque_core.api.claims import CoreClaim, Notice, Placement, PoolClaim
+from vtorque_core.api.claims import CoreClaim, Notice, Placement
 from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, forbidden
-from vtorque_iocm import legacy, node, plugin
+from vtorque_iocm import node, plugin
 from vtorque_testing import planned
 from vtorque_testing.planned import NoFit
 
@@ -128,7 +128,6 @@ def test_more_than_the_node_has_is_refused_by_the_ledger():
         ("enabled = false\n", XEON, "has no I/O cores ([plugin.iocm] enabled = false)"),
         ('nodes = "io[0-9]+"\n', XEON, "has no I/O cores (its name is not one of"),
         ('nodes = "n"\n', XEON, "has no I/O cores (its name is not one of"),
-        ('backend = "legacy"\n', XEON, "has no /sys/class/vhost/worker"),
         ("max_cores = 4\n", flat((0,), 1024), "has no second CPU"),
     ],
 )
@@ -149,28 +148,14 @@ def test_the_name_of_a_node_that_has_them():
     assert len(asked("iocm=true", config='nodes = "n[0-9]+"\n')) == 1
 
 
-def test_a_front_end_knows_nothing_of_the_node(monkeypatch):
-    monkeypatch.setattr(legacy, "there", lambda: pytest.fail("a front end looks at itself"))
+def test_a_front_end_knows_nothing_of_the_node():
     (claim,) = asked("iocm=true", machine=Topology(), config='nodes = "io"\n')
     assert claim.at_most == 4
 
 
-def test_the_legacy_manager_takes_its_cores_from_the_vcpus(monkeypatch):
-    monkeypatch.setattr(legacy, "there", lambda: True)
-    claim, pool = asked("iocm=true", "iocm_min_cores=2")
-    assert (claim.count, claim.at_most) == (2, None)
-    assert pool == PoolClaim("iocm-manager", ("dynamic-io-manager",), key="iocm")
-    second = dataclasses.replace(guest("iocm=true"), index=1)
-    assert len(on().answers(second)) == 1
-    assert asked("iocm=true", config='backend = "native"\n')[0].at_most == 4
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_only_what_the_legacy_manager_has_cannot_be_saved(monkeypatch, there):
-    at = placed("iocm=true")
-    monkeypatch.setattr(legacy, "there", lambda: there)
-    found = rendered(at)
-    assert forbidden("save", found) == ["SharedWorkers"] * there
+def test_iocm_forbids_neither_save_nor_migrate():
+    found = rendered(placed("iocm=true"))
+    assert forbidden("save", found) == forbidden("migrate", found) == []
 
 
 def test_nothing_is_started_for_a_job_without_io_cores():

@@ -79,27 +79,3 @@ def test_one_that_the_kernel_does_not_move_stops_no_other(host):
     first.symlink_to("/proc/version")  # not opened: it is a link
     irqs.direct(memo, (2,))
     assert at(host)["31"] == "2"
-
-
-# -- a kind of before ---------------------------------------------------------------------------
-
-
-def test_a_setting_of_before_is_set_back_only_if_it_is_still_the_jobs(tmp_path):
-    path = tmp_path / "nr_hugepages"
-    setting = irqs.Setting(str(path), "16", "128")
-    for now, after in (("64\n", "64\n"), ("128\n", "16"), ("16", "16")):
-        path.write_text(now)
-        setting.release()
-        assert path.read_text() == after
-
-
-def test_a_setting_of_before_that_has_gone_stays_gone(tmp_path):
-    irqs.Setting(str(tmp_path / "gone"), "16", "128").release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_setting_of_before_knows_the_chosen_word_of_a_list(tmp_path):
-    path = tmp_path / "enabled"
-    path.write_text("always madvise [never]\n")
-    irqs.Setting(str(path), "madvise", "never").release()
-    assert path.read_text() == "madvise"

@@ -59,25 +59,6 @@ class IrqAffinity(Resource):
         File(self.memo, replace=True).release()
 
 
-@dataclass(frozen=True)
-class Setting(Resource):
-    """A value in /proc/sys or /sys: a kind that journals of the core before may have.
-
-    It is given back, and acquired no more.
-    """
-
-    kind = "setting"
-    needs_root = True
-    path: str
-    old: str
-    new: str
-
-    def release(self) -> None:
-        """Write ``old`` unless somebody has changed it since, or the file is gone."""
-        if Path(self.path).exists() and _current(self.path) == self.new:
-            _set(self.path, self.old)
-
-
 def before(memo: str) -> dict[str, str]:
     """Return affinity file to the value it had, as :class:`IrqAffinity` has written it down."""
     with contextlib.suppress(FileNotFoundError):
@@ -93,13 +74,10 @@ def direct(memo: str, cpus: Iterable[int]) -> None:
 
 
 def _current(path: str) -> str:
-    """Return the value; of a list such as ``always [madvise] never`` the chosen one."""
     try:
-        text = Path(path).read_text(encoding="utf-8").strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise HostFault(f"cannot read {path}: {error.strerror or error}") from error
-    chosen = [word[1:-1] for word in text.split() if word.startswith("[") and word.endswith("]")]
-    return chosen[0] if len(chosen) == 1 else text
 
 
 def _set(path: str, value: str) -> None:

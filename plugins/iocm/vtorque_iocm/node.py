@@ -3,15 +3,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
-from vtorque_core.api import Act, Refusal, always, hookimpl, setting
-from vtorque_core.api.claims import Claim, CoreClaim, Notice, PoolClaim
+from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api.claims import Claim, CoreClaim, Notice
 from vtorque_core.api.guest_plan import GuestPlan, lacks
-from vtorque_core.api.libvirt_domain import Element, IoThreads, MetadataEntry, NetQueues
+from vtorque_core.api.libvirt_domain import Element, IoThreads, NetQueues
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live.node_process import NodeProcess
-from vtorque_iocm import irqs, legacy
+from vtorque_iocm import irqs
 from vtorque_iocm.plugin import IOCM, MAX_CORES, MIN_CORES
 
 QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
@@ -28,11 +27,6 @@ class Settings:
     interval: float = setting(1.0, doc="time between two looks at the load", unit="s")
     busy: float = setting(0.8, doc="load of its I/O cores over which a guest gets another, 0 to 1")
     interfaces: tuple[str, ...] = setting((), doc="host NICs whose interrupts go to I/O cores")
-    backend: Literal["auto", "native", "legacy"] = setting(
-        "auto", doc="auto: legacy where the kernel has /sys/class/vhost/worker, else native"
-    )
-    manager: str = setting("/opt/dynamic-io-manager/src", doc="legacy: where io_manager.py is")
-    python2: str = setting("/usr/bin/python2", doc="legacy: what runs it")
 
     def __post_init__(self) -> None:
         if not 0 < self.busy <= 1 or self.interval <= 0:
@@ -41,18 +35,6 @@ class Settings:
             re.compile(self.nodes)
         except re.error as error:
             raise ValueError(f"nodes is not a regular expression: {error}") from None
-
-    @property
-    def legacy(self) -> bool:
-        """Whether this node's backend is the dynamic-io-manager."""
-        return self.backend == "legacy" or (self.backend == "auto" and legacy.there())
-
-
-@dataclass(frozen=True)
-class SharedWorkers(MetadataEntry):
-    """That the dynamic-io-manager has the guest: it knows its process and its vhost device."""
-
-    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
 
 
 class Manager(NodeProcess):
@@ -64,12 +46,12 @@ class Manager(NodeProcess):
 
 
 vtorque_settings = always(Settings)
-vtorque_resources = always(Manager, irqs.IrqAffinity, irqs.Setting)
+vtorque_resources = always(Manager, irqs.IrqAffinity)
 
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim I/O cores that may grow; the legacy manager takes more from the vCPUs instead."""
+    """Claim I/O cores, whose number may grow."""
     if not guest[IOCM]:
         return
     settings = site[Settings]
@@ -82,10 +64,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
         required, where, fix = settings.required, "[plugin.iocm] required", f"leave out {IOCM.key}"
         yield lacks(guest, what, option=IOCM, required=required, where=where, fix=fix)
         return
-    old = bool(guest.host.nodes) and settings.legacy
-    yield CoreClaim("io", least, True, None if old else max(least, most), key=MIN_CORES.key)
-    if old and guest.index == 0:
-        yield PoolClaim("iocm-manager", ("dynamic-io-manager",), key=IOCM.key)
+    yield CoreClaim("io", least, True, max(least, most), key=MIN_CORES.key)
 
 
 def _missing(guest: GuestPlan, settings: Settings) -> str:
@@ -94,8 +73,6 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
         return "I/O cores ([plugin.iocm] enabled = false)"
     if not re.fullmatch(settings.nodes, guest.job.node):
         return f"I/O cores (its name is not one of [plugin.iocm] nodes = {settings.nodes!r})"
-    if settings.legacy and not legacy.there():
-        return f"{legacy.VHOST}/worker: its kernel does not share vhost workers"
     return "second CPU, so none for I/O alone" if len(guest.host.cpus) < 2 else ""
 
 
@@ -103,8 +80,6 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Give the guest as many iothreads as it may have I/O cores, and a queue pair for each vCPU."""
     if _has(guest):
-        if guest.host.nodes and site[Settings].legacy:
-            yield SharedWorkers("iocm", "legacy")
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:
             yield NetQueues(min(guest.vcpus, QUEUES))
@@ -113,12 +88,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start what follows the load, unless another job has."""
-    guests, settings, paths = [g for g in job.guests if _has(g)], job.site[Settings], job.site.paths
-    if guests and settings.legacy:
-        limits = guests[0][MIN_CORES], guests[0][MAX_CORES] or settings.max_cores
-        nics = settings.interfaces
-        legacy.start(job, settings.python2, settings.manager, limits, nics)
-    elif guests:
+    settings, paths = job.site[Settings], job.site.paths
+    if any(_has(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)
         needs = [job.acquire(irqs.IrqAffinity(irqs.memo(paths), files))] if files else []
         job.acquire(Manager.of(paths, settings.interval, settings.busy), needs=needs)

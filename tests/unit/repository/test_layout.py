@@ -84,7 +84,6 @@ CORES_OWN = {
     # Whose doubles stand for libvirt, ssh, locks' holders and root.
     "base.hypervisor": {"survive"},
     "base.locks.job_lock": {"images"},
-    "base.locks.lock_holder": {"iocm"},
     "base.names": {"joblog"},
     "base.run_tool": {"cluster"},
     "base.trust": {"images", "oci"},

@@ -169,7 +169,6 @@ LACKING = {
     "iocm": [
         ("iocm=true", {"enabled": False}, "bare", r"I/O cores \(\[plugin.iocm\] enabled"),
         ("iocm=true", {"nodes": "m.*"}, "bare", r"I/O cores .*\[plugin.iocm\] nodes = 'm"),
-        ("iocm=true", {"backend": "legacy"}, "bare", "/sys/class/vhost/worker"),
     ],
     "pinning": [("hugepages=1G,ram=1G", {}, "bare", "1G in huge pages that fit")],
     "unclot": [],  # needs no hardware
