@@ -28,9 +28,9 @@ def place() -> Iterator[Path]:
         yield path
 
 
-def share(place: Path, name: str) -> virtiofs_daemon.Share:
+def share(place: Path, name: str) -> virtiofs_daemon.SharedDirectory:
     run = place / "run"
-    return virtiofs_daemon.Share(
+    return virtiofs_daemon.SharedDirectory(
         source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
         log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER,),
         subordinate_id=SUBORDINATE, readonly=False, socket_owner=QEMU_UID,
@@ -84,7 +84,7 @@ import pathlib, socket, time
 from vtorque_core.resources import user_daemon, virtiofs_daemon
 table = pathlib.Path("/proc/self/mountinfo")
 before = table.read_text()
-virtiofs_daemon.Share(**{vars(one)!r}).start()
+virtiofs_daemon.SharedDirectory(**{vars(one)!r}).start()
 assert " shared:" in before and "hidepid" in before
 assert table.read_text() == before
 with socket.socket(socket.AF_UNIX) as qemu:
@@ -202,7 +202,7 @@ def test_nothing_remains_of_a_start_that_was_killed(
     place: Path, home: Path, delay: float, readonly: bool
 ) -> None:
     one = replace(share(place, "home"), readonly=readonly)
-    daemons.kill_a_start("virtiofs_daemon", f"Share(**{vars(one)!r}).start()", delay)
+    daemons.kill_a_start("virtiofs_daemon", f"SharedDirectory(**{vars(one)!r}).start()", delay)
     user_daemon.stop(one.lock, time.monotonic() + 30)
     assert holders(one.lock) == set()
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

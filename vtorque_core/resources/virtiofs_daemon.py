@@ -39,7 +39,7 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 
 @dataclass(frozen=True)
-class Share(user_daemon.Service):
+class SharedDirectory(user_daemon.Service):
     """One shared directory and its daemon; ``subordinate_id`` is what guest root is mapped to.
 
     ``comes``: its guest comes from another node.
@@ -75,7 +75,7 @@ class Share(user_daemon.Service):
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
 
-def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
+def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
     virtiofsd does not follow links. The final ``/.`` turns the link below /proc into a directory.
@@ -89,7 +89,7 @@ def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
     return (share.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", "-o", options)
 
 
-def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
+def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of the one in Rust, which is given no link below /proc.
 
     It would go by the path where that leads. The user can change that path meanwhile, and a copy's
@@ -125,6 +125,6 @@ def _help(program: str) -> str:
 
 @dataclass(frozen=True)
 class Virtiofsd(user_daemon.UserDaemon):
-    """The daemon of one :class:`Share`."""
+    """The daemon of one :class:`SharedDirectory`."""
 
     kind = "virtiofsd"

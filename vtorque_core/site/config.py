@@ -87,7 +87,7 @@ class Site:
     log: schema.LogTable = field(default_factory=schema.LogTable)
     network: schema.Network = field(default_factory=schema.Network)
     networks: Mapping[str, schema.ExtraNetwork] = field(default_factory=dict)
-    shares: Mapping[str, schema.Share] = field(default_factory=lambda: schema.DEFAULT_SHARES)
+    shares: Mapping[str, schema.ShareTable] = field(default_factory=lambda: schema.DEFAULT_SHARES)
     plugins: schema.PluginsTable = field(default_factory=schema.PluginsTable)
     options: Mapping[str, Limits] = field(default_factory=dict)
     limits: tuple[Entry, ...] = ()
@@ -321,10 +321,12 @@ class _Builder:
         number = first.node_number
         return {n: replace(t, node_number=t.node_number or number) for n, t in found.items()}
 
-    def shares(self) -> Mapping[str, schema.Share]:
+    def shares(self) -> Mapping[str, schema.ShareTable]:
         if "shares" not in self.raw.data:
             return schema.DEFAULT_SHARES
-        found = {name: self.table(schema.Share, "shares", name) for name in self.named("shares")}
+        found = {
+            name: self.table(schema.ShareTable, "shares", name) for name in self.named("shares")
+        }
         for name, share in found.items():
             if share is None:
                 continue

@@ -15,7 +15,7 @@ from vtorque_core.site.schema import (
     LIMIT_KEYS,
     TABLES,
     ExtraNetwork,
-    Share,
+    ShareTable,
 )
 from vtorque_core.site.values import is_required, show
 
@@ -54,7 +54,7 @@ def example(plugins: Plugins) -> str:
         parts.append(_table(f"networks.{name}", _first_line(ExtraNetwork), keys, hidden=True))
     for name, share in DEFAULT_SHARES.items():
         intro = "A host directory in every guest; any [shares.<name>] replaces this default."
-        keys = _keys(Share, _values(share))
+        keys = _keys(ShareTable, _values(share))
         parts.append(_table(f"shares.{name}", intro, keys, hidden=True))
     limits = "".join(f"#   {name}: {doc}\n" for name, doc in LIMIT_KEYS.items())
     parts.append(f"# [options.<key>] limits what users may ask for with -vm key=value:\n{limits}")

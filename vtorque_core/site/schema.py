@@ -310,7 +310,7 @@ class ExtraNetwork:
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareTable:
     """``[shares.<name>]``: a host directory in every guest. Without any: the user's home."""
 
     source: str = setting(
@@ -332,7 +332,7 @@ class PluginsTable:
 
 
 EXAMPLE_NETWORKS = {"hpc": ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
-DEFAULT_SHARES = {"home": Share("{home}", "/home/{user}", user_owned=True)}
+DEFAULT_SHARES = {"home": ShareTable("{home}", "/home/{user}", user_owned=True)}
 TABLES: dict[str, type[Any]] = {
     "batch": Batch,
     "paths": Paths,

@@ -310,7 +310,7 @@ def test_lease_is_its_record(tmp_path):
 
 
 def share(tmp_path):
-    return virtiofs_daemon.Share(
+    return virtiofs_daemon.SharedDirectory(
         source="/tmp",
         socket=str(tmp_path / "s"),
         lock=str(tmp_path / "l"),
@@ -327,7 +327,9 @@ def share(tmp_path):
 
 def test_virtiofsd_keeps_only_its_lock(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(virtiofs_daemon.Share, "start", lambda s: calls.append(("start", s)))
+    monkeypatch.setattr(
+        virtiofs_daemon.SharedDirectory, "start", lambda s: calls.append(("start", s))
+    )
     monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock, end)))
     daemon = Virtiofsd(share(tmp_path))
     daemon.create()

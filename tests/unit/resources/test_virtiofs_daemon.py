@@ -39,7 +39,7 @@ def held_lock(tmp_path: Path, posix: str = "yes") -> tuple[subprocess.Popen[str]
     return holder, lock, sock
 
 
-def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.Share:
+def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.SharedDirectory:
     fields: dict[str, object] = {
         "source": str(tmp_path),
         "socket": str(tmp_path / "sock"),
@@ -53,7 +53,7 @@ def a_share(tmp_path: Path, **changes: object) -> virtiofs_daemon.Share:
         "socket_owner": 64055,
         "owner_check": True,
     }
-    return virtiofs_daemon.Share(**(fields | changes))  # type: ignore[arg-type]
+    return virtiofs_daemon.SharedDirectory(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_map_is_guest_root_and_the_users_own_ids() -> None:
@@ -90,7 +90,7 @@ def test_bad_maps_are_refused(subordinate: int, ids: list[int], why: str) -> Non
 def test_share_survives_json(tmp_path: Path) -> None:
     share = a_share(tmp_path)
     fields = json.loads(json.dumps(asdict(share)))
-    assert virtiofs_daemon.Share(**{**fields, "groups": tuple(fields["groups"])}) == share
+    assert virtiofs_daemon.SharedDirectory(**{**fields, "groups": tuple(fields["groups"])}) == share
 
 
 def test_job_of_root_creates_nothing(tmp_path: Path) -> None:

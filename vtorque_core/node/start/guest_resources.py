@@ -15,7 +15,7 @@ from vtorque_core.plan.domain.render import DomainSpec
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
-from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
+from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd
 from vtorque_core.site.config import Site
 
 
@@ -59,7 +59,7 @@ def daemons(each: Prepared) -> Iterable[Resource]:
         stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
         of_share = {"subordinate_id": root, "readonly": share.readonly, "comes": each.plan.comes}
         of_share["owner_check"] = share.user_owned
-        yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))
+        yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
             stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
