@@ -25,6 +25,7 @@ from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records.reading import SPARE, JournalState
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.user_disk import served
+from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD as VIRTIOFSD
 
 _BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what hypervisor.give_up waits for it
 _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event

@@ -11,10 +11,10 @@ from pathlib import Path
 from vtorque_core.api import HostFault, VtorqueError, require_root_owned, run_tool
 from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
+from vtorque_core.live.saving import VIRTIOFSD
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 
-VIRTIOFSD = "/usr/lib/qemu/virtiofsd"  # as the core starts it
 _OPTION = "--migration-verify-handles"
 _QEMU = (8, 2)  # its vhost-user-fs can be saved since then (its changelog)
 _LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shared directories
