@@ -41,14 +41,13 @@ def alone() -> tuple[str, ...]:
     if not effective_root():
         return ()
     namespace = ("unshare", "--pid", "--fork", "--kill-child", "--")
-    rights = (*_rights_of(NOBODY), "--no-new-privs", "--pdeathsig", "KILL")
+    rights = (*rights_of(NOBODY), "--no-new-privs", "--pdeathsig", "KILL")
     return (*namespace, "setpriv", *rights, "--")
 
 
-def _rights_of(uid: int) -> tuple[str, ...]:
+def rights_of(uid: int) -> tuple[str, ...]:
     """Return setpriv(1)'s options for a user with no group and none of root's rights."""
-    who = ("--reuid", str(uid), "--regid", str(NOBODY))
-    return (*who, "--clear-groups")
+    return "--reuid", str(uid), "--regid", str(NOBODY), "--clear-groups"
 
 
 def run_tool(
@@ -71,7 +70,7 @@ def run_tool(
         raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}")
     try:
         done = subprocess.run(
-            guarded(program, *argv[1:], rights=_rights_of(uid) if uid is not None else ()),
+            guarded(program, *argv[1:], rights=rights_of(uid) if uid is not None else ()),
             env=env,
             input=stdin if stdin is not None else b"",
             capture_output=True,

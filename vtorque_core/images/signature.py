@@ -17,14 +17,13 @@ from pathlib import Path
 
 from vtorque_core.api.confined_tool import path_of
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
-from vtorque_core.base.run_tool import guarded
+from vtorque_core.base.run_tool import NOBODY, guarded, rights_of
 from vtorque_core.base.trust import effective_root, require_root_owned
 from vtorque_core.images.sidecar import Sidecar
 
 NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
-_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
 _SECONDS = 20.0  # for one call, which takes milliseconds
 _MAX_SIGNERS = 1 << 20  # bytes of the allowed signers file
 _NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing, or differ by copy
@@ -127,7 +126,7 @@ def keygen(
     action: str, *argv: str, files: tuple[int, ...], stdin: bytes = b""
 ) -> tuple[int, str, str]:
     """Run ``ssh-keygen -Y`` on open files; return exit code, stdout and its last words."""
-    rights = _NOBODY if effective_root() else ()
+    rights = rights_of(NOBODY) if effective_root() else ()
     try:
         done = subprocess.run(
             guarded(program(), "-Y", action, *argv, rights=rights),
