@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,9 @@ class EntryPoint:
 
     def load(self) -> Any:
         """Import the module; return it, or what the value names in it. Raises as the import."""
-        found: Any = importlib.import_module(self.module)
         attribute = self.value.partition(":")[2].partition("[")[0].strip()
-        for word in attribute.split(".") if attribute else ():
-            found = getattr(found, word)
-        return found
+        words = filter(None, attribute.split("."))
+        return reduce(getattr, words, importlib.import_module(self.module))
 
     @cached_property
     def distribution(self) -> str:

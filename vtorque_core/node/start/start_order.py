@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
@@ -339,7 +338,8 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     paths, key = start.site.paths, start.job.key
     for top in (paths.job_state(key), paths.job_run(key)):
         start.acquire(Tree(str(top), mode=0o711))
-    for version in dict.fromkeys(file.parent for p in prepared if (file := _image_file(p))):
+    files = (each.plan.image.disk or each.plan.image.kernel for each in prepared)
+    for version in dict.fromkeys(file.parent for file in files if file):
         start.acquire(ImageUse(str(version)))
     guards = {}
     for network in of_site(start.site).values():
@@ -356,10 +356,6 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         for resource in each.resources:
             start.acquire(resource, guest=each.plan)
         start.acting = "core"
-
-
-def _image_file(each: Prepared) -> Path | None:
-    return each.plan.image.disk or each.plan.image.kernel
 
 
 def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> Iterable[Resource]:
