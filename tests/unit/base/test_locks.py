@@ -1,6 +1,7 @@
 """Locks of jobs and of the node, between processes: prologue, epilogues and killed holders."""
 
 import errno
+import fcntl
 import os
 import time
 
@@ -108,3 +109,25 @@ def test_a_lock_that_cannot_be_written_is_not_kept(tmp_path, monkeypatch):
         with pytest.raises(HostFault, match="No space left on device"):
             take_lock(path, 0)
     os.close(take_lock(path, 0))
+
+
+def test_holder_of_names_the_process_that_holds_a_posix_lock(tmp_path):
+    path = tmp_path / "daemon.lock"
+    path.touch()
+    assert locks.holder_of(path) is None
+
+    def hold(ready, wait):
+        file = path.open("rb+")
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        os.write(ready, b"1")
+        os.read(wait, 1)
+
+    (held, ready), (wait, go) = os.pipe(), os.pipe()
+    pid = in_other_process(lambda: hold(ready, wait))
+    os.read(held, 1)
+    assert locks.holder_of(path) == pid
+    os.write(go, b"1")
+    os.waitpid(pid, 0)
+    assert locks.holder_of(path) is None
+    with pytest.raises(FileNotFoundError):
+        locks.holder_of(tmp_path / "none.lock")

@@ -1,0 +1,31 @@
+"""Descriptors are closed and errors name their file, also where the work fails."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+
+
+def test_closing_closes_the_descriptor_when_the_work_raises(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="work"),
+        safefs.closing(os.open(tmp_path, os.O_RDONLY)) as descriptor,
+    ):
+        raise ValueError("work")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_naming_turns_oserror_into_hostfault_with_path_reason_and_stage() -> None:
+    with pytest.raises(HostFault) as caught, safefs.naming("/no/such", stage="proof"):
+        Path("/no/such").stat()
+    assert str(caught.value) == "proof: /no/such: No such file or directory"
+    assert caught.value.stage == "proof"
+
+
+def test_naming_leaves_other_errors_as_they_are() -> None:
+    with pytest.raises(HostFault, match=r"^it is gone$"), safefs.naming("/a/path"):
+        raise HostFault("it is gone")
