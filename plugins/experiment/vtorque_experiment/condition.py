@@ -16,7 +16,7 @@ import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from vtorque_core.api import Refusal, Refused, printable
+from vtorque_core.api import Refused, printable
 
 MAX_TEXT = 400  # characters; nothing that long is meant
 BASELINE = "baseline"
@@ -71,13 +71,11 @@ class Condition:
 
     def _refuse(self, problem: str, limit: str) -> None:
         raise Refused(
-            Refusal(
-                problem,
-                key="--fail-if",
-                value=printable(self.text, 120),
-                limit=limit,
-                fix="see doc/experiment.md, In CI",
-            )
+            problem,
+            key="--fail-if",
+            value=printable(self.text, 120),
+            limit=limit,
+            fix="see doc/experiment.md, In CI",
         )
 
     def _check(self, node: ast.AST, *, logical: bool) -> None:
@@ -149,12 +147,10 @@ class Condition:
             return self._of(*(_call(node) or of), values)
         if baseline is None:
             raise Refused(
-                Refusal(
-                    "there is no baseline",
-                    key="--fail-if",
-                    value=printable(self.text, 120),
-                    fix="compare two experiments, or say --baseline AXIS=VALUE",
-                )
+                "there is no baseline",
+                key="--fail-if",
+                value=printable(self.text, 120),
+                fix="compare two experiments, or say --baseline AXIS=VALUE",
             )
         return self._of(*of, baseline)
 
@@ -162,12 +158,10 @@ class Condition:
         there = values.get(name, ())
         if not there and function != "count":
             raise Refused(
-                Refusal(
-                    f"there are no values of {printable(name)}",
-                    key="--fail-if",
-                    value=printable(self.text, 120),
-                    fix=f"known: {', '.join(sorted(values)) or 'none'}",
-                )
+                f"there are no values of {printable(name)}",
+                key="--fail-if",
+                value=printable(self.text, 120),
+                fix=f"known: {', '.join(sorted(values)) or 'none'}",
             )
         return float(_FUNCTIONS[function](there))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, Refusal, Refused, printable
+from vtorque_core.api import HostFault, Refused, printable
 from vtorque_experiment import book, definition, files, matrix
 from vtorque_experiment.place import Place
 from vtorque_experiment.plan import MAX_SCRIPT, Plan
@@ -33,17 +33,13 @@ def create(
     sources = {name: source(file.parent / name) for name in found.scripts}
     if place.database.exists():
         raise Refused(
-            Refusal(
-                "has results already",
-                key="directory",
-                value=str(place.top),
-                fix="vmgr experiment resume continues it; --dir DIR uses another directory",
-            )
+            "has results already",
+            key="directory",
+            value=str(place.top),
+            fix="vmgr experiment resume continues it; --dir DIR uses another directory",
         )
     if place.top.is_dir() and any(place.top.iterdir()) and not place.definition.exists():
-        raise Refused(
-            Refusal("is not empty", key="directory", value=str(place.top), fix="take another one")
-        )
+        raise Refused("is not empty", key="directory", value=str(place.top), fix="take another one")
     seed = found.seed if found.seed is not None else secrets.randbits(32)
     root = str(file.parent.absolute())
     plan = Plan(secrets.token_hex(3), root, seed, found.repetitions, found, sources)
@@ -82,11 +78,7 @@ def source(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise Refused(
-            Refusal(f"cannot be read: {error.strerror}", key="script", value=str(path))
-        ) from None
+        raise Refused(f"cannot be read: {error.strerror}", key="script", value=str(path)) from None
     if len(content) > MAX_SCRIPT:
-        raise Refused(
-            Refusal("is too long", key="script", value=str(path), limit=f"{MAX_SCRIPT >> 20} MiB")
-        )
+        raise Refused("is too long", key="script", value=str(path), limit=f"{MAX_SCRIPT >> 20} MiB")
     return content

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_experiment.definition import Definition, Scalar
 
 MAX_POINTS = 1_000_000
@@ -31,14 +31,12 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
         size *= len(values)
     if size * definition.repetitions > MAX_POINTS:
         raise Refused(
-            Refusal(
-                "has too many points",
-                key="matrix",
-                value=str(size * definition.repetitions),
-                limit=str(MAX_POINTS),
-                where=where,
-                fix="take fewer values, or fewer repetitions",
-            )
+            "has too many points",
+            key="matrix",
+            value=str(size * definition.repetitions),
+            limit=str(MAX_POINTS),
+            where=where,
+            fix="take fewer values, or fewer repetitions",
         )
     found: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
     for values in itertools.product(*definition.matrix.values()):
@@ -50,13 +48,11 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
             found.setdefault(tuple(cell.items()), cell)
     if not found:
         raise Refused(
-            Refusal(
-                "leaves no combination of the matrix",
-                key="exclude",
-                value=str(len(definition.exclude)),
-                where=where,
-                fix="drop one of its entries",
-            )
+            "leaves no combination of the matrix",
+            key="exclude",
+            value=str(len(definition.exclude)),
+            where=where,
+            fix="drop one of its entries",
         )
     return list(found.values())
 

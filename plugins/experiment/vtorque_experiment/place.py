@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import Refusal, Refused, printable
+from vtorque_core.api import Refused, printable
 from vtorque_experiment import files
 
 _PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
@@ -62,13 +62,11 @@ def usable(path: Path) -> Place:
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links stay: other hosts may have others
     if not _PLAIN.fullmatch(str(whole)):
         raise Refused(
-            Refusal(
-                "has characters that batch systems take apart",
-                key="directory",
-                value=printable(str(whole)),
-                limit="letters, digits and . _ / + @ = -",
-                fix="name another one: --dir DIR",
-            )
+            "has characters that batch systems take apart",
+            key="directory",
+            value=printable(str(whole)),
+            limit="letters, digits and . _ / + @ = -",
+            fix="name another one: --dir DIR",
         )
     return Place(whole)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import Refusal, Refused, printable
+from vtorque_core.api import Refused, printable
 from vtorque_experiment import definition
 from vtorque_experiment.book import DONE, FAILED, Book, Row
 from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
@@ -105,13 +105,11 @@ def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[i
         if value not in known.get(axis, set()):
             said = ", ".join(sorted(known.get(axis, known)))
             raise Refused(
-                Refusal(
-                    "is no axis and value of it",
-                    key=axis,
-                    value=value,
-                    where=where,
-                    fix=f"known: {said}",
-                )
+                "is no axis and value of it",
+                key=axis,
+                value=value,
+                where=where,
+                fix=f"known: {said}",
             )
     found = [
         number for number, cell in enumerate(cells)

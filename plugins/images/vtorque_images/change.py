@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Image, Paths, Refusal, Refused
+from vtorque_core.api import HostFault, Image, Paths, Refused
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_core.live.images import (
     SIDECAR,
@@ -276,7 +276,7 @@ def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar
 def _used(name: str, users: tuple[str, ...]) -> Refused:
     jobs = ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
     fix = "wait, or remove it as soon as it is free: --when-free"
-    return Refused(Refusal(f"is in use by {jobs}", key="img", value=name, fix=fix))
+    return Refused(f"is in use by {jobs}", key="img", value=name, fix=fix)
 
 
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
+from vtorque_core.api import HostFault, Refused, always, hookimpl
 from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
@@ -71,7 +71,7 @@ def _clean(guest: GuestPlan, place: str) -> RootCommand:
     if not any(Path(place).is_relative_to(target) for target in shares):
         where = ", ".join(shares) or "there are none here"
         fix = f"name a directory in a share that can be written: {where}"
-        raise Refused(Refusal("is in no such share", key=CLEAN.key, value=place, fix=fix))
+        raise Refused("is in no such share", key=CLEAN.key, value=place, fix=fix)
     owner = f"{guest.user.uid}:{guest.user.gid}"
     return RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
 

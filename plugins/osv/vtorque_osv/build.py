@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refusal, Refused
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, rootdir, script
 from vtorque_osv.recipe import Recipe
@@ -40,7 +40,7 @@ class OsvBuilder:
         except OSError as error:
             message = f"{error.filename or 'the image'}: {error.strerror}"
             if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-                raise Refused(Refusal(message)) from None
+                raise Refused(message) from None
             raise HostFault(message) from None
 
 
@@ -50,7 +50,7 @@ def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> Bu
     progress("collecting files and libraries")
     tree = tree_of(wanted, arch)
     if wanted.root_share and loader is None:
-        raise Refused(Refusal("root_share: a loader.img boots from its disk; take the ELF loader"))
+        raise Refused("root_share: a loader.img boots from its disk; take the ELF loader")
     progress("writing the file system")
     if wanted.root_directory is not None:
         rootdir.write(tree, wanted.root_directory)
@@ -98,7 +98,7 @@ def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
         first = script.parse(line.encode(), {})[0].words[0]
         there = wanted.root_share and wanted.root_directory is None  # the share has it, or not
         if not there and not tree.has(first):
-            raise Refused(Refusal(f"commands.{name}: {first} is not among the image's files"))
+            raise Refused(f"commands.{name}: {first} is not among the image's files")
     return tree
 
 

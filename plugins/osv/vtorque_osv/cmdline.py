@@ -13,7 +13,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_core.api.guest_plan import Address
 from vtorque_osv.script import Command, command_line, quoted
 
@@ -71,13 +71,11 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
     """
     if any(address.ip is None and not address.dhcp for address in addresses):
         raise Refused(
-            Refusal("OSv needs an address on each network; one here gives none", fix="ask an admin")
+            "OSv needs an address on each network; one here gives none", fix="ask an admin"
         )
     static = [(f"eth{i}", address) for i, address in enumerate(addresses) if address.ip is not None]
     if len(static) not in (0, len(addresses)):
-        raise Refused(
-            Refusal("OSv takes all its addresses from DHCP or none", fix="choose fewer networks")
-        )
+        raise Refused("OSv takes all its addresses from DHCP or none", fix="choose fewer networks")
     options = [f"--ip={nic},{a.ip},{_mask(a.prefix)}" for nic, a in static]
     gateway = next((a.gateway for _, a in static if a.gateway), "")
     server = next((dns for _, a in static for dns in a.dns), "")
@@ -102,12 +100,10 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     line = " ".join([*(escaped(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
-            Refusal(
-                f"OSv's command line would have {len(line)} bytes, with the variables that have "
-                "'$' or '?=' in them",
-                limit=f"{MAX_CMDLINE} bytes",
-                fix="submit with fewer of them (-v NAME instead of -V)",
-            )
+            f"OSv's command line would have {len(line)} bytes, with the variables that have "
+            "'$' or '?=' in them",
+            limit=f"{MAX_CMDLINE} bytes",
+            fix="submit with fewer of them (-v NAME instead of -V)",
         )
     return line
 
@@ -119,11 +115,9 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> byte
     text = " ".join([*words, command_line(commands)])
     if len(text) > MAX_SCRIPT_DISK:
         raise Refused(
-            Refusal(
-                f"script and environment would have {len(text)} bytes in OSv",
-                limit=f"{MAX_SCRIPT_DISK} bytes",
-                fix="submit with fewer variables (-v NAME instead of -V) or a shorter script",
-            )
+            f"script and environment would have {len(text)} bytes in OSv",
+            limit=f"{MAX_SCRIPT_DISK} bytes",
+            fix="submit with fewer variables (-v NAME instead of -V) or a shorter script",
         )
     behind = _BLOCK + -(len(text) + 1) % _BLOCK  # OSv's stdio drops the last KiB of a device
     return f"{text}\n{' ' * behind}".encode()

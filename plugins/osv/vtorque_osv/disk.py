@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_osv import rofs
 
 SECTOR = 512
@@ -40,7 +40,7 @@ def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
                 shutil.copyfileobj(source, file)
             file.seek(_SIGNATURE)
             if file.read(2) != b"\x55\xaa":
-                raise Refused(Refusal(f"{loader}: has no boot record, so it is no loader.img"))
+                raise Refused(f"{loader}: has no boot record, so it is no loader.img")
         start = -(-max(file.seek(0, 2), 1) // ALIGN) * ALIGN
         file.seek(start)
         size = rofs.write(tree, file)

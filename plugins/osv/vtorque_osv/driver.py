@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import PurePosixPath
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_core.api.guest_driver import LateDriver, ReadyGuest, Script, Streams
@@ -66,11 +66,9 @@ class OsvDriver(LateDriver):
         """Yield ``DISTRO``. Raises Refused for a job on several nodes."""
         if len(guest.peers) > guest.guests_per_node:
             raise Refused(
-                Refusal(
-                    f"image {guest.image.name}: an OSv job has one node, not "
-                    f"{len(guest.peers) // guest.guests_per_node}",
-                    fix="ask for one; -vm vms_per_node=N gives N guests there",
-                )
+                f"image {guest.image.name}: an OSv job has one node, not "
+                f"{len(guest.peers) // guest.guests_per_node}",
+                fix="ask for one; -vm vms_per_node=N gives N guests there",
             )
         cmdline.network_options(guest.addresses)
         yield EnvVar("DISTRO", "OSV")
@@ -114,12 +112,10 @@ class OsvDriver(LateDriver):
             yield KernelBoot(cmdline=line)
         elif len(line) > MAX_BOOT_LINE:
             raise Refused(
-                Refusal(
-                    f"OSv's command line would have {len(line)} bytes",
-                    limit=f"{MAX_BOOT_LINE} bytes",
-                    where=f"image {guest.image.name}, which has no kernel file of its own",
-                    fix="ask an admin for an image with a kernel",
-                )
+                f"OSv's command line would have {len(line)} bytes",
+                limit=f"{MAX_BOOT_LINE} bytes",
+                where=f"image {guest.image.name}, which has no kernel file of its own",
+                fix="ask an admin for an image with a kernel",
             )
         else:
             yield BootLine(str(root_disk(guest)), line)

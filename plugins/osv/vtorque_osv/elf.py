@@ -17,7 +17,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection, DynamicTag
 from elftools.elf.elffile import ELFFile
 
-from vtorque_core.api import Refusal, Refused, run_tool
+from vtorque_core.api import Refused, run_tool
 
 ARCHES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 # What OSv's kernel is itself (core/elf.cc, create_main_program).
@@ -70,9 +70,9 @@ def read(path: Path) -> Elf | None:
         except OSError as error:
             if error.errno != errno.EINVAL:  # what lseek(2) says to an offset beyond all files
                 raise
-            raise Refused(Refusal(f"{path}: is a broken ELF file: an offset is wrong")) from None
+            raise Refused(f"{path}: is a broken ELF file: an offset is wrong") from None
         except _BROKEN as error:
-            raise Refused(Refusal(f"{path}: is a broken ELF file: {error}")) from None
+            raise Refused(f"{path}: is a broken ELF file: {error}") from None
 
 
 def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -96,14 +96,12 @@ def _text(tag: DynamicTag, name: str) -> str:
 def check_program(elf: Elf, arch: str) -> None:
     """Refuse what OSv cannot load: another architecture, a fixed address that OSv itself has."""
     if elf.arch != arch:
-        raise Refused(Refusal(f"{elf.path}: is for {elf.arch}, the loader for {arch}"))
+        raise Refused(f"{elf.path}: is for {elf.arch}, the loader for {arch}")
     if not elf.pie and elf.end > KERNEL_BASE:
         raise Refused(
-            Refusal(
-                f"{elf.path}: is linked to fixed addresses up to {elf.end:#x}, where OSv is",
-                limit=f"{KERNEL_BASE:#x}",
-                fix="link it with -pie",
-            )
+            f"{elf.path}: is linked to fixed addresses up to {elf.end:#x}, where OSv is",
+            limit=f"{KERNEL_BASE:#x}",
+            fix="link it with -pie",
         )
 
 
@@ -126,10 +124,8 @@ def libraries(
             path = _find(name, elf, here)
             if path is None:
                 raise Refused(
-                    Refusal(
-                        f"{elf.path} needs the library {name}, which is not on this machine",
-                        fix="install it, or say where it is with libdirs",
-                    )
+                    f"{elf.path} needs the library {name}, which is not on this machine",
+                    fix="install it, or say where it is with libdirs",
                 )
             known.add(name)
             found[name] = path.resolve()

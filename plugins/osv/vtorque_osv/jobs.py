@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_core.api.guest_driver import (
     BootedGuest,
     GuestDied,
@@ -61,9 +61,9 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
 
 def _check(script: Script, word: Word) -> tuple[Command, ...]:
     if script.interactive:
-        raise Refused(Refusal("an interactive job needs a shell, and OSv has none"))
+        raise Refused("an interactive job needs a shell, and OSv has none")
     if script.args:
-        raise Refused(Refusal("a job script for OSv takes no arguments: that needs a shell"))
+        raise Refused("a job script for OSv takes no arguments: that needs a shell")
     return parse(script.content, word.named)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 
 WORD = "osv.json"
 """The word's file in a guest's run directory, root's, for the job's user to read."""
@@ -40,7 +40,7 @@ class Order:
                 raise TypeError
             return cls(script.encode("utf-8", "surrogateescape"), environ, cwd)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Refused(Refusal("the order to boot OSv cannot be read")) from None
+            raise Refused("the order to boot OSv cannot be read") from None
 
 
 @dataclass(frozen=True)

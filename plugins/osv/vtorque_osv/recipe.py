@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vtorque_core.api import Refusal, Refused, size_mib
+from vtorque_core.api import Refused, size_mib
 from vtorque_osv import cmdline, script
 
 _SHARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,35}", re.ASCII)  # as [shares.<name>]
@@ -197,4 +197,4 @@ def _list(data: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _bad(message: str) -> Refused:
-    return Refused(Refusal(message))
+    return Refused(message)

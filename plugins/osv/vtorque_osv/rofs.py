@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 
 BLOCK = 512
 MAGIC = 0xDEADBEAD
@@ -65,7 +65,7 @@ class Tree:
             if found is None:
                 found = self._put(node, part, Node(DIRECTORY))
             if found.mode != DIRECTORY:
-                raise Refused(Refusal(f"{path}: a file or link is in its way in the image"))
+                raise Refused(f"{path}: a file or link is in its way in the image")
             node = found
         return node
 
@@ -73,7 +73,7 @@ class Tree:
         """Add a symbolic link; it replaces a file of that name. Raises Refused."""
         raw = os.fsencode(target)
         if not raw or len(raw) > MAX_PATH or b"\0" in raw:
-            raise Refused(Refusal(f"{path}: a link's target has 1 to {MAX_PATH} bytes"))
+            raise Refused(f"{path}: a link's target has 1 to {MAX_PATH} bytes")
         self._leaf(path, Node(LINK, target=raw))
 
     def file(self, path: str, data: bytes | Path) -> None:
@@ -98,7 +98,7 @@ class Tree:
             for child in sorted(source.iterdir()):
                 self.add(f"{path.rstrip('/')}/{child.name}", child)
         else:
-            raise Refused(Refusal(f"{source}: is no file, directory or link"))
+            raise Refused(f"{source}: is no file, directory or link")
 
     def sources(self) -> Iterator[Path]:
         """Yield the host's files whose bytes go into the image."""
@@ -121,18 +121,18 @@ class Tree:
     def _leaf(self, path: str, node: Node) -> None:
         *parents, name = _parts(path) or (b"",)
         if not name:
-            raise Refused(Refusal("/ of the image is a directory"))
+            raise Refused("/ of the image is a directory")
         above = self.directory("/" + "/".join(os.fsdecode(part) for part in parents))
         there = above.children.get(name)
         if there is not None and there.mode == DIRECTORY:
-            raise Refused(Refusal(f"{path}: is a directory in the image"))
+            raise Refused(f"{path}: is a directory in the image")
         self._put(above, name, node)
 
     def _put(self, above: Node, name: bytes, node: Node) -> Node:
         if name not in above.children:
             self._entries += 1
             if self._entries > MAX_ENTRIES:
-                raise Refused(Refusal(f"more than {MAX_ENTRIES} files in the image"))
+                raise Refused(f"more than {MAX_ENTRIES} files in the image")
         above.children[name] = node
         return node
 
@@ -144,10 +144,8 @@ def _parts(path: str) -> tuple[bytes, ...]:
     bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
     if bad or len(os.fsencode(path)) > MAX_PATH or any(len(part) > MAX_NAME for part in parts):
         raise Refused(
-            Refusal(
-                f"{path!r}: must be an absolute path without '..', of names of up to {MAX_NAME} "
-                f"bytes, {MAX_PATH} in all"
-            )
+            f"{path!r}: must be an absolute path without '..', of names of up to {MAX_NAME} "
+            f"bytes, {MAX_PATH} in all"
         )
     return parts
 
@@ -208,7 +206,7 @@ def copy(node: Node, put: Callable[[bytes], object]) -> int:
     descriptor = os.open(node.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Refused(Refusal(f"{node.source}: is no regular file"))
+            raise Refused(f"{node.source}: is no regular file")
         while part := file.read(_CHUNK):
             put(part)
             size += len(part)

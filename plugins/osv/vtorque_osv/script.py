@@ -86,7 +86,7 @@ def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of the lines that are no comments, with those that ``\\`` joins."""
     if len(content) > MAX_SCRIPT:
-        raise Refused(Refusal(f"a job script for OSv has at most {MAX_SCRIPT >> 10} KiB"))
+        raise Refused(f"a job script for OSv has at most {MAX_SCRIPT >> 10} KiB")
     begin, joined = 0, ""
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):

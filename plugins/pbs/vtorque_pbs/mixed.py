@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_core.api.batch_system import BareNode
 
 _TRUE = frozenset({"true", "t", "yes", "y", "1"})  # OpenPBS, pbs_resources(7B), "boolean"
@@ -42,10 +42,8 @@ def require_guests_first(guests: Sequence[bool]) -> None:
     """Raise Refused unless the parts with guests come first: the script runs in the first one."""
     if list(guests) != sorted(guests, reverse=True):
         raise Refused(
-            Refusal(
-                "a part on bare metal stands before one with virtual machines",
-                fix="write the parts with virtual machines first; the script runs in the first one",
-            )
+            "a part on bare metal stands before one with virtual machines",
+            fix="write the parts with virtual machines first; the script runs in the first one",
         )
 
 

@@ -17,7 +17,7 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 
-from vtorque_core.api import Refusal, Refused
+from vtorque_core.api import Refused
 from vtorque_core.api.submission import from_token
 from vtorque_pbs.qsub_dialect import MAX_VARIABLE, VARIABLE
 
@@ -49,11 +49,9 @@ def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
         if rest + len(value) + len("other=,") <= BUFFER - SPARE:
             return value, word != token
     raise Refused(
-        Refusal(
-            f"the resources (-l) of this job take {rest + len(mine)} bytes",
-            limit=f"{BUFFER - SPARE - 64} bytes, Torque drops what is longer without a word",
-            fix="name fewer or shorter resources",
-        )
+        f"the resources (-l) of this job take {rest + len(mine)} bytes",
+        limit=f"{BUFFER - SPARE - 64} bytes, Torque drops what is longer without a word",
+        fix="name fewer or shorter resources",
     )
 
 
@@ -66,11 +64,9 @@ def variables_with(variables: str, token: str) -> str:
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:
         raise Refused(
-            Refusal(
-                f"the request and the variables (-v) of this job take {len(value)} bytes",
-                limit=f"{MAX_VARIABLE} bytes",
-                fix="let vm_prologue and vm_epilogue be short and call others in your home",
-            )
+            f"the request and the variables (-v) of this job take {len(value)} bytes",
+            limit=f"{MAX_VARIABLE} bytes",
+            fix="let vm_prologue and vm_epilogue be short and call others in your home",
         )
     return value
 
@@ -96,9 +92,7 @@ def torque_blob(word: str, variable_list: str) -> bytes:
     variable = next((each for each in found if hash_word(each) == word), None)
     if variable is None:
         raise Refused(
-            Refusal(
-                f"the job's request is damaged: its variable {VARIABLE} is missing or changed",
-                fix="submit the job anew, with vsub",
-            )
+            f"the job's request is damaged: its variable {VARIABLE} is missing or changed",
+            fix="submit the job anew, with vsub",
         )
     return from_token(variable)

@@ -6,7 +6,7 @@ They are bytes to root: cloud-init in the guest reads them, merges them as it do
 
 from __future__ import annotations
 
-from vtorque_core.api import HostFault, Image, Refusal, Refused
+from vtorque_core.api import HostFault, Image, Refused
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.settings import Settings, site_scripts
 
@@ -35,7 +35,7 @@ def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
         what = f"the label {LABEL}" if own else settings.cloud_config
         why = f"image {image.name} has no cloud-init for {what}"
         fix = f"choose another image; or the admin: vmgr images label {image.name} {LABEL}={NONE}"
-        raise Refused(Refusal(why, fix=fix))
+        raise Refused(why, fix=fix)
     return tuple(found)
 
 

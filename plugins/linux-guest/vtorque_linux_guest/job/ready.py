@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 
-from vtorque_core.api import HostFault, Refusal, Refused
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.read_apart import Unreadable, read_apart
 from vtorque_linux_guest.guest.contract import AS_USER
@@ -57,7 +57,7 @@ def await_ready(
         guest_logs.keep(guest, log)
     reason = shown(verdict[1:])
     if guest.request.values.get("cloud_config") and reason.startswith(_USERS):
-        raise Refused(Refusal(f"your cloud-config, in guest {guest.hostname}: {reason}"))
+        raise Refused(f"your cloud-config, in guest {guest.hostname}: {reason}")
     if verdict[:1] == _SILENT:
         reason += "; [node] start_timeout is the limit, its console's log may say more"
     raise HostFault(reason, stage=f"guest {guest.hostname}")
