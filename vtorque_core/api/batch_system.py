@@ -187,7 +187,6 @@ class Submitter(Protocol):
 
         Raises UsageError naming the option that it does not know.
         """
-        ...
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Submit with the request ``blob`` attached; return the exit code.
@@ -196,15 +195,12 @@ class Submitter(Protocol):
         looked. Both are None for a bare-metal job. What the batch system prints is the user's to
         see, unchanged.
         """
-        ...
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the jobs the user may see."""
-        ...
 
     def cancel(self, job_id: str) -> int:
         """Cancel as the user; return the exit code."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -311,14 +307,12 @@ class NodeAdapter(Protocol):
         A request that cannot be read is no error here: it is the job's ``bad_request``. Nor is a
         server that does not answer, if the job can be told of: that is its ``unknown``.
         """
-        ...
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return what says inside every guest which guests the job has: node file, node list.
 
         ``guests`` are those of all nodes, in rank order.
         """
-        ...
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report to the batch system how the start ended; return the hook's exit code.
@@ -328,11 +322,9 @@ class NodeAdapter(Protocol):
         server refuses: the job shell then reports the failure. Return another number if the job is
         requeued. That call may block until the server has ended the job: no lock is held.
         """
-        ...
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Ask which jobs still exist. Never raises: what cannot be known is UNKNOWN."""
-        ...
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return what makes the batch system call vTorque on this node, in order."""
@@ -382,23 +374,18 @@ class MovingAdapter(Protocol):
 
         ``nodes``: where its guests are then, in rank order. Raises Refused: that cannot be had.
         """
-        ...
 
     def let_go(self, job_id: str, node: str) -> None:
         """Hold nothing on ``node`` for the job any more."""
-        ...
 
     def holds(self, job_id: str, node: str) -> bool:
         """Return whether what :meth:`receive` holds there still is: anybody may have ended it."""
-        ...
 
     def leave(self, job_id: str, node: str) -> None:
         """Give the node back, if it is still one of the job's: its guest has left."""
-        ...
 
     def over(self, job_id: str, attempt: int) -> bool:
         """Return whether this attempt of a job has ended, or ends."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -443,11 +430,9 @@ class JobShell(Protocol):
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
         """Return what this job is. Raises UsageError if the batch system has not started us."""
-        ...
 
     def content(self, script: bytes) -> bytes:
         """Return the user's script from what the batch system has kept of it."""
-        ...
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
@@ -457,4 +442,3 @@ class JobShell(Protocol):
         It ends with an exit code other than 0 if one of them does. ``nodes``: those with guests,
         where only these are to run it; of a mixed request there may be others.
         """
-        ...

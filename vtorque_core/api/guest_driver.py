@@ -99,17 +99,14 @@ class GuestDriver(Protocol):
 
         The core brings the job's overlay disk (if the image has a disk), NICs, rng, console.
         """
-        ...
 
     def context(self, guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
         """Return the guest type's own context items (mounts of its shares, ...). Pure."""
-        ...
 
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
         """Return what must exist before the domain starts, e.g. the seed. The core acquires it."""
-        ...
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait, as root, until the guest proves that its context is applied.
@@ -117,7 +114,6 @@ class GuestDriver(Protocol):
         ``deadline`` is in ``time.monotonic()`` seconds; ``step`` is told each stage seen.
         Raises HostFault naming the stage and reason; Refused if the user's own part failed.
         """
-        ...
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the script inside, in the job shell, as the job's user on the host.
@@ -125,7 +121,6 @@ class GuestDriver(Protocol):
         Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1/2, SIGCONT and SIGTSTP; returns the exit code
         (128+n for a signal). Raises GuestDied.
         """
-        ...
 
 
 @runtime_checkable
@@ -144,7 +139,6 @@ class LateDriver(GuestDriver, Protocol):
 
         ``order`` is the job's user's text, to be trusted with nothing. Raises Refused.
         """
-        ...
 
 
 @runtime_checkable
@@ -156,7 +150,6 @@ class SpareDriver(GuestDriver, Protocol):
 
         Of the devices that are plugged in later that is the last. Raises HostFault.
         """
-        ...
 
 
 @runtime_checkable
@@ -165,7 +158,6 @@ class ClockDriver(GuestDriver, Protocol):
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
         """Have a guest set its clock, as root, until a time.monotonic(). Raises HostFault."""
-        ...
 
 
 @runtime_checkable
@@ -188,7 +180,6 @@ class LeavableDriver(GuestDriver, Protocol):
         For so many seconds; 0: no longer. Raises HostFault if the guest does not say until a
         time.monotonic() that it will.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -62,4 +62,3 @@ class Builder(Protocol):
         ``arguments`` are the ``-o key=value`` of ``vmgr images build``. Raises Refused for a bad
         argument and HostFault when a tool fails.
         """
-        ...

@@ -20,16 +20,13 @@ class Site(Protocol):
     @property
     def paths(self) -> Paths:
         """vTorque's own directories."""
-        ...
 
     @property
     def path(self) -> Path:
         """The config file, for a process of the plugin's own that reads it again."""
-        ...
 
     def __getitem__(self, settings: type[S]) -> S:
         """Return the plugin's settings: ``site[Settings]``."""
-        ...
 
 
 class NodeJob(Protocol):
@@ -38,40 +35,33 @@ class NodeJob(Protocol):
     @property
     def id(self) -> str:
         """The batch system's job id."""
-        ...
 
     @property
     def user(self) -> JobUser:
         """The job's owner."""
-        ...
 
     @property
     def site(self) -> Site:
         """The site config."""
-        ...
 
     @property
     def guests(self) -> Sequence[GuestPlan]:
         """This node's guests, placed."""
-        ...
 
     @property
     def deadline(self) -> float:
         """The one deadline of the start, in ``time.monotonic()`` seconds."""
-        ...
 
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
         """Journal ``resource``, fsync, create it; return the record's number for ``needs``."""
-        ...
 
     def warn(self, text: str) -> None:
         """Tell user and admin, once, what the job has to do without: one line, no secrets.
 
         The user gets it with the job's first errors, as a Notice; the admin also in syslog.
         """
-        ...
 
 
 @dataclass(frozen=True)

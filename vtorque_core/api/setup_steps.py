@@ -75,19 +75,15 @@ class SetupStep(Protocol):
     @property
     def text(self) -> str:
         """What is done: ``write /etc/slurm/prolog.d/50-vtorque``."""
-        ...
 
     def done(self) -> bool:
         """Whether it holds already; then it is not applied. Raises HostFault."""
-        ...
 
     def apply(self) -> None:
         """Make it so. Raises HostFault."""
-        ...
 
     def undo(self) -> None:
         """Restore what was before; nothing if it was not applied. Raises HostFault."""
-        ...
 
 
 @dataclass(frozen=True)
