@@ -6,6 +6,7 @@ With guests they look whether the whole machine is as before, so each has to be 
 import ctypes
 import gc
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MADV_COLLAPSE = 25  # madvise(2), since Linux 6.1
 _LARGE = 4 << 20  # bytes
+_ALL_E2E = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.e2e\b", re.MULTILINE)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -82,9 +84,15 @@ def _files_in_memory(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out tests/e2e where its tests are not wanted: reading it takes a second."""
-    unwanted = "not e2e" in config.option.markexpr
-    return True if unwanted and collection_path == config.rootpath / "tests/e2e" else None
+    """Leave out files without a wanted test: importing them takes seconds in each process."""
+    words = config.option.markexpr
+    if "not e2e" in words and collection_path == config.rootpath / "tests/e2e":
+        return True
+    if "e2e" not in words or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_bytes()
+    unwanted = _ALL_E2E.search(text) if "not e2e" in words else b"mark.e2e" not in text
+    return True if unwanted else None
 
 
 def pytest_collection_finish() -> None:
