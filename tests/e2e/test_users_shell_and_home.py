@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.releases]
 SHOW = 'echo "$1 $SHELL $(grep "^$(id -un):" /etc/passwd | cut -d: -f7)"\n'
 
 
-@pytest.fixture(params=["/bin/zsh", "/bin/csh"])
+@pytest.fixture(params=["/bin/zsh", pytest.param("/bin/csh", marks=pytest.mark.full)])
 def missing_shell(request, guest):
     """Give the user a login shell that the micro image lacks, during the test."""
     run("usermod", "-s", request.param, guest.user)
