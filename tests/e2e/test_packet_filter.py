@@ -98,6 +98,12 @@ def arp(operation, sender_mac, sender, target, target_mac="00:00:00:00:00:00"):
     )  # fmt: skip
 
 
+def long_arp(operation, sender_mac, sender, target):
+    """Return an ARP packet whose hardware addresses have 8 bytes and begin with the MAC."""
+    own = arp(operation, sender_mac, sender, target)
+    return struct.pack("!HHBBH", 1, IPV4, 8, 4, operation) + own[8:18] + bytes(14)
+
+
 def dhcp(operation, client_mac):
     """Return a BOOTP message (RFC 951); ``operation`` is 1 for a request, 2 for a reply."""
     return struct.pack("!BBBB24x", operation, 1, 6, 0) + mac_bytes(client_mac).ljust(208, b"\0")
@@ -512,12 +518,18 @@ FRAMES = {
     "ospf": (IPV4, ipv4(bytes(8), 89, target=multicast(5)), False, False),
     "hsrp": (IPV4, ipv4(udp(1985, 1985), UDP, target=multicast(2)), False, False),
     "rip": (IPV4, ipv4(udp(520, 520), UDP, target=multicast(9)), False, False),
+    "rip broadcast": (IPV4, ipv4(udp(520, 520), UDP, target=EVERYBODY), False, False),
+    "rip unicast": (IPV4, ipv4(udp(9, 520), UDP, target=OTHER), False, False),
+    "hsrp broadcast": (IPV4, ipv4(udp(1985, 1985), UDP, target=EVERYBODY), False, False),
+    "hsrp6": (IPV6, ipv6(udp(2029, 2029), UDP, target="ff02::66"), False, False),
+    "ripng": (IPV6, ipv6(udp(521, 521), UDP, target="ff02::9"), False, False),
     "igmp query": (IPV4, ipv4(igmp(0x11), 2, target=multicast(1)), False, False),
     "icmp redirect": (IPV4, ipv4(echo(1, 5), ICMP, target=OTHER), False, False),
     "icmp router": (IPV4, ipv4(echo(1, 9), ICMP, target=multicast(1)), False, False),
     "rarp for another": (RARP, arp(3, OTHER_MAC, NOBODY, NOBODY, OTHER_MAC), False, False),
     "rarp answer": (RARP, arp(4, MAC, OTHER, OTHER), False, False),
     "arp of another mac": (ARP, arp(1, OTHER_MAC, IP, OTHER), False, False),
+    "arp of longer addresses": (ARP, long_arp(2, MAC, IP, OTHER), False, False),
     "inverse arp": (ARP, arp(9, MAC, IP, OTHER), False, False),
     "vlan": (0x8100, b"\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False),
     "vlan 0": (0x8100, b"\0\0\x08\0" + ipv4(udp(9, 9), UDP), False, False),
