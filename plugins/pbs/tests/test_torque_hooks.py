@@ -10,6 +10,7 @@ from fake_torque_mom import FakeTorqueMom
 from torque_node import adapter_at
 from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
+from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
 from vtorque_pbs.torque.hooks import RETRY
@@ -258,3 +259,15 @@ def test_a_suspended_job_is_alive(mom, state, life):
     job = submitted(mom, *VM)
     mom.pbs.job(job, state=state)
     assert adapter_at(mom.root, "n1").alive([job]) == {job: life}
+
+
+@pytest.mark.parametrize(("hosts", "shown"), [("n7/0", "n7/0"), ("", "none")])
+def test_start_of_a_job_that_is_not_on_this_node_names_the_jobs_hosts(mom, hosts, shown):
+    """A job without hosts was requeued while pbs_mom, which was killed, started it."""
+    job = submitted(mom, *VM)
+    mom.pbs.job(job, exec_host=hosts, state="R")
+    args = ["first", job, "u", "g", "n", "nodes=1:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
+    with pytest.raises(
+        HostFault, match=rf"{job} does not run on this node; its exec_host: {shown}$"
+    ):
+        adapter_at(mom.root, "n1").job(args, {})

@@ -45,7 +45,8 @@ class OpenPbsNode(PbsNode):
         nodes, _ = hosts(where)
         node = self.own_name(nodes)
         if not node:
-            raise HostFault(f"job {given['id']} has no node of this name: {nodes}")
+            where = where or "none"
+            raise HostFault(f"job {given['id']} does not run on this node; its exec_host: {where}")
         if not given.get("request"):
             name = given.get("name", "")
             return BatchJob(given["id"], given["owner"], node, nodes, None, name=name)

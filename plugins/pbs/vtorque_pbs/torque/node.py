@@ -66,7 +66,8 @@ class TorqueNode(PbsNode):
         all_nodes, _ = hosts(known.get("exec_host", ""))
         node = self.own_name(all_nodes)
         if not node:
-            raise HostFault(f"job {args.job_id} has no node of this name: {known.get('exec_host')}")
+            where = known.get("exec_host", "none")
+            raise HostFault(f"job {args.job_id} does not run on this node; its exec_host: {where}")
         blob, bad, unknown = b"", "", ""
         places = [Place(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
         try:
