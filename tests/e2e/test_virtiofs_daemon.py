@@ -147,7 +147,8 @@ def test_links_of_root_lead_to_the_source(place: Path, home: Path, readonly: boo
     (place / "data/u").symlink_to("../home")
     (place / "link").symlink_to(place / "data/u")
     (place / "way").symlink_to("data")
-    for source in ("data/u", "link", "way/u"):
+    (place / "dot").symlink_to("./way/./u")
+    for source in ("data/u", "link", "way/u", "dot"):
         one = replace(share(place, "home"), source=str(place / source), readonly=readonly)
         one.start()
         (pid,) = holders(one.lock)

@@ -280,8 +280,8 @@ def _resolve(path: str) -> tuple[str, bool]:
     if not name:
         return "", True
     parent, trusted = _resolve(above)
-    if name == "..":
-        return parent.rpartition("/")[0], trusted
+    if name in (".", ".."):
+        return (parent if name == "." else parent.rpartition("/")[0]), trusted
     full = f"{parent}/{name}"
     facts = os.lstat(full)
     trusted = trusted and facts.st_uid == 0
