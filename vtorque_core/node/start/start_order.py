@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from vtorque_core.api.acquired import Resource
@@ -341,12 +341,12 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     files = (each.plan.image.disk or each.plan.image.kernel for each in prepared)
     for version in dict.fromkeys(file.parent for file in files if file):
         start.acquire(ImageUse(str(version)))
-    guards = {}
+    guards = ""
     for network in of_site(start.site).values():
-        if guard := netfilter.node_guard(network, start.site.node.libvirt_uri):
-            guards[network.source] = guard
-            if not network.filter:
-                netfilter.load(guard)  # otherwise the filters of the NICs load it
+        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
+        guards += guard
+        if guard and not network.filter:
+            netfilter.load(guard)  # otherwise the filters of the NICs load it
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
@@ -358,11 +358,11 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         start.acting = "core"
 
 
-def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> Iterable[Resource]:
+def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
+    """Yield what one guest needs. ``guards``: of all networks, since one makes the node track."""
     yield from root_disks(each, site)
     yield from daemons(each)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
-            guard = guards.get(nic.source, "") if nic.kind == "network" else ""
             limit = site.network.max_connections
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard, limit)
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guards, limit)
