@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child that could meet a he
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
+    """Ask the kernel to kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
     A change of ids undoes that: call it afterwards. Ends the process at once if another process
     than ``parent`` is its parent by now.

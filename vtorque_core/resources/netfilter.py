@@ -105,7 +105,7 @@ def forget_connections(mac: str) -> None:
 
 
 def filter_reserved_macs(tap: str) -> None:
-    """Have the bridge pass a guest's frames to the MACs 01:80:C2:00:00:00 to 0F to the filter.
+    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F.
 
     By default, a bridge learns the source MACs of these frames (IEEE 802.1Q, 8.6.3) and delivers
     the frames to the node, through no hook of nftables that the filter uses. The bits of this mask
