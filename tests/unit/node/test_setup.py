@@ -1,5 +1,6 @@
 """What ``vtorque setup`` writes: the job shell's program, and one line of the site config."""
 
+import dataclasses
 import subprocess
 import tomllib
 
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.node.admin import setup_batch
+from vtorque_core.node.admin import setup, setup_batch
+from vtorque_core.plan.placement import node_hardware
 from vtorque_core.site import edit
 from vtorque_core.site.config import Site
 from vtorque_core.site.installation import installation
@@ -75,3 +77,20 @@ def test_a_table_that_cannot_be_edited_is_said():
     assert 'batch.system = "pbs"' in edit.with_text(
         'batch.system = "local"\n', "batch", "system", "pbs"
     )
+
+
+def test_setup_asks_libvirt_for_what_the_first_start_needs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(node_hardware, "topology", asked.append)
+    setup._probe_libvirt(Site(), pytest.fail)
+    assert asked == [Site().node.libvirt_uri]
+
+
+def test_setup_goes_on_without_libvirt():
+    said = []
+    site = Site()
+    uri = "qemu+unix:///system?socket=/nonexistent/socket"
+    node = dataclasses.replace(site.node, libvirt_uri=uri)
+    setup._probe_libvirt(dataclasses.replace(site, node=node), said.append)
+    (line,) = said
+    assert line.endswith("the first job of this node will wait 2 s longer")

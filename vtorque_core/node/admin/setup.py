@@ -19,6 +19,7 @@ from vtorque_core.node.admin import setup_commands
 from vtorque_core.node.start import directories
 from vtorque_core.node.start.spare import PREFIX
 from vtorque_core.plan.guest_network import of_site
+from vtorque_core.plan.placement import node_hardware
 from vtorque_core.records import reading
 from vtorque_core.resources import netfilter
 from vtorque_core.site.config import Site
@@ -59,6 +60,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     if networks:
         steps.append(("keep guests from the node's own services", lambda: _guard(site)))
     steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
+    steps.append(("let libvirt look at QEMU", lambda: _probe_libvirt(site, say)))
     for text, action in steps:
         say(f"would {text}" if dry_run else text)
         if not dry_run:
@@ -70,6 +72,14 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
 def _probe(site: Site) -> None:
     """Let the first job not wait for the probe: 3 s where KVM opens but does not execute."""
     kvm.choose("auto", site.paths.run, site.node.qemu_user)
+
+
+def _probe_libvirt(site: Site, say: Say) -> None:
+    """Let the first job not wait for libvirt's probe of QEMU: 2 s, cached until QEMU changes."""
+    try:
+        node_hardware.topology(site.node.libvirt_uri)
+    except HostFault as error:
+        say(f"{error}: the first job of this node will wait 2 s longer")
 
 
 def _guard(site: Site) -> None:
