@@ -27,6 +27,7 @@ from vtorque_core.base.errors import EXIT_REFUSED as EXIT_REFUSED
 from vtorque_core.base.errors import ConfigError as ConfigError
 from vtorque_core.base.errors import HostFault as HostFault
 from vtorque_core.base.errors import InUse as InUse
+from vtorque_core.base.errors import OutputError as OutputError
 from vtorque_core.base.errors import Refusal as Refusal
 from vtorque_core.base.errors import Refused as Refused
 from vtorque_core.base.errors import UsageError as UsageError

@@ -6,11 +6,14 @@ Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
 
 from __future__ import annotations
 
+import signal
+
 from vtorque_core.base.record import dataclass
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)
 EXIT_USAGE = 2  # bad arguments or a refused request, nothing was created
+EXIT_OUTPUT = 3  # what was asked for is done, but standard output cannot be written
 EXIT_NO_PROOF = 120  # the job shell found no proof of a ready guest and ran nothing
 EXIT_REFUSED = 121  # the node refused the request; the reason is in the job's output
 EXIT_HOST_FAULT = 122  # the node could not provide the guest
@@ -105,6 +108,18 @@ class UsageError(VtorqueError):
     """The command line is wrong."""
 
     exit_code = EXIT_USAGE
+
+
+class OutputError(VtorqueError):
+    """Standard output cannot be written; what the command did before stands."""
+
+    exit_code = EXIT_OUTPUT
+
+
+class ReaderGone(OutputError):
+    """Nobody reads standard output any longer, as after ``| head``. Commands say nothing of it."""
+
+    exit_code = EXIT_SIGNAL + signal.SIGPIPE
 
 
 def printable(text: str, limit: int = 200) -> str:

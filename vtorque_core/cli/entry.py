@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -10,7 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from vtorque_core.base.errors import EXIT_SIGNAL, VtorqueError
+from vtorque_core.base.errors import (
+    EXIT_FAILED,
+    EXIT_SIGNAL,
+    OutputError,
+    ReaderGone,
+    VtorqueError,
+    printable,
+)
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 UMASK = 0o077
@@ -32,10 +40,9 @@ def begin(module: str) -> None:
     umask. Called before anything is imported that a command needs. ``module`` is run anew if the
     process is not isolated. Raises ConfigError naming a path that others can write.
     """
-    open_streams()
     if os.geteuid() != 0:
         return
-    own = sys.argv[1:2] and sys.argv[1] in OWN
+    own = is_own()
     if not sys.flags.isolated:
         _again(module, dict(os.environ) if own else clean())
     from vtorque_core.base.trust import require_own_code  # noqa: PLC0415 - root's processes only
@@ -45,39 +52,88 @@ def begin(module: str) -> None:
         become_clean(_KEPT)
 
 
+def is_own() -> bool:
+    """Return whether a batch system has called this process, as a hook or a job shell."""
+    return sys.argv[1:2] != [] and sys.argv[1] in OWN
+
+
 @contextlib.contextmanager
 def telling(program: str) -> Iterator[None]:
     """End the process with one line and vTorque's exit code on an error of ours or an interrupt.
 
-    For commands of any user's and for root's hooks alike. Who reads no more is told nothing.
+    For commands of any user's and for root's hooks alike. A reader that has gone gets no message.
     """
+    open_streams()
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # Python's flush at exit would end in a traceback and status 120
     except VtorqueError as error:
-        sys.stderr.write(f"{program}: {error}\n")
+        if message := str(error):
+            sys.stderr.write(f"{program}: {message}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(EXIT_SIGNAL + signal.SIGINT)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(EXIT_SIGNAL + signal.SIGPIPE)
+    except OSError as error:
+        place = f"{printable(str(error.filename))}: " if error.filename is not None else ""
+        sys.stderr.write(f"{program}: {place}{error.strerror or error}\n")
+        sys.exit(EXIT_FAILED)
+
+
+class _Stream(io.TextIOWrapper):
+    """Standard output, which raises OutputError only, or standard error, which raises nothing.
+
+    Nor does a hook's: its exit status is for the batch system, and the output is its user's file.
+    """
+
+    def write(self, text: str) -> int:
+        with self._guarded():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._guarded():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            with Path(os.devnull).open("wb") as null:  # what is still buffered goes there
+                os.dup2(null.fileno(), self.fileno())
+            if self.fileno() == 1 and not is_own():
+                gone = isinstance(error, BrokenPipeError)
+                raise (
+                    ReaderGone() if gone else OutputError(f"standard output: {error.strerror}")
+                ) from None
 
 
 def open_streams() -> None:
-    """Open to nothing what of the standard streams is closed, for this process and its children.
+    """Open closed standard streams, for this process and its children, and guard the outputs.
 
-    Torque runs the sisters' epilogue.parallel without outputs where it cannot open the job's;
-    Python then has None for them, and the next file opened is taken for one.
+    Otherwise Python has None for them, and the next file opened is taken for one. As in gnulib's
+    stdopen.c, a closed stream of a command fails when it is used. In hooks and job shells it does
+    not: Torque runs the sisters' epilogue.parallel without outputs where it cannot open the job's.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number, open(2)
-        if getattr(sys, name) is None:
-            stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
-            setattr(sys, name, stream)
+            mode = os.O_RDWR if is_own() else os.O_RDONLY if number else os.O_WRONLY
+            os.set_inheritable(os.open(os.devnull, mode), True)  # the lowest number, open(2)
+        stream = getattr(sys, name)
+        if not number:
+            sys.stdin = stream or os.fdopen(0, errors="replace", closefd=False)
+        elif not isinstance(stream, _Stream):
+            file = os.fdopen(number, "wb", closefd=False)
+            by_line = number == 2 or file.isatty()
+            coding = stream and stream.encoding
+            setattr(sys, name, _Stream(file, coding, "backslashreplace", line_buffering=by_line))
 
 
 def forget_coerced_locale() -> None:

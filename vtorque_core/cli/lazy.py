@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from vtorque_core.base.distributions import how_to_install
-from vtorque_core.base.errors import EXIT_USAGE, UsageError, VtorqueError
+from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.base.record import dataclass
 from vtorque_core.cli.entry import telling
@@ -136,18 +136,14 @@ class _Brought:
 
 def run(command: click.Command, program: str) -> NoReturn:
     """Run a click command; end with one line and vTorque's exit code on any error of ours."""
-    try:
-        # https://no-color.org; click itself only looks whether there is a terminal.
-        color = False if os.environ.get("NO_COLOR") else None
-        with telling(program):
+    # https://no-color.org; click itself only looks whether there is a terminal.
+    color = False if os.environ.get("NO_COLOR") else None
+    with telling(program):
+        try:
             result = command.main(prog_name=program, standalone_mode=False, color=color)
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stdout.write(error.format_message() + "\n")
-        sys.exit(EXIT_USAGE)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.stderr.write(f"{program}: interrupted\n")
-        sys.exit(130)
-    sys.exit(result if isinstance(result, int) else 0)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        sys.exit(result if isinstance(result, int) else 0)

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, Option
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM
-from vtorque_core.base.errors import Refused, UsageError, VtorqueError
+from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import forget_coerced_locale
+from vtorque_core.cli.entry import forget_coerced_locale, telling
 from vtorque_core.images.pool import ramdisk_mib, select
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_user
@@ -50,14 +50,8 @@ A script may carry the same in lines "#VSUB -vm KEY=VALUE"; the command line win
 def main() -> NoReturn:
     """Entry point of the command."""
     forget_coerced_locale()
-    try:
-        code = submit(sys.argv[1:])
-    except VtorqueError as error:
-        sys.stderr.write(f"vsub: {error}\n")
-        code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+    with telling("vsub"):
+        sys.exit(submit(sys.argv[1:]))
 
 
 def submit(argv: Sequence[str]) -> int:

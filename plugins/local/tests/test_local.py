@@ -36,6 +36,30 @@ def test_block_ends_with_the_scripts_code(site, code, seen, capfd):
     assert site.hook("epilogue", f"1.{HOST}")[9] == str(seen)
 
 
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        (">/dev/full", "standard output: No space left on device"),
+        (">&-", "standard output: Bad file descriptor"),
+        ("", "standard output has no reader"),
+    ],
+)
+def test_vsub_that_cannot_print_the_id_says_it_on_standard_error(site, redirection, why):
+    """The job is submitted: whoever takes that for a failure submits it twice."""
+    config = site.root / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
+    reader, without_reader = os.pipe()
+    os.close(reader)
+    words = [Path(sys.executable).parent / "vsub", "--config", config, "-vm", "none"]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirection}', "sh", *words, site.script("exit 0\n")],
+        stdout=without_reader, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(without_reader)
+    assert (done.returncode, done.stderr) == (3, f"vsub: job 1.{HOST} is submitted, but {why}\n")
+    assert site.done("1") == 0
+
+
 def test_a_killed_script_ends_with_its_signal(site):
     assert site.submit("-W", "block=true", "-S", "/bin/sh", site.script("kill -9 $$\n")) == 137
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import Paths, UsageError, VtorqueError, printable
+from vtorque_core.api import OutputError, Paths, UsageError, VtorqueError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.submission import to_token
@@ -62,8 +62,12 @@ class LocalSubmitter:
         if args.interactive:
             return self._interactive(message)
         with self._ask(message) as (answer, lines):
-            sys.stdout.write(f"{answer['id']}\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(f"{answer['id']}\n")
+                sys.stdout.flush()
+            except OutputError as error:
+                why = str(error) or "standard output has no reader"
+                raise OutputError(f"job {answer['id']} is submitted, but {why}") from None
             return _wait(lines) if wanted.attributes.get("block") == "true" else 0
 
     def jobs(self) -> Iterable[JobInfo]:

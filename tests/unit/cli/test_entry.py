@@ -72,8 +72,20 @@ def test_closed_streams_are_opened_to_nothing(closed):
     """A sister's hooks have no outputs in Torque: Python had None, epilogue.parallel died of it."""
     closed += " </dev/null" if "<" not in closed else ""
     words = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-I", "-c", STREAMS]
+    words.append("hook")
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_hook_whose_output_is_on_a_full_disk_keeps_its_exit_status():
+    """Torque's prologue writes into the job's output file: another status would requeue the job."""
+    program = (
+        "import sys; from vtorque_core.cli.entry import telling\n"
+        "with telling('vtorque'):\n    print('x'); sys.stdout.flush(); sys.exit(5)\n"
+    )
+    argv = ["sh", "-c", '"$@" >/dev/full', "sh", sys.executable, "-I", "-c", program]
+    codes = [subprocess.run([*argv, each], check=False).returncode for each in ("hook", "doctor")]
+    assert codes == [5, 3]
 
 
 LOCALE = """
