@@ -14,6 +14,7 @@ from typing import NoReturn
 from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_SIGNAL,
+    EXIT_USAGE,
     OutputError,
     ReaderGone,
     VtorqueError,
@@ -80,8 +81,14 @@ def telling(program: str) -> Iterator[None]:
         sys.exit(EXIT_SIGNAL + signal.SIGPIPE)
     except OSError as error:
         place = f"{printable(str(error.filename))}: " if error.filename is not None else ""
-        sys.stderr.write(f"{program}: {place}{error.strerror or error}\n")
-        sys.exit(EXIT_FAILED)
+        message, code = f"{place}{error.strerror or error}", EXIT_FAILED
+        try:
+            os.getcwd()  # noqa: PTH109
+        except FileNotFoundError:
+            message = "the current directory has been removed: change to another one"
+            code = EXIT_USAGE
+        sys.stderr.write(f"{program}: {message}\n")
+        sys.exit(code)
 
 
 class _Stream(io.TextIOWrapper):

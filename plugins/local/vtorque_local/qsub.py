@@ -164,9 +164,10 @@ def read_script(args: pbs.QsubArgs) -> bytes:
 def working_directory() -> str:
     """Return the directory of submission as the shell calls it, else as the kernel does."""
     here = os.environ.get("PWD", "")
-    if not here or not Path(here).is_dir() or not Path(here).samefile(Path.cwd()):
-        here = str(Path.cwd())
-    return here
+    with contextlib.suppress(OSError):  # missing, or below a directory that the user cannot search
+        if here.startswith("/") and Path(here).samefile("."):
+            return here
+    return str(Path.cwd())
 
 
 @contextlib.contextmanager

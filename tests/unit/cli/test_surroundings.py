@@ -1,4 +1,4 @@
-"""Every command with closed, full and missing standard streams: one line, and never a traceback."""
+"""Commands with closed or full standard streams, or no directory or config: no traceback."""
 
 import itertools
 import os
@@ -66,6 +66,12 @@ def without_reader() -> None:
     os.dup2(writer, 1)
 
 
+def in_removed_directory() -> None:
+    Path("gone").mkdir()
+    os.chdir("gone")
+    Path("../gone").rmdir()
+
+
 def every(group: click.Command, words: list[str], config: Path) -> Iterator[list[str]]:
     """Yield the words of a command and of all below it, those that plugins bring too."""
     yield words
@@ -92,6 +98,7 @@ FAULTS = {
     "full errors": (full(2), 0, ""),
     "no errors": (closed(2), 0, ""),
     "none": (closed(0, 1, 2), 3, ""),
+    "no directory": (in_removed_directory, 0, ""),
 }
 
 
@@ -123,3 +130,19 @@ def test_output_of_tables_and_json_that_is_buffered_is_not_lost_in_silence(site)
     ):
         ended = call([*words, str(site)], site, full(1))
         assert (ended.code, ended.stderr.decode()) == (3, f"vtorque: standard output: {FULL}\n")
+
+
+@pytest.mark.parametrize("words", [["-vm", "none"], ["-vm", "ram=1G"], []])
+def test_vsub_in_a_removed_directory_says_so_in_a_line(site, words):
+    """A job begins in the directory of its submission; other commands need none."""
+    given = ["vsub", "--config", str(site), *words, str(site.parent / "job.sh")]
+    ended = call(given, site, in_removed_directory)
+    assert (ended.code, ended.stderr) == (
+        2, b"vsub: the current directory has been removed: change to another one\n",
+    )  # fmt: skip
+
+
+def test_a_table_is_printed_in_a_removed_directory(site):
+    for words in (["config", "show", "--file"], ["plugins", "--config"]):
+        ended = call(["vtorque", *words, str(site)], site, in_removed_directory)
+        assert (ended.code, ended.stderr) == (0, b"")
