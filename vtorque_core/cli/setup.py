@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.base.errors import UsageError
-from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.cli.lazy import config_option
 
 
 @click.group()
@@ -19,15 +19,12 @@ def setup() -> None:
         raise UsageError("vtorque setup changes the node: run it as root")
 
 
-_CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
-
-
 @setup.command()
-@_CONFIG
+@config_option
 @click.option("--batch", default="local", show_default=True, help="The site's batch system.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
-def install(config: Path | None, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
+def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
     """Make directories, site secret, network, commands and the batch system's hooks.
 
     The config then names the batch system.
@@ -39,18 +36,17 @@ def install(config: Path | None, batch: str, dry_run: bool, secret_from_stdin: b
     from vtorque_core.node.admin import setup_batch as batch_setup  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
-    path = config or CONFIG_PATH
-    site, plugins = load(path, node=True)
+    site, plugins = load(config, node=True, new=True)
     plugins.batch_system(batch)
     given = sys.stdin.buffer.read(1 << 16) if secret_from_stdin else None
     steps.install(site, click.echo, secret=given, dry_run=dry_run)
-    batch_setup.install(site, plugins, path, batch, click.echo, dry_run=dry_run)
+    batch_setup.install(site, plugins, config, batch, click.echo, dry_run=dry_run)
 
 
 @setup.command()
-@_CONFIG
+@config_option
 @click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
-def uninstall(config: Path | None, purge: bool) -> None:
+def uninstall(config: Path, purge: bool) -> None:
     """Take back hooks, the guests' network, links to the commands and runtime directories.
 
     What was there before is restored byte for byte; what was edited since stays and is told.
@@ -60,9 +56,8 @@ def uninstall(config: Path | None, purge: bool) -> None:
     from vtorque_core.node.admin import setup_batch as batch_setup  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
-    path = config or CONFIG_PATH
-    site, plugins = load(path, node=True)
+    site, plugins = load(config, node=True, new=True)
     steps.require_idle(site, spares=False)
-    batch_setup.uninstall(site, plugins, path, click.echo)
+    batch_setup.uninstall(site, plugins, config, click.echo)
     steps.require_idle(site)
-    steps.uninstall(site, path, click.echo, purge=purge)
+    steps.uninstall(site, config, click.echo, purge=purge)

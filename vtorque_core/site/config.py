@@ -131,16 +131,18 @@ class Site:
         return f"{entry}[{table}] {name} in {self.path}"
 
 
-def read_toml(path: Path = CONFIG_PATH) -> Raw:
+def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
     """Read and parse the file. As root, refuse one that others than root can change.
 
-    Raises ConfigError: not readable, not UTF-8, not TOML, longer than MAX_BYTES.
+    Defaults apply if CONFIG_PATH does not exist. Any other file was named; with ``new`` it may yet
+    have to be written.
+    Raises ConfigError: missing, not readable, not UTF-8, not TOML, longer than MAX_BYTES.
     """
     from vtorque_core.site import personal  # noqa: PLC0415 - its one user is this
 
     if personal.is_meant(path):
-        return _with_defaults(_read(personal.config()), personal.defaults())
-    return _read(path)
+        return _with_defaults(_read(personal.config(), True), personal.defaults())
+    return _read(path, new or path == CONFIG_PATH)
 
 
 def _with_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
@@ -151,10 +153,10 @@ def _with_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
     return replace(raw, data=data, personal=True)
 
 
-def _read(path: Path) -> Raw:
+def _read(path: Path, may_be_missing: bool) -> Raw:
     # Looked for before it is checked: a file that appears later in a directory like /tmp is not
     # read, and one that was root's when it was checked cannot be swapped any more.
-    if not os.path.lexists(path):
+    if may_be_missing and not os.path.lexists(path):
         return Raw(path)
     if os.geteuid() == 0:
         require_root_owned(path)

@@ -14,19 +14,19 @@ from vtorque_core.site.config import Raw, Site, build, paths_of, plugins_config,
 from vtorque_core.site.plugins import Plugins
 
 
-def load(path: Path, *, node: bool | Collection[str]) -> tuple[Site, Plugins]:
-    """Return the site config at ``path`` (defaults if there is none) and the plugins it enables.
+def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Site, Plugins]:
+    """Return the site config at ``path`` and the plugins it enables.
 
     ``node``: also their acting modules, as all but ``vsub`` and the job shell need; or those of
-    the plugins of these names. Raises ConfigError, Conflict.
+    the plugins of these names. ``new``: see :func:`read_toml`. Raises ConfigError, Conflict.
     """
-    raw, plugins = opened(path, node=node)
+    raw, plugins = opened(path, node=node, new=new)
     return build(raw, plugins, node=node is True), plugins
 
 
-def opened(path: Path, *, node: bool | Collection[str]) -> tuple[Raw, Plugins]:
+def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Raw, Plugins]:
     """Return the config as it is written, unchecked, and the plugins it enables."""
-    raw = read_toml(path)
+    raw = read_toml(path, new=new)
     wanted = plugins_config(raw)
     return raw, Plugins.load(node=node, enable=wanted.enable, disable=wanted.disable)
 

@@ -66,5 +66,6 @@ def test_explain_is_one_screen(file):
 
 
 def test_explain_of_a_stranger(file):
+    file.touch()
     done = run("--file", file, "--as", "nobody-of-this-name")
     assert "nobody-of-this-name: there is no such user" in str(done.exception)

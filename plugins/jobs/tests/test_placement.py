@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -68,9 +67,11 @@ def test_an_empty_node(capsys):
     assert nodes[-1] == "no guests on this node"
 
 
-def test_users_are_told_to_ask(monkeypatch):
+def test_users_are_told_to_ask(monkeypatch, tmp_path):
+    config = tmp_path / "vtorque.toml"
+    config.touch()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="ask your administrator"):
-        placement.show(Path("/nonexistent"), False)
-    result = vmgr.run(Path("/nonexistent"), "ps", "--placement")
+        placement.show(config, False)
+    result = vmgr.run(config, "ps", "--placement")
     assert isinstance(result.exception, UsageError)

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_core.cli.config import config as cli
+from vtorque_core.site import config as site_config
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def test_check(file):
     assert len(report["problems"]) == 2
 
 
-def test_check_of_no_file(tmp_path):
+def test_check_without_a_site_config_says_that_defaults_apply(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_config, "CONFIG_PATH", tmp_path / "x")
     done = run("check", "--file", tmp_path / "x")
     assert done.exit_code == 0 and "all defaults" in done.stdout
 

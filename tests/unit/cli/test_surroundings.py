@@ -146,3 +146,28 @@ def test_a_table_is_printed_in_a_removed_directory(site):
     for words in (["config", "show", "--file"], ["plugins", "--config"]):
         ended = call(["vtorque", *words, str(site)], site, in_removed_directory)
         assert (ended.code, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vsub", "--config", "{}", "-vm", "none", "job.sh"],
+        ["vmgr", "--config", "{}", "ps"],
+        ["vmgr", "--config", "{}", "logs", "1"],
+        ["vtorque", "config", "check", "--file", "{}"],
+        ["vtorque", "config", "show", "--file={}"],
+        ["vtorque", "config", "explain", "--file", "{}", "--as", "root"],
+        ["vtorque", "plugins", "--config", "{}"],
+        ["vtorque", "local", "serve", "--config", "{}"],
+        ["vtorque", "local", "stop", "--config={}"],
+        ["vtorque", "doctor", "--config", "{}"],
+        ["vtorque", "reap", "--config", "{}"],
+    ],
+)
+def test_a_config_that_is_named_must_exist(site, words):
+    """With the defaults in its place a job would go to another node, or by another policy."""
+    missing = site.parent / "missing.toml"
+    ended = call([word.format(missing) for word in words], site)
+    assert ended.code == (1 if "check" in words else 2)
+    said = "" if "check" in words else f"{words[0]}: "
+    assert ended.stderr.decode() == f"{said}{missing}: No such file or directory\n"

@@ -468,7 +468,7 @@ import sys
 from pathlib import Path
 import vtorque_core.cli.vtorque, vtorque_core.cli.hook, vtorque_core.node.shell.jobshell
 from vtorque_core.site.load import load
-_, plugins = load(Path("/nonexistent"), node=False)
+_, plugins = load(Path("/nonexistent"), node=False, new=True)
 plugins.batch_system("local").shell()
 plugins.guest_type("linux").driver()
 print(*sys.modules)

@@ -26,6 +26,7 @@ def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
     (tmp_path / "python3").chmod(0o755)
     shell = tmp_path / "jobshell"
     config = tmp_path / "a config's.toml"
+    config.touch()
     shell.write_bytes(setup_batch.jobshell_script(installation(Site(), config)))
     shell.chmod(0o755)
     hostile = {

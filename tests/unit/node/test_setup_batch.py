@@ -83,7 +83,7 @@ class Node:
         plugins.register("local", Local(), "vtorque-core 1.0.0")
         if self.udev is not None:
             plugins.register("udev", self.udev, "vtorque-udev 1.0.0")
-        return build(read_toml(self.config), plugins, node=True), plugins
+        return build(read_toml(self.config, new=True), plugins, node=True), plugins
 
     def install(self, batch="acme", **more):
         site, plugins = self._site()

@@ -92,7 +92,9 @@ def site_of(text: str, plugins: Plugins, node: bool = True):
 
 
 def test_a_missing_file_is_all_defaults(tmp_path, plugins):
-    site = build(read_toml(tmp_path / "none.toml"), plugins)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_toml(tmp_path / "none.toml")
+    site = build(read_toml(tmp_path / "none.toml", new=True), plugins)
     assert site.batch.system == "local" and site.batch.vm_by_default
     assert site.node.start_timeout == 300 and site.node.accel == "auto"
     assert site.shares["home"].source == "{home}" and site.shares["home"].user_owned

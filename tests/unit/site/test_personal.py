@@ -95,6 +95,7 @@ def test_a_machines_site_has_no_network_of_qemus_own(tmp_path):
 
 
 def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatch):
+    (user / "other.toml").touch()
     assert load(user / "other.toml", node=False)[0].owner == 0
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert not personal.is_meant(personal.CONFIG_PATH)
