@@ -36,7 +36,8 @@ def _build(site: Site) -> None:
     sys.stderr.write(f"vsub: the image {IMAGE} is made now, once: some ten seconds\n")
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(site.path)]
     made = subprocess.run(
-        [*argv, "images", "build", IMAGE, IMAGE], stdout=2, check=False, pass_fds=(lock,)
-    )
+        [*argv, "images", "build", IMAGE, IMAGE], stdin=subprocess.DEVNULL, stdout=2, check=False,
+        pass_fds=(lock,),
+    )  # fmt: skip
     if made.returncode:
         raise HostFault(f"the image {IMAGE} could not be made: see vtorque doctor")

@@ -52,7 +52,7 @@ def test_who_can_run_it_elsewhere_is_asked_first(call):
     assert (done.exit_code, done.output) == (3, "")
     assert asked == {
         "command": "look", "job_id": "42", "node": "n2", "config": CONFIG, "terminal": False,
-        "output": None,
+        "output": None, "reads": True,
         "options": {"level": ["--level=warn"], "follow": ["--follow"]},
         "operands": {"more": ["a", "-", "b"]},
     }  # fmt: skip

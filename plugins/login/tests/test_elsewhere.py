@@ -6,6 +6,7 @@ import pwd
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from vtorque_login.elsewhere import Asked
 from vtorque_login.settings import Settings
 from vtorque_login.state import State
 from vtorque_testing.harness import PluginSite
+from vtorque_testing.submit import in_child
 
 CONFIG = Path("/etc/acme.toml")
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -85,6 +87,22 @@ def test_the_batch_system_runs_it_on_the_first_node(site):
     assert elsewhere.run(asked(command="logs", **words), CONFIG) == 5
     line = ["logs", "--here", "--level=info", "--follow", "--", "7.srv"]
     assert site.steps == [("7.srv", "n1", line, False)]
+
+
+@pytest.mark.parametrize(("reads", "left"), [(False, b"8\n9\n"), (True, b"")])
+def test_a_loop_keeps_its_input_from_commands_that_read_none(site, tmp_path, reads, left):
+    """``while read id; do vmgr logs $id; done`` stopped after one job: srun reads all input."""
+    site.code = "import sys; sys.stdin.read()"
+    given = tmp_path / "ids"
+    given.write_bytes(b"8\n9\n")
+    with given.open("rb", buffering=0) as ids:
+
+        def run():
+            os.dup2(ids.fileno(), 0)
+            return elsewhere.run(replace(asked(command="logs"), reads=reads), CONFIG)
+
+        assert in_child(run, b"", {"PATH": "/usr/bin:/bin"}, tmp_path).code == 0
+        assert ids.read() == left
 
 
 def test_a_number_is_enough_and_operands_follow_the_job(site):

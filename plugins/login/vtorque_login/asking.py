@@ -38,7 +38,8 @@ def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command
             trailing = any(p.nargs == -1 and p.name in operands for p in command.params)
             terminal = of_job.terminal and not trailing and os.isatty(0) and os.isatty(1)
             name = command.name or ""
-            code = run(Asked(name, job_id, node, options, operands, terminal, output), config)
+            asked = Asked(name, job_id, node, options, operands, terminal, output, of_job.terminal)
+            code = run(asked, config)
             if code is not None:
                 sys.exit(code)
         return there(job_id=job_id, **values)

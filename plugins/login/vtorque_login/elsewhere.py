@@ -48,6 +48,8 @@ class Asked:
         operands: the same of what follows the job, in that order.
         terminal: whether it talks to the user's terminal, and they have one.
         output: the file that what it prints is to become.
+        reads: whether it reads standard input. A loop such as ``while read id`` keeps its input
+            from other commands, which srun(1) and the connection to the job would read.
     """
 
     command: str
@@ -57,6 +59,7 @@ class Asked:
     operands: Mapping[str, Sequence[str]]
     terminal: bool
     output: Path | None = None
+    reads: bool = False
 
     def line(self, *more: str) -> list[str]:
         """Return it as vmgr's words: command, ``more`` and its own options, ``--``, operands."""
@@ -128,6 +131,9 @@ def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
 def _on_node(
     asked: Asked, job: JobInfo, node: str, site: Site, batch: BatchSystem, config: Path
 ) -> int:
+    if not asked.reads:
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
     step = batch.step(site) if batch.step is not None else None
     if step is not None:
         argv = service.vmgr(config, *asked.line("--here"))

@@ -40,11 +40,14 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
     return found
 
 
-def pass_on(argv: Sequence[str]) -> int:
-    """Run a command of the user's with our own streams; return its exit code as a shell would."""
+def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
+    """Run a command of the user's with our own streams; return its exit code as a shell would.
+
+    ``stdin``: as of :func:`subprocess.run`.
+    """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears Ctrl-C by itself
     try:
-        done = subprocess.run(argv, check=False, preexec_fn=_hear_ctrl_c)
+        done = subprocess.run(argv, stdin=stdin, check=False, preexec_fn=_hear_ctrl_c)
     except OSError as error:
         raise UsageError(f"{argv[0]}: {error.strerror}") from None
     finally:

@@ -80,7 +80,13 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
 
 def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
     """Ask qstat, as the user, for all jobs they may see. Raises UsageError with its words."""
-    done = subprocess.run([qstat, dialect.all_jobs], capture_output=True, check=False, timeout=60)
+    argv = [qstat, dialect.all_jobs]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError("qstat: the server has not answered within 60 s") from None
     if done.returncode:
         raise UsageError(f"qstat: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
     return list(_infos(jobs_of(dialect, done.stdout.decode("utf-8", "replace"))))

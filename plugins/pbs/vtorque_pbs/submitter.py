@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,7 +186,7 @@ class PbsSubmitter:
 
     def cancel(self, job_id: str) -> int:
         """Let qdel cancel the job; what it says is the user's to see."""
-        return batch_commands.pass_on([self._command("qdel"), job_id])
+        return batch_commands.pass_on([self._command("qdel"), job_id], subprocess.DEVNULL)
 
     def _command(self, program: str) -> str:
         return batch_commands.for_user(self._settings, program, self._dialect.programs)

@@ -156,14 +156,15 @@ class SlurmSubmitter:
         """
         word = secrets.token_hex(16)
         argv = [self.program("squeue"), "--noheader", "--array", f"--format={word}{_FIELDS}"]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
         if done.returncode != 0:
             raise UsageError(f"squeue ended with {done.returncode}")
         return _infos(done.stdout.decode("utf-8", "replace").split(word)[1:])
 
     def cancel(self, job_id: str) -> int:
         """Call scancel; return its exit code."""
-        return subprocess.run([self.program("scancel"), "--", job_id], check=False).returncode
+        argv = [self.program("scancel"), "--", job_id]
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
 
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
         """Return the command as a step of a running job beside all others: srun(1), --overlap.
@@ -179,7 +180,7 @@ class SlurmSubmitter:
     def _is_heterogeneous(self, job_id: str) -> bool:
         """Ask squeue, which calls the first component ID+0; srun starts nothing there by itself."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
-        done = subprocess.run(argv, capture_output=True, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
 
     def _given(self, line: CommandLine, content: bytes) -> Given:
