@@ -1,14 +1,35 @@
 """``vmgr ps``: what it shows of the batch system's jobs and of their nodes."""
 
 import json
+import os
 import types
 
-from vtorque_core.api import hookimpl
+from vtorque_core.api import JobAttempt, Refused, hookimpl, kept_records
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.live import service
 from vtorque_jobs import command
 from vtorque_testing import vmgr
 from vtorque_testing.planned import with_core
+
+
+def test_ps_shows_exit_codes_of_ended_jobs(monkeypatch, tmp_path):
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
+    (tmp_path / "state").mkdir(mode=0o755)
+    site = service.paths(config)
+    submitter = types.SimpleNamespace(jobs=lambda: [JobInfo("9.srv", "c", "ada", "Q")])
+    monkeypatch.setattr(command, "_submitter", lambda _: submitter)
+    for number, more in enumerate(({"status": "271", "reason": "cancelled"}, {"status": "x"}, {})):
+        job = JobAttempt(f"{number}.srv", 0, "ada", os.getuid(), "n")
+        kept_records.keep_facts(site, job, started=1.0, ended=2.0 + number, name="a", **more)
+    shown = json.loads(vmgr.run(config, "ps", "--all", "--json").stdout)
+    assert [(job["id"], job["state"], job["exit_code"]) for job in shown] == [
+        ("0.srv", "ended", 271), ("1.srv", "ended", None), ("2.srv", "ended", None),
+        ("9.srv", "Q", None),
+    ]  # fmt: skip
+    assert shown[0]["reason"] == "exit code 271: cancelled"
+    done = vmgr.run(config, "ps", "--all", "0", "abc")
+    assert "no job abc is listed or kept here" in str(done.exception)
 
 
 def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
@@ -54,6 +75,10 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
     assert job["nodes"] == ["n1", "n2"]
     assert job["on_nodes"][0]["phase"] == "boot" and job["on_nodes"][0]["guests"] == ["vn1"]
     assert "GUESTS" not in ps().stdout
+    done = vmgr.run(config, "ps", "7", "9999.vm", "a\033c")
+    assert [row.split()[0] for row in done.stdout.splitlines()[1:]] == ["7.srv"]
+    assert isinstance(done.exception, Refused) and done.exception.exit_code == 2
+    assert str(done.exception) == ("no job 9999.vm, a\\x1bc is listed; --all also lists ended ones")
     for array in ("70[]", "70[].srv", "70"):
         assert [job["id"] for job in json.loads(ps("--json", array).stdout)] == [
             "70[1].srv",

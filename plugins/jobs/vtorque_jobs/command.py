@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -45,7 +46,7 @@ def ps(
 
     With --all those too that have ended: yours, as root all that this node keeps. With --phase a
     line for each node of a job: in which phase it is there, and its guests. That asks every node;
-    the plugin login (vtorque-login) does it.
+    the plugin login (vtorque-login) does it. Exit code 2 if a job that is named is not listed.
     """
     if placement:
         from vtorque_jobs.placement import show  # noqa: PLC0415 - root's, and slow to import
@@ -53,30 +54,56 @@ def ps(
         show(config, as_json)
         return
     jobs = sorted(_submitter(config).jobs(), key=lambda job: job.id)
+    codes: dict[str, int | None] = {}
     if ended:
         there = {job.id for job in jobs}
-        jobs = [*(job for job in _ended(config) if job.id not in there), *jobs]
+        found = [(job, code) for job, code in _ended(config) if job.id not in there]
+        codes = {job.id: code for job, code in found}
+        jobs = [*(job for job, _ in found), *jobs]
+    meant = {each: [job for job in jobs if _is_meant(each, job)] for each in job_ids}
     if job_ids:
-        from vtorque_core.live.kept import is_meant  # noqa: PLC0415 - not by every ps
-
-        jobs = [
-            job
-            for job in jobs
-            if {job.id, job.id.partition(".")[0]} & set(job_ids)
-            or any(is_meant(each, {"job": job.id, "known_as": job.known_as}) for each in job_ids)
-        ]
+        jobs = [job for job in jobs if any(job in those for those in meant.values())]
     on_nodes = _on_nodes(config, jobs) if phases else {}
     if as_json:
-        more = {job: {"on_nodes": list(map(asdict, found))} for job, found in on_nodes.items()}
-        click.echo(json.dumps([asdict(job) | more.get(job.id, {}) for job in jobs], indent=2))
-        return
+        _print_json(jobs, codes, on_nodes)
+    else:
+        _print_table(jobs, on_nodes if phases else None)
+    if unknown := [printable(each, 60) for each in job_ids if not meant[each]]:
+        where = "is listed or kept here" if ended else "is listed; --all also lists ended ones"
+        raise Refused(f"no job {', '.join(unknown)} {where}")
+
+
+def _is_meant(wanted: str, job: JobInfo) -> bool:
+    from vtorque_core.live.kept import is_meant  # noqa: PLC0415 - not by every ps
+
+    names = {"job": job.id, "known_as": job.known_as}
+    return wanted in (job.id, job.id.partition(".")[0]) or is_meant(wanted, names)
+
+
+def _print_json(
+    jobs: Sequence[JobInfo],
+    codes: Mapping[str, int | None],
+    on_nodes: Mapping[str, Sequence[JobOnNode]],
+) -> None:
+    found = []
+    for job in jobs:
+        more: dict[str, Any] = {"exit_code": codes.get(job.id)}
+        if job.id in on_nodes:
+            more["on_nodes"] = list(map(asdict, on_nodes[job.id]))
+        found.append(asdict(job) | more)
+    click.echo(json.dumps(found, indent=2))
+
+
+def _print_table(
+    jobs: Sequence[JobInfo], on_nodes: Mapping[str, Sequence[JobOnNode]] | None
+) -> None:
     columns = (*_COLUMNS, "REASON") if any(job.reason for job in jobs) else _COLUMNS
     rows = [
         (*row, *seen)
         for job in jobs
-        for row, seen in _rows(_row(job)[: len(columns)], on_nodes.get(job.id))
+        for row, seen in _rows(_row(job)[: len(columns)], (on_nodes or {}).get(job.id))
     ]
-    for line in plain([(*columns, "PHASE", "GUESTS") if phases else columns, *rows]):
+    for line in plain([(*columns, "PHASE", "GUESTS") if on_nodes is not None else columns, *rows]):
         click.echo(line)
 
 
@@ -119,8 +146,11 @@ def _submitter(config: Path) -> Submitter:
     return batch.submitter(site)
 
 
-def _ended(config: Path) -> Iterator[JobInfo]:
-    """Yield what is kept of ended jobs, the oldest first; a stranger's text."""
+def _ended(config: Path) -> Iterator[tuple[JobInfo, int | None]]:
+    """Yield what is kept of ended jobs and their exit codes, the oldest first; a stranger's text.
+
+    The code is None if the batch system did not say it.
+    """
     from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
 
     with contextlib.suppress(Refused):  # there is nothing
@@ -137,7 +167,8 @@ def _ended(config: Path) -> Iterator[JobInfo]:
             nodes = ",".join(_values(known, "node", (str,)))
             said = ": ".join(filter(None, [status and f"exit code {status}", why]))
             length = max(ends) - min(times)
-            yield JobInfo(job.id, name, owner, "ended", nodes, length, said)
+            code = int(status) if re.fullmatch("[0-9]{1,9}", status, re.ASCII) else None
+            yield JobInfo(job.id, name, owner, "ended", nodes, length, said), code
 
 
 def _values(known: Iterable[Mapping[str, Any]], key: str, types: tuple[type, ...]) -> list[Any]:

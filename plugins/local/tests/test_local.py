@@ -12,7 +12,7 @@ import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
 from patience import eventually, with_more_time
-from vtorque_core.api import UsageError
+from vtorque_core.api import UsageError, job_log, kept_records
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs
@@ -276,6 +276,32 @@ def test_first_in_first_out_with_slots(site):
     assert sorted((site.root / "order").read_text().split()) == [
         f"{n}.{HOST}" for n in (1, 2, 3, 4)
     ]
+
+
+def test_the_reason_of_a_job_in_guests_is_kept_also_if_it_never_ran(site):
+    """``vmgr ps --all`` said nothing of it, and scripts of an array waited for its task."""
+    blob = Request((("ram", "1G"),)).encode()
+    (site.root / "prologue.hold").touch()
+    for words in ((), (), ("-N", "never", "-t", "1-2")):
+        site.submit(*words, site.script("exit 0\n"), blob=blob)
+    site.hook("prologue", f"2.{HOST}")
+    site.submitter.cancel("3[2]")
+    site.submitter.cancel("2")
+    (site.root / "prologue.hold").unlink()
+    for number in ("1", "2", "3-1", "3-2"):
+        site.done(number)
+    whose = os.getuid()
+    (place,) = kept_records.find(site.paths, f"3[2].{HOST}", whose)
+    facts = place.facts()
+    assert facts["ended"] > 0
+    assert {key: facts[key] for key in ("name", "reason", "status", "batch")} == {
+        "name": "never", "reason": "job killed: cancelled", "status": "271", "batch": "local",
+    }  # fmt: skip
+    (entry,) = job_log.entries(place)
+    assert (entry["message"], entry["plugin"]) == ("ended: job killed: cancelled", "local")
+    assert kept_records.find(site.paths, f"1.{HOST}", whose) == [], "its hooks keep what it did"
+    (place,) = kept_records.find(site.paths, f"2.{HOST}", whose)
+    assert place.facts()["reason"] == "job killed: cancelled"
 
 
 def test_an_array_is_its_tasks(site, capfd):

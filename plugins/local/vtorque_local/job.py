@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import json
 import os
 import pwd
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import JobAttempt, Paths, UsageError, VtorqueError, kept_records
 from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.kept_records import LOG
 from vtorque_core.live.service import own_variables
 from vtorque_local.job_processes import COOKIE
 from vtorque_local.order import Submission
@@ -188,6 +191,25 @@ def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn:
     File(str(directory / f"{job.id}.SC"), mode=0o500, reader=job.uid, content=content).create()
     File(str(directory / "rest"), content=_content(rest)).create()
     File(str(directory / "nodes"), mode=0o444, content=f"{host}\n".encode() * ppn).create()
+
+
+def keep_end(job: Job, paths: Paths, host: str) -> None:
+    """Keep why a job in guests ended, if the service knows: in its facts and in its log.
+
+    A job that was cancelled while it was queued has no other record. Best effort, as root.
+    """
+    if not job.in_guest or not job.reason:
+        return
+    whose = JobAttempt(job.id, 0, job.hook[1], job.uid, host)
+    place, now = kept_records.place(paths, whose), time.time()
+    facts = place.facts()
+    known = {name: facts[name] for name in ("name", "ended", "reason", "status") if name in facts}
+    ended = {"name": job.name, "ended": now, "reason": job.reason, "status": str(job.status or 0)}
+    kept_records.keep_facts(paths, whose, batch="local", **(ended | known))
+    entry = {"t": now, "level": "ERROR", "plugin": "local", "node": host, "job": job.id}
+    line = json.dumps(entry | {"message": f"ended: {job.reason}"}).encode() + b"\n"
+    with contextlib.suppress(OSError, VtorqueError), os.fdopen(place.append(LOG), "ab") as log:
+        log.write(line)
 
 
 def _content(descriptor: int) -> bytes:

@@ -177,10 +177,12 @@ class Task(abc.ABC):
     def _run_prologue(self) -> bool:
         """Return whether the job has to wait for what others have; ``reason`` says for what."""
         code, lines = self._hook([*self._programs.prologue, *self.job.hook])
-        if code == WAITS and self.job.in_guest:
-            self.job.reason = printable(" ".join(lines[-1:]), MAX_WORD)
+        waits = code == WAITS and self.job.in_guest
+        with self._lock:
+            if self.job.status is None:  # else the reason of its end stays
+                self.job.reason = printable(" ".join(lines[-1:]), MAX_WORD) if waits else ""
+        if waits:
             return True
-        self.job.reason = ""
         failed = "the node's prologue {}; nothing was run".format
         if code > 0:
             self.end(pbs.STATUS_NO_START, failed(f"failed (exit {code})"))

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import UsageError, VtorqueError, printable, take_lock
+from vtorque_core.api import Paths, UsageError, VtorqueError, printable, take_lock
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.setup_steps import make_directories
 from vtorque_local import acceptor, mom, order
 from vtorque_local.entry import GIVEN, Client, Entry, number_of, replace_file
-from vtorque_local.job import Job, is_meant, make_job, put_files
+from vtorque_local.job import Job, is_meant, keep_end, make_job, put_files
 from vtorque_pbs import convention as pbs
 
 MAX_JOBS = 1000  # of one user
@@ -373,8 +373,9 @@ class Service:
     def _finish(self, entry: Entry) -> None:
         if self.entries.pop(entry.job.id, None) is None:
             return
-        self._remove(entry.directory)
         job = entry.job
+        keep_end(job, Paths(self.setup.spool.parent, self.setup.run), self.host)
+        self._remove(entry.directory)
         if entry.client:
             entry.client.tell_end(entry, pbs.shell_code(job.status or 0), job.reason)
         for each in self.entries.values():  # what they wait for may be free now
