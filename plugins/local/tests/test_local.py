@@ -16,6 +16,7 @@ from vtorque_core.api import UsageError, job_log, kept_records
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs
+from vtorque_testing.submit import in_child
 
 pytestmark = pytest.mark.e2e
 
@@ -168,11 +169,49 @@ def test_output_is_streamed_as_it_comes(site):
     assert site.done("1") == 0
 
 
-def test_output_that_cannot_be_opened_is_said(site, capfd):
+@pytest.mark.parametrize("words", [("-o", "nodir/x.log"), ("-j", "eo", "-e", "/nonexistent/x")])
+def test_output_in_a_missing_directory_is_refused(site, words):
+    with pytest.raises(UsageError, match=r"output file .*: .* does not exist; give another place"):
+        site.submit(*words, site.script("exit 0\n"))
+    assert list(site.submitter.jobs()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write there")
+def test_output_that_the_user_may_not_write_is_refused(site):
+    site.root.chmod(0o755)
+    (site.root / "x.log").touch(mode=0o644)
+    (site.root / "private").mkdir(mode=0o700)
+    job = site.script("exit 0\n")
+    for words in ((), ("-o", "x.log", "-e", "/tmp"), ("-o", "private/", "-e", "/tmp")):
+
+        def submit(words=words):
+            os.setuid(65534)
+            return site.submit(*words, job)
+
+        ended = in_child(submit, b"", {}, site.root)
+        assert ended.code == 2 and b"is not yours to write" in ended.stderr, (words, ended)
+    assert (
+        in_child(lambda: site.submit("-j", "oe", "-o", "/dev/null", job), b"", {}, site.root).code
+        == 0
+    )
+
+
+def test_output_directory_that_is_removed_while_the_job_waits_is_the_kept_reason(site, capfd):
+    """It cannot be known at submission. The user sees the reason in all places."""
+    (site.root / "prologue.hold").touch()
+    (site.root / "logs").mkdir()
     job = site.script("#!/bin/sh\ntouch ran\n")
-    argv = ("-W", "block=true", "-o", "/nonexistent/dir/x", "-d", str(site.root), job)
-    assert site.submit(*argv) == 1
-    assert "/nonexistent/dir/x: No such file" in capfd.readouterr().err
+    argv = ("-o", "logs/x", "-e", "err", "-d", str(site.root), job)
+    assert site.submit(*argv, blob=Request((("ram", "1G"),)).encode()) == 0
+    site.hook("prologue", f"1.{HOST}")
+    (site.root / "logs").rmdir()
+    (site.root / "prologue.hold").unlink()
+    site.done("1")
+    why = f"{site.root}/logs/x: No such file or directory"
+    (place,) = kept_records.find(site.paths, f"1.{HOST}", os.getuid())
+    assert (place.facts()["reason"], place.facts()["status"]) == (why, "1")
+    assert [entry["message"] for entry in job_log.entries(place)] == [f"ended: {why}"]
+    assert why in (site.root / "err").read_text()
     assert not (site.root / "ran").exists()
 
 

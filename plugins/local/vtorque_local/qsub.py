@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,26 @@ def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]
         path = match[2] if match else given
         found.append((os.path.join(workdir, path), number))  # noqa: PTH118 (the user's text)
     return {"oe": found[:1] * 2, "eo": found[1:] * 2}.get(job.join, found)
+
+
+def check_outputs(paths: Iterable[str]) -> None:
+    """Refuse output files that the caller cannot create now. As the user. Raises UsageError.
+
+    Otherwise the job would boot its guests, and then not run.
+    """
+    for path in paths:
+        exists = os.path.exists(path)  # noqa: PTH110 (the user's text)
+        directory = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
+        place, mode = (directory, os.W_OK | os.X_OK)
+        if exists and directory != path:
+            place, mode = path, os.W_OK
+        if not os.access(place, mode):
+            missing = not os.path.exists(place)  # noqa: PTH110
+            why = "does not exist" if missing else "is not yours to write"
+            raise UsageError(
+                f"output file {printable(path)}: {printable(place)} {why}; "
+                "give another place with -o and -e"
+            )
 
 
 def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:

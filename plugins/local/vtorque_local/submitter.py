@@ -61,6 +61,8 @@ class LocalSubmitter:
         message |= {"environ": environ, "cwd": here, "token": token}
         if args.interactive:
             return self._interactive(message)
+        outputs = qsub.output_paths(wanted, socket.gethostname(), here)
+        qsub.check_outputs(path for path, _ in outputs)
         with self._ask(message) as (answer, lines):
             try:
                 sys.stdout.write(f"{answer['id']}\n")
