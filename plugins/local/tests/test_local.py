@@ -147,6 +147,13 @@ def test_script_from_standard_input(site):
     assert (site.root / "STDIN.o1").read_bytes() == b"hi\n"
 
 
+def test_a_script_whose_name_begins_with_a_digit_needs_no_name(site):
+    names = ["01_align.sh", "2nd", "_x.sh"]
+    for number, name in enumerate(names, 1):
+        assert site.submit("-W", "block=true", site.script("exit 0\n", name)) == 0
+        assert (site.root / f"{name}.o{number}").exists()
+
+
 def test_odd_names(site, monkeypatch):
     where = site.root / "a 'quoted\" dir\nwith newline; $(id)"
     where.mkdir()

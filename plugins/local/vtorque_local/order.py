@@ -30,7 +30,7 @@ class Submission:
     """What root has to know of a new job; all else is used by its owner's processes only.
 
     Args:
-        name: ``-N``.
+        name: ``-N``, or from the script's name.
         ppn: of ``-l nodes=1:ppn=N``, 0 if not given.
         walltime: seconds, 0 without a limit.
         mem: ``-l mem`` as given, empty if not.
@@ -49,7 +49,8 @@ class Submission:
 
     def __post_init__(self) -> None:
         """Check all of it. Raises UsageError."""
-        pbs.check_job_name(self.name)
+        if not pbs.is_job_name(self.name):
+            raise UsageError(f"bad request: {printable(self.name, 80)} is not a job name")
         if len(self.token) > MAX_TOKEN:
             raise UsageError(
                 f"the -vm request, with the files it names, has {len(self.token)} characters "

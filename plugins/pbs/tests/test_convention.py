@@ -177,6 +177,14 @@ def test_bad_job_names(name):
         pbs.check_job_name(name)
 
 
+@pytest.mark.parametrize(
+    "script", ["01_align.sh", "2nd", "_x.sh", ".hidden", "-x", "é.sh", "%j", "~", "a" * 300, "#!"]
+)
+def test_every_scripts_name_makes_a_job_name(script):
+    """Torque and OpenPBS check only a name that is given with -N."""
+    assert pbs.is_job_name(pbs.default_job_name(f"/scratch/{script}"))
+
+
 def test_names_of_jobs_and_outputs():
     assert pbs.check_job_name("Job_1.x") == "Job_1.x"
     assert pbs.default_job_name("/a/my job\n.sh") == "my_job_.sh"

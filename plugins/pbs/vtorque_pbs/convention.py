@@ -354,13 +354,21 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def is_job_name(name: str) -> bool:
+    """Return whether a job may have the name, which is also the start of a file name.
+
+    A default name, from the script's, may begin with any of the characters.
+    """
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_JOB_NAME
+
+
 def check_job_name(name: str) -> str:
     """Return a ``-N`` name if it is one. Raises UsageError.
 
-    qsub(1B): printable, no white space, the first character alphabetic. Here also no slash (it
-    becomes a file name) and at most MAX_JOB_NAME characters.
+    qsub(1B): printable, no white space, the first character alphabetic. Here also no slash and at
+    most MAX_JOB_NAME characters.
     """
-    if not _NAME.fullmatch(name) or not name[0].isalpha() or len(name) > MAX_JOB_NAME:
+    if not is_job_name(name) or not name[0].isalpha():
         raise UsageError(
             f"-N {printable(name, 80)}: a job name starts with a letter and has up to "
             f"{MAX_JOB_NAME} printable ASCII characters, no blank and no slash"
