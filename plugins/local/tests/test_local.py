@@ -422,6 +422,8 @@ def test_interactive_job_has_the_terminal(site):
         (("-j", "both"), "-j both"),
         (("-o", "elsewhere.example:/x"), "elsewhere.example"),
         (("-S", "sh"), "-S sh"),
+        (("-F", "it's $HOME"), "-F it's .HOME: No closing quotation"),
+        (("-F", "a\\"), "-F a"),
         (("-y",), "-y"),
         (("--version",), "--version"),
         (("-N",), "-N"),

@@ -227,7 +227,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "j": ("join", _join),
     "d": ("initdir", str),
     "S": ("shell", _shell),
-    "F": ("args", str),
+    "F": ("args", pbs.check_script_args),
     "t": ("array", _array),
     "v": ("variables", str),
     "V": ("environment", lambda _: True),

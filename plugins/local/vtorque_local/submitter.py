@@ -35,6 +35,7 @@ class LocalSubmitter:
         """Split the command line; read the script. Raises UsageError, Refused (a bad directive)."""
         args = pbs.split_qsub(argv)
         content = qsub.read_script(args)
+        pbs.check_script(content)
         job = qsub.describe(args, content)
         return SubmitArgs(
             vm=args.vm,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import Refused, UsageError
 from vtorque_core.api.batch_system import Outcome
 from vtorque_pbs import convention as pbs
 
@@ -175,6 +175,25 @@ def test_quoted_variables_come_back(variables):
 def test_bad_job_names(name):
     with pytest.raises(UsageError, match="-N"):
         pbs.check_job_name(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xef\xbb\xbf#!/bin/sh\n#PBS -l walltime=1\n", "byte order mark"),
+        ("#!/bin/sh\n".encode("utf-16"), "byte order mark"),
+        (b"#!/bin/sh\r\n#PBS -vm ram=1G\r\ntrue\r\n", "DOS"),
+        (b"#!/bin/sh\rtrue\r", "DOS"),
+    ],
+)
+def test_a_script_that_hides_its_directives_is_refused(content, why):
+    with pytest.raises(Refused, match=f"{why}.*sed -i"):
+        pbs.check_script(content)
+
+
+def test_other_scripts_are_none_of_our_business():
+    for content in (b"", b"#!/bin/sh\necho a\r\n", b"\xef#", b"\x7fELF\n", b"\n\r\n"):
+        pbs.check_script(content)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,26 @@ def test_directives_count_and_the_command_line_wins(torque):
     assert "ppn=4:vtorque" in found and "other=T" in found.replace(TOKEN, "T")
 
 
+@pytest.mark.parametrize("system", ["torque", "openpbs"])
+def test_a_script_with_a_byte_order_mark_is_refused_unless_it_is_for_bare_metal(request, system):
+    """Torque's qsub drops its directives without a word."""
+    harness = request.getfixturevalue(system)
+    (harness.directory / "bom.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\n#PBS -vm ram=1G\n")
+    (harness.directory / "dos.sh").write_bytes(b"#!/bin/sh\r\n#PBS -vm ram=1G\r\n")
+    for script in ("bom.sh", "dos.sh"):
+        ended = run_vsub(harness, [script])
+        assert ended.code == 2 and b"sed -i" in ended.stderr
+    assert run_vsub(harness, ["-vm", "none", "bom.sh"]).code == 0
+
+
+@pytest.mark.parametrize("argv", [["-F", "it's $HOME", "j.sh"], ["f.sh"]])
+def test_script_arguments_that_cannot_be_split_are_refused(torque, argv):
+    (torque.directory / "j.sh").write_text("#!/bin/sh\n")
+    (torque.directory / "f.sh").write_text('#!/bin/sh\n#PBS -F "it\'s"\n')
+    ended = run_vsub(torque, ["-vm", "ram=1G", *argv])
+    assert (ended.code, b"No closing quotation" in ended.stderr) == (2, True)
+
+
 def test_the_users_shell_travels_in_the_request(torque, monkeypatch):
     (torque.directory / "j.sh").write_text("#!/bin/sh\n#PBS -S /bin/zsh\n")
     with_line = torque.system.submitter(torque.site)

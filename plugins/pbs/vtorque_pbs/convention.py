@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import TypeVar
 
-from vtorque_core.api import UsageError, dataclass, printable
+from vtorque_core.api import Refused, UsageError, dataclass, printable
 from vtorque_core.api.batch_system import Outcome
 
 TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"
@@ -374,6 +374,37 @@ def check_job_name(name: str) -> str:
             f"{MAX_JOB_NAME} printable ASCII characters, no blank and no slash"
         )
     return name
+
+
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")  # of UTF-8 and UTF-16
+
+
+def check_script(content: bytes) -> None:
+    """Refuse a script whose directives or interpreter line nobody would read. Raises Refused.
+
+    Torque's qsub accepts it, drops the directives, and the job fails. OpenPBS's refuses CR LF.
+    """
+    if content.startswith(_MARKS):
+        raise Refused(
+            "the script begins with a byte order mark, which hides its directives and interpreter",
+            fix="save it as UTF-8 without a mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
+        )
+    if b"\r" in content.partition(b"\n")[0]:
+        raise Refused(
+            "the lines of the script end as in DOS (CR LF), so its interpreter cannot be found",
+            fix="convert it: sed -i 's/\\r$//' SCRIPT",
+        )
+
+
+def check_script_args(text: str) -> str:
+    """Return ``-F`` if the job shell can split it. Raises UsageError."""
+    import shlex  # noqa: PLC0415 (few jobs have arguments)
+
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"-F {printable(text, 80)}: {error}; quote it as for sh") from None
+    return text
 
 
 def default_job_name(script: str | None) -> str:

@@ -116,6 +116,7 @@ class Effective:
         shell: the path of ``-S``, or None.
         interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command; ``display``:
             ``-X``.
+        args: ``-F``, the script's arguments.
         facts: the queue (``-q``) and the account (``-A``), where they are given.
     """
 
@@ -125,6 +126,7 @@ class Effective:
     interactive: bool
     command: bool
     display: bool
+    args: str
     facts: Mapping[str, str]
 
 
@@ -146,4 +148,5 @@ def effective(directives: Sequence[Options], line: Options) -> Effective:
     named = {"queue": last.get("q", "").partition("@")[0], "account": last.get("A", "")}
     facts = {name: value for name, value in named.items() if value}
     flags = "I" in letters, "x" in letters, "X" in last
-    return Effective(resources, last.get("v", ""), shell or None, *flags, facts)
+    args = last.get("F", "")
+    return Effective(resources, last.get("v", ""), shell or None, *flags, args, facts)

@@ -114,6 +114,8 @@ class PbsSubmitter:
             unused = args.operand_indexes
         prefix = dict(args.options).get("C", self._prefix())
         text = b"" if content is None or command else content
+        if args.vm != BARE:
+            pbs.check_script(text)
         stripped = strip_pbs_vm(text, prefix)
         counts = effective(list(self._directives(stripped, prefix)), args.options)
         given = self._given(counts.resources)
@@ -153,6 +155,7 @@ class PbsSubmitter:
         words, content, changed = list(args.rest), args.content, args.stripped
         place = args.place
         if blob is not None and needs is not None and args.counts is not None:
+            pbs.check_script_args(args.counts.args)
             if args.ncpus:
                 words = resources.nodes_for_ncpus(words)
                 text = self._nodes_for_ncpus(args.text, args.prefix)
