@@ -249,7 +249,10 @@ def test_a_script_is_checked_against_the_image():
 
 def test_files_that_no_variable_names_stay_outside():
     guest = plan(labelled(rest="true"), osv_mode="rest")
-    assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": b"vn1\n"}
+    assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": "vn1\n"}
+    latin = [EnvVar("DATA", "/x/data"), GuestFile("/x/data", b"caf\xe9\n")]
+    with pytest.raises(Refused, match="/x/data: is not UTF-8"):
+        driver.placed(guest, latin)
 
 
 def test_the_domain():

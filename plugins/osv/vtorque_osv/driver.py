@@ -84,9 +84,7 @@ class OsvDriver(LateDriver):
             address=next((a.ip for a in guest.addresses if a.ip), ""),
             begin=BEGIN_REST if rest else BEGIN_SEED if _seeded(guest) else BEGIN,
             named=check.named_commands(guest.image),
-            files={path: content.decode("utf-8", "replace") for path, content in files.items()}
-            if rest
-            else {},
+            files=files if rest else {},
             environ=variables(guest, items),
             seconds=site[Settings].rest_timeout,
         )
@@ -188,16 +186,25 @@ def inside(guest: GuestPlan, cwd: str) -> str:
     return cwd if safe and any(path.is_relative_to(target) for target in targets) else ""
 
 
-def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, bytes]:
+def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
     """Return by path the files for the guest that a variable names, such as the node file.
 
-    They go into /tmp, where alone OSv can write.
+    They go into /tmp, where alone OSv can write. Raises Refused for one that is not text.
     """
     if guest[OSV_MODE] != "rest" and not check.has(guest.image, check.CLOUD_INIT):
         return {}
     told = {item.value for item in items if isinstance(item, EnvVar)}
     files = (item for item in items if isinstance(item, GuestFile) and item.path in told)
-    return {_moved(file): file.content for file in files}
+    return {_moved(file): _text(file) for file in files}
+
+
+def _text(file: GuestFile) -> str:
+    try:
+        return file.content.decode()
+    except UnicodeDecodeError:
+        raise Refused(
+            f"{file.path}: is not UTF-8; guests of type osv get text files only"
+        ) from None
 
 
 def _moved(file: GuestFile) -> str:
@@ -220,14 +227,13 @@ def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, st
     }
 
 
-def seed(files: Mapping[str, bytes]) -> bytes:
+def seed(files: Mapping[str, str]) -> bytes:
     """Return an ISO image with ``/user-data`` as OSv's cloud-init reads it (JSON is YAML).
 
     It says no host name: OSv would then ask DHCP for it, and wait for ever without. Behind its
     end are zeros, since OSv's iso-read reads ahead of what it needs.
     """
-    texts = {path: content.decode("utf-8", "replace") for path, content in files.items()}
-    content = json.dumps({"files": texts}).encode() + b"\n"
+    content = json.dumps({"files": dict(files)}).encode() + b"\n"
     import pycdlib  # noqa: PLC0415 - 25 ms that no job's shell needs
 
     image = pycdlib.PyCdlib()

@@ -80,6 +80,13 @@ def test_what_is_refused(text: str) -> None:
     assert BAD[text] in str(refused.value)
 
 
+@pytest.mark.parametrize("content", [b"#cloud-config\nruncmd:\n- echo caf\xe9\n", b"\xff\xfe#"])
+def test_a_text_in_another_encoding_is_refused(content: bytes) -> None:
+    """Its bytes were replaced, and the guest ran another command."""
+    with pytest.raises(ValueError, match=r"^line [13] is not UTF-8$"):
+        list(user_cloud_config.parse(content))
+
+
 def test_the_readers_reason_is_the_refusal() -> None:
     with pytest.raises(Refused, match=r"^your cloud-config: users: only packages, write_files"):
         read("#cloud-config\nusers: []\n")

@@ -179,7 +179,11 @@ def parse(content: bytes) -> Iterator[bytes]:
 
     Raises ValueError with what is wrong.
     """
-    text = content.decode("utf-8", "replace")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not UTF-8") from None
     if text.split("\n", 1)[0].rstrip() != "#cloud-config":
         raise ValueError("does not begin with #cloud-config")
     document = _document(text)
