@@ -157,6 +157,19 @@ def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
             path.unlink()
 
 
+def test_a_file_without_a_file_system_is_the_users_fault(clean):
+    """Torque and Slurm would requeue the job, and hold it at last."""
+    path = clean.home / "data.QCOW2"
+    clean.as_user("/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", str(path), "64M")
+    try:
+        result = clean.job("#!/bin/sh\necho ran\n", "-vm", f"disk={path}")
+        assert (result.code, result.out) == (121, b"")
+        assert f"disk={path}, in guest " in result.err.decode()
+        assert "the file begins like a qcow2, whose name must end in .qcow2" in result.err.decode()
+    finally:
+        path.unlink()
+
+
 # -- the daemon alone -------------------------------------------------------------------------
 
 

@@ -308,6 +308,47 @@ def test_order_of_stages(fake_root: FakeRoot) -> None:
     )
 
 
+def at(offset: int, text: bytes) -> bytes:
+    return text.rjust(offset + len(text), b"\0").ljust(8192, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "like"),
+    [
+        (at(0, b"KDMV\1"), "a vmdk"),
+        (at(0, b"# Disk DescriptorFile\n"), "a vmdk"),
+        (at(0, b"conectix"), "a vhd"),
+        (at(0, b"vhdxfile"), "a vhdx"),
+        (at(0, b"QFI\xfb\0\0\0\3"), "a qcow2, whose name must end in .qcow2"),
+        (at(0, b"<<< Oracle VM VirtualBox Disk Image >>>\n"), "a vdi"),
+        (at(0, b"LUKS\xba\xbe"), "an encrypted disk (LUKS)"),
+        (at(4086, b"SWAPSPACE2"), "swap space"),
+        (at(512, b"EFI PART"), "a partition table"),
+        (at(510, b"\x55\xaa"), "a partition table"),
+        (bytes(8192), "an empty disk: make a file system in it, as with mkfs.ext4"),
+    ],
+)
+def test_a_disk_without_a_file_system_is_named_by_what_it_begins_like(fake_root, content, like):
+    fake_root.stub("mount", "#!/bin/sh\necho 'wrong fs type' >&2\nexit 32\n")
+    fake_root.write("/sys/block/vdb/serial", "vtdata")
+    fake_root.write("/dev/vdb", "")
+    (fake_root.path / "dev/vdb").write_bytes(content)
+    ran = fake_root.setup(PLAN, [Mount("disk", "vtdata", "/data")])
+    assert ran.output == f"no file system found; the file begins like {like}\n"
+    assert (ran.code, ran.steps[-1]) == (1, "mount /data")
+
+
+def test_a_disk_whose_file_system_is_damaged_has_what_mount_says(fake_root):
+    fake_root.stub("mount", "#!/bin/sh\necho 'Structure needs cleaning' >&2\nexit 32\n")
+    fake_root.write("/sys/block/vdb/serial", "vtdata")
+    fake_root.write("/dev/vdb", "")
+    (fake_root.path / "dev/vdb").write_bytes(at(1080, b"\x53\xef"))
+    ran = fake_root.setup(PLAN, [Mount("disk", "vtdata", "/data")])
+    assert ran.output == (
+        "the disk cannot be mounted: Structure needs cleaning; check the file, as with e2fsck -f\n"
+    )
+
+
 def test_disk_is_found_by_its_serial(fake_root: FakeRoot) -> None:
     fake_root.write("/sys/block/vda/serial", "vtseed")
     fake_root.write("/sys/block/vdb/serial", "vtdata")

@@ -16,7 +16,7 @@ import pytest
 
 from patience import with_more_time
 from sample_guests import DEBIAN, MICRO, ROCKY
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import HostFault, Paths, Refused
 from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
@@ -197,6 +197,29 @@ def test_failed_guest_says_why(plan, tmp_path: Path) -> None:
         pytest.raises(HostFault, match="guest vn1: mount /home/a: mount: tag not found"),
     ):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
+
+
+@pytest.mark.parametrize("step", ["mount /data", "command chown 1000:1000 /data"])
+def test_a_users_disk_that_cannot_be_used_is_no_fault_of_the_node(plan, tmp_path, step) -> None:
+    """Torque and Slurm requeued the job, then held it: two nodes were blamed."""
+    why = "no file system found; the file begins like a vmdk"
+    with (
+        guest_that_says(tmp_path, f"FAILED {step}: {why}".encode()),
+        pytest.raises(Refused, match=rf"disk=/scratch/d\.raw, in guest vn1: {step}: {why}"),
+    ):
+        request = JobRequest({"disk": "/scratch/d.raw"})
+        guest = plan(
+            run_dir=tmp_path, request=request, user=replace(plan().user, uid=1000, gid=1000)
+        )
+        DRIVER.await_ready(guest, time.monotonic() + 20, lambda _: None)
+
+
+@pytest.mark.parametrize("disk", ["", "/scratch/d.raw"])
+def test_a_mount_of_the_nodes_is_the_nodes_fault(plan, tmp_path, disk) -> None:
+    where = "/data" if not disk else "/home/a"
+    with guest_that_says(tmp_path, f"FAILED mount {where}: no".encode()), pytest.raises(HostFault):
+        guest = plan(run_dir=tmp_path, request=JobRequest({"disk": disk}))
+        DRIVER.await_ready(guest, time.monotonic() + 20, lambda _: None)
 
 
 def test_dead_guest(plan, tmp_path: Path) -> None:

@@ -329,9 +329,10 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
         source = quote(item.source)
         if item.kind == "disk":
             script.call("find_disk", source)
-            source = '"$DISK"'
-        kind = "" if item.kind == "disk" else f"-t {item.kind}"
-        script.call("run mount", kind, "-o", quote(",".join(options)), source, at(item.target))
+            script.call("mount_disk", quote(",".join(options)), at(item.target))
+            continue
+        words = ("-t", item.kind, "-o", quote(",".join(options)), source, at(item.target))
+        script.call("run mount", *words)
     home = PurePosixPath(guest.home)
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")

@@ -148,6 +148,33 @@ find_disk() {
     if [ -z "$DISK" ]; then fail "no disk has the serial $1"; fi
 }
 
+# options, target. What DISK begins like says why it cannot be mounted.
+mount_disk() {
+    if said=$(mount -o "$1" "$DISK" "$2" 2>&1 </dev/null 3>&- 4>&-); then return; fi
+    like=
+    begins=$(dd if="$DISK" bs=4096 count=1 2>/dev/null | tr -c ' -~' .)
+    case $begins in
+    KDMV* | COWD* | '# Disk DescriptorFile'*) like='a vmdk' ;;
+    conectix*) like='a vhd' ;;
+    vhdxfile*) like='a vhdx' ;;
+    '<<< '*) like='a vdi' ;;
+    QFI*) like='a qcow2, whose name must end in .qcow2' ;;
+    LUKS*) like='an encrypted disk (LUKS)' ;;
+    *SWAPSPACE2 | *SWAP-SPACE) like='swap space' ;;
+    PK*) like='a zip archive' ;;
+    *'EFI PART'*) like='a partition table' ;;
+    *)
+        if [ "$(printf %.512s "$begins" | tail -c 2)" = U. ]; then like='a partition table'; fi
+        ;;
+    esac
+    case $like:$begins in
+    ?*:*) ;;
+    *[!:.]*) fail "the disk cannot be mounted: $said; check the file, as with e2fsck -f" ;;
+    *) like='an empty disk: make a file system in it, as with mkfs.ext4' ;;
+    esac
+    fail "no file system found; the file begins like $like"
+}
+
 # glob below /dev, which one (from 0), link, owner. Devices may still be on their way.
 device() {
     tries=0

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.read_apart import Unreadable, read_apart
+from vtorque_core.api.vm_options import DISK
+from vtorque_linux_guest.boot.hardware import DATA, has_data
 from vtorque_linux_guest.guest.contract import AS_USER
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
@@ -35,7 +37,7 @@ def await_ready(
 
     ``port``: connected to its status port. ``deadline`` in time.monotonic() seconds. Raises
     HostFault: what the guest's setup said, that it died, or that it was silent; Refused for what
-    the user's own cloud-config has failed with.
+    the user's own cloud-config or disk has failed with.
     """
     log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
@@ -58,6 +60,9 @@ def await_ready(
     reason = shown(verdict[1:])
     if guest.request.values.get("cloud_config") and reason.startswith(_USERS):
         raise Refused(f"your cloud-config, in guest {guest.hostname}: {reason}")
+    chown = f"command chown {guest.user.uid}:{guest.user.gid} {DATA}: "
+    if has_data(guest) and reason.startswith((f"mount {DATA}: ", chown)):
+        raise Refused(f"disk={guest[DISK]}, in guest {guest.hostname}: {reason}")
     if verdict[:1] == _SILENT:
         reason += "; [node] start_timeout is the limit, its console's log may say more"
     raise HostFault(reason, stage=f"guest {guest.hostname}")
