@@ -5,8 +5,32 @@ import pty
 import select
 import signal
 
+import pytest
+
+from patience import LONG
+from vtorque_linux_guest.job.descriptors import Source
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.terminal import raw_terminal
+
+
+@pytest.mark.parametrize("typed", [b"\x04", b"ls\n\x04", b"ls\x04", b"\x04\x04"])
+def test_an_end_of_input_typed_before_the_terminal_is_raw_is_the_guests(typed):
+    """The job held its slot for ever: script(1) sends Ctrl-D at once if its input has ended."""
+    master, terminal = pty.openpty()
+    events = Events()
+    try:
+        os.write(master, typed)
+        for _ in typed.split(b"\n"):  # the line discipline has seen all of it
+            assert select.select([terminal], [], [], LONG)[0]
+        with raw_terminal(terminal, events):
+            source = Source(terminal)
+            assert source.read(100) == typed
+            os.write(master, b"a\0b")
+            assert source.read(100) == b"a\0b", "Ctrl-@, as it is typed"
+    finally:
+        events.close()
+        os.close(master)
+        os.close(terminal)
 
 
 def test_what_was_typed_before_it_is_raw_is_the_guests():

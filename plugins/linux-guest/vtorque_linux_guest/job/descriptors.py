@@ -6,13 +6,17 @@ where that is refused, it is polled and written in pieces that a ready pipe take
 pipe(7)).
 """
 
+import array
+import fcntl
 import os
 import socket
 import stat
+import termios
 from collections.abc import Callable
 
 PIPE_BUF = 4096
 CHUNK = 32768
+_CTRL_D = b"\x04"
 
 
 class Sink:
@@ -84,13 +88,28 @@ class Source:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         mode = os.fstat(fd).st_mode
-        self.polled = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
+        terminal = os.isatty(fd)
+        self.polled = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or terminal
+        self._typed = _typed_ahead(fd) if terminal else 0
 
     def read(self, limit: int) -> bytes | None:
         """Up to `limit` bytes, empty at the end (an unreadable input ends), None for not yet."""
         try:
-            return os.read(self.fd, min(limit, CHUNK))
+            data = os.read(self.fd, min(limit, CHUNK))
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
             return b""
+        early, self._typed = data[: self._typed], max(0, self._typed - len(data))
+        return early.replace(b"\0", _CTRL_D) + data[len(early) :] if early else data
+
+
+def _typed_ahead(terminal: int) -> int:
+    """Return how many bytes a raw terminal holds, which were typed before it was raw.
+
+    Among these the kernel has put a NUL for each Ctrl-D (n_tty.c, ``__DISABLED_CHAR``). Without it
+    the guest's shell would wait for ever for the end of input, as from script(1) in a service.
+    """
+    held = array.array("i", [0])
+    fcntl.ioctl(terminal, termios.FIONREAD, held)
+    return held[0]
