@@ -3,6 +3,7 @@
 import os
 import pty
 import pwd
+import signal
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
-from patience import eventually, with_more_time
+from patience import LONG, eventually, with_more_time
 from vtorque_core.api import UsageError, job_log, kept_records
 from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
@@ -58,6 +59,28 @@ def test_vsub_that_cannot_print_the_id_says_it_on_standard_error(site, redirecti
     )  # fmt: skip
     os.close(without_reader)
     assert (done.returncode, done.stderr) == (3, f"vsub: job 1.{HOST} is submitted, but {why}\n")
+    assert site.done("1") == 0
+
+
+def test_an_interrupted_wait_says_that_the_job_still_runs(site):
+    (site.root / "prologue.hold").touch()
+    config = site.root / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
+    vsub = subprocess.Popen(
+        [Path(sys.executable).parent / "vsub", "--config", config, "-vm", "none",
+         "-W", "block=true", site.script("exit 0\n")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert vsub.stdout is not None
+    assert vsub.stdout.readline() == f"1.{HOST}\n"
+    vsub.send_signal(signal.SIGINT)
+    _, said = vsub.communicate(timeout=LONG)
+    assert vsub.returncode == 130
+    assert said == (
+        f"\nvsub: interrupted; job 1.{HOST} is still queued or running. "
+        f"To cancel it: vmgr cancel '1.{HOST}'\n"
+    )
+    (site.root / "prologue.hold").unlink()
     assert site.done("1") == 0
 
 

@@ -19,6 +19,7 @@ from vtorque_core.api.submission import to_token
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
+EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 _AWAY = 0  # in place of a socket's number: there is none
 
 
@@ -71,7 +72,16 @@ class LocalSubmitter:
             except OutputError as error:
                 why = str(error) or "standard output has no reader"
                 raise OutputError(f"job {answer['id']} is submitted, but {why}") from None
-            return _wait(lines) if wanted.attributes.get("block") == "true" else 0
+            if wanted.attributes.get("block") != "true":
+                return 0
+            try:
+                return _wait(lines)
+            except KeyboardInterrupt:
+                sys.stderr.write(
+                    f"\nvsub: interrupted; job {answer['id']} is still queued or running. "
+                    f"To cancel it: vmgr cancel '{answer['id']}'\n"
+                )
+                return EXIT_INTERRUPTED
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's own jobs; root's view has all."""
