@@ -98,6 +98,14 @@ class Node:
         done = self.as_user("vsub", "-N", "t", "-o", "out", "-e", "err", *args, self.script(text))
         return done.stdout.decode().strip()
 
+    def job_shell(self, job):
+        """Return the pid of a job's shell, which holds the job's lock file."""
+        status = next((self.run_dir / "jobs").glob(f"{job}.*/jobshell.lock")).stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        (pid,) = {int(words[4]) for words in held if words[5] == f"{device}:{status.st_ino}"}
+        return pid
+
     def footprint(self):
         """Return what a job could leave on the host, as comparable sets.
 
@@ -126,7 +134,7 @@ class Node:
             "links": set(re.findall(rf"\b{TAP}\b", Path("/proc/net/dev").read_text())),
         }  # fmt: skip
 
-    def left(self, before, seconds=30):
+    def left(self, before, seconds=120):
         """Return what of the footprint still differs from the one before after some seconds."""
         deadline = time.monotonic() + seconds
         while (after := self.footprint()) != before and time.monotonic() < deadline:

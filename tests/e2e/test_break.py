@@ -25,10 +25,7 @@ EXPECT = (
 def break_connection(node, job):
     """Shut the job shell's connection to its guest down, at both ends."""
     libc = ctypes.CDLL(None, use_errno=True)
-    lock = next((node.run_dir / "jobs").glob(f"{job}.*/jobshell.lock"))
-    inode = f":{lock.stat().st_ino} "
-    (line,) = [x for x in Path("/proc/locks").read_text().splitlines() if inode in x]
-    pid = int(line.split()[4])
+    pid = node.job_shell(job)
     pidfd = os.pidfd_open(pid)
     try:
         for fd in Path(f"/proc/{pid}/fd").iterdir():

@@ -40,7 +40,7 @@ def test_a_job_in_a_debian_guest(debian, clean):
         *ARGS,
     )
     started, stop = clean.home / "started", clean.home / "stop"
-    clean.wait_for(started.exists, 240, "the job's start")
+    clean.wait_for(started.exists, what="the job's start")
     ssh = clean.command("vmgr", "ssh", job, "0", "--", "id -un; hostname")
     done = _on_a_terminal(clean, ssh)
     stop.touch()
@@ -246,7 +246,7 @@ def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
     name = [f"DISPLAY=localhost:{display}.0"]
     terminal = on_a_node(clean, "-I", "-X", *ARGS, environ=name)
     terminal.read(STARTED)
-    terminal.read(PROMPT, 300)
+    terminal.read(PROMPT)
     terminal.write(b"hostname; echo $DISPLAY; " + x_display.CLIENT + b"; echo ended-$?\r")
     terminal.read(rb"\rv%s\r\nlocalhost:%d\.0\r\n" % (platform.node().encode(), display))
     terminal.read(rb"vendor string: +The X.Org Foundation")
@@ -269,7 +269,7 @@ def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
 def test_without_the_option_there_is_none(debian, clean, display):
     terminal = on_a_node(clean, "-I", "-V", *ARGS, environ=[f"DISPLAY=localhost:{display}.0"])
     terminal.read(STARTED)
-    terminal.read(PROMPT, 300)
+    terminal.read(PROMPT)
     terminal.write(
         b"echo none-$DISPLAY$XAUTHORITY-; grep -c :%04X /proc/net/tcp; exit\r" % (6000 + display)
     )

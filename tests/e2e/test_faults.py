@@ -117,9 +117,9 @@ def running(node, text="#!/bin/sh\necho up\nsleep 100\n"):
     return job
 
 
-def waited(node, job, seconds=40):
+def waited(node, job):
     """Wait until the job has gone from the queue; return its exit code and its errors."""
-    node.wait_for(lambda: node.state_of(job.job_id) is None, seconds, f"the end of {job.job_id}")
+    node.wait_for(lambda: node.state_of(job.job_id) is None, what=f"the end of {job.job_id}")
     err = node.home / "err"
     return err.read_text() if err.exists() else ""
 
@@ -198,7 +198,7 @@ def test_libvirtd_killed_while_a_job_starts(node_again, point):
         seq = record.partition('"seq": ')[2].partition(",")[0]
         return bool(record) and (line == "acquire" or f'"created", "seq": {seq}' in text)
 
-    node.wait_for(reached, 30, point)
+    node.wait_for(reached, what=point)
     hooks_by_hand.kill_libvirtd()
     assert job.end(process)[0] == 0
     wrapper = job.wrapper()

@@ -52,7 +52,7 @@ def test_the_log_of_a_job(clean, sinks):
     thread.start()
     secrets = set()
     try:
-        clean.wait_for(begun.exists, 120, "the script's begin")
+        clean.wait_for(begun.exists, what="the script's begin")
         (key,) = [path.name for path in (clean.run_dir / "jobs").iterdir()]
         job = key.rpartition(".")[0]
         secrets_of(clean, job, secrets)

@@ -120,6 +120,8 @@ def open_tap(name):
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))  # TAP, no header
     run("ip", "link", "set", name, "up")
+    # With a queue, the kernel's own frames on another CPU could delay a frame that a test expects.
+    run("tc", "qdisc", "replace", "dev", name, "root", "noqueue")
     return descriptor
 
 

@@ -81,10 +81,10 @@ def test_a_guest_that_hangs_is_ended(host):
     (node.home / "out").unlink(missing_ok=True)
     job = Hooks(node, node.submit("#!/bin/sh\necho up\nsleep 1000\n"))
     out = node.home / "out"
-    node.wait_for(lambda: out.exists() and b"up\n" in out.read_bytes(), 120, "the script's output")
+    node.wait_for(lambda: out.exists() and b"up\n" in out.read_bytes(), what="the script's output")
     with stopped(job.qemu()):
         node.as_user("vmgr", "cancel", job.job_id)
-        node.wait_for(lambda: node.state_of(job.job_id) is None, 180, "the job's end")
+        node.wait_for(lambda: node.state_of(job.job_id) is None, what="the job's end")
     as_before(node, before, "the guest hung")
     next_job_runs(node)
 
@@ -116,9 +116,9 @@ def test_a_console_that_is_flooded(host):
                 sizes.append(sum(path.stat().st_size for path in logs))
             return max(sizes, default=0)
 
-        node.wait_for(lambda: size() > 3 << 20, 180, "more than one log file")
+        node.wait_for(lambda: size() > 3 << 20, what="more than one log file")
         (node.home / "go").touch()
-        node.wait_for(lambda: (size(), node.state_of(job))[1] is None, 180, "the job's end")
+        node.wait_for(lambda: (size(), node.state_of(job))[1] is None, what="the job's end")
     finally:
         node.config.write_text(own)
         shutil.rmtree(place)

@@ -62,15 +62,6 @@ class Counting:
     def await_going(self):
         self.node.wait_for(lambda: not self.stands_still(), what="the guests go on")
 
-    def shell(self):
-        """Return the pid of the job shell, by its lock."""
-        file = next((self.node.run_dir / "jobs").glob(f"{self.id}.*/jobshell.lock"))
-        inode = f":{file.stat().st_ino} "
-        for line in Path("/proc/locks").read_text().splitlines():
-            if inode in line:
-                return int(line.split()[4])
-        raise AssertionError("nobody has the lock")
-
     def ended(self):
         """Return what the job has printed, once it has ended."""
         self.node.wait_for((self.node.home / "ended").exists, what="the script's end")
@@ -106,13 +97,13 @@ def test_a_job_stands_still_and_goes_on_as_its_owner_says(guest):
 
 def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
     job = Counting(guest, 30)
-    os.kill(job.shell(), signal.SIGSTOP)
+    os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
     job.await_still()
     refused = job.resume(check=False)
     assert b"its processes were stopped" in refused.stderr and refused.returncode != 0
     guest.root("/usr/bin/pkill", "-9", "-f", "vtorque_survive.watcher")
     before = job.counted
-    os.kill(job.shell(), signal.SIGCONT)
+    os.kill(job.node.job_shell(job.id), signal.SIGCONT)
     assert job.stands_still()  # nobody has looked
     gone = job.resume(check=False)
     assert gone.returncode != 0 and b"ask your administrator" in gone.stderr
@@ -156,7 +147,7 @@ def test_a_walltime_that_ends_while_its_owner_has_it_stand_still(guest):
 def test_a_walltime_that_ends_while_its_job_shell_stands_still(guest):
     """As of a batch system that counts on, and sends TERM and KILL to what it has stopped."""
     job = Counting(guest, 1000, "-l", "walltime=12")
-    os.kill(job.shell(), signal.SIGSTOP)
+    os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
     job.await_still()
     walltime(job)
 
@@ -234,7 +225,7 @@ def test_five_times_at_random(guest, how):
         if how == "owner":
             job.suspend()
         else:
-            os.kill(job.shell(), signal.SIGSTOP)
+            os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
         job.await_still()
         before = job.counted
         time.sleep(random.uniform(0.2, 3.0))  # noqa: S311
@@ -242,7 +233,7 @@ def test_five_times_at_random(guest, how):
         if how == "owner":
             job.resume()
         else:
-            os.kill(job.shell(), signal.SIGCONT)
+            os.kill(job.node.job_shell(job.id), signal.SIGCONT)
         job.await_going()
     assert job.ended() == lines(400)
     log = guest.as_user("vmgr", "logs", job.id).stdout.decode()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_cluster import REPO
+from users import TIMEOUT
 from vtorque_core.api.submission import to_token
 from vtorque_core.site.request import Request
 from vtorque_pbs import convention as pbs
@@ -142,7 +143,7 @@ class Hooks:
         for result in json.loads(done.stdout)["jobs"]:
             assert result["action"] in ("released", "alive"), result
 
-    def qemu(self, seconds=30):
+    def qemu(self, seconds=TIMEOUT):
         """Return the pid of the job's first QEMU, once it is there."""
         return self.node.wait_for(self.find_qemu, seconds, f"the QEMU of {self.job_id}")
 
@@ -163,7 +164,7 @@ def look(node):
     return node.footprint()
 
 
-def as_before(node, before, where, seconds=30):
+def as_before(node, before, where, seconds=120):
     """Fail unless the host looks as before; a tap and a QEMU may take a moment to go."""
     deadline = time.monotonic() + seconds
     while (after := look(node)) != before and time.monotonic() < deadline:
@@ -178,7 +179,7 @@ def kill_libvirtd():
     found = subprocess.run(ours, capture_output=True, check=False, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT
     while any(Path("/proc", pid).exists() for pid in found.stdout.split()):
         assert time.monotonic() < deadline, "libvirtd survives SIGKILL"
         time.sleep(0.02)

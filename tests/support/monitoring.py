@@ -54,7 +54,7 @@ def daemon(argv, log, ready):
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not ready() and time.monotonic() < end and process.poll() is None:
             time.sleep(0.1)
         assert ready(), log.read_text()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from users import TIMEOUT
+
 NAME = "vtorque-slurm"
 REPO = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
@@ -17,7 +19,6 @@ MACHINES = ("head", "login", *NODES)
 USER, UID = "vtslurm1", 2001
 OTHER = "vtslurm2"
 UIDS = {USER: UID, OTHER: 2002}
-TIMEOUT = 120
 PREFIX = f"/opt/{NAME}/bin"
 
 
@@ -111,7 +112,7 @@ class Cluster:
     def state(self, job_id):
         return self.show(job_id).get("JobState", "")
 
-    def wait(self, condition, seconds=120, what="condition"):
+    def wait(self, condition, seconds=TIMEOUT, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -120,7 +121,7 @@ class Cluster:
             time.sleep(0.1)
         pytest.fail(f"{what}: not within {seconds} s")
 
-    def wait_state(self, job_id, *states, seconds=120):
+    def wait_state(self, job_id, *states, seconds=TIMEOUT):
         return self.wait(lambda: self.state(job_id) in states, seconds, f"{job_id} {states}")
 
     def guests(self, machine):
@@ -204,7 +205,7 @@ def bring_up():
 def nothing_left(cluster):
     """Fail if a job has left anything on a node, or a node not idle."""
     yield cluster
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 120
     while (left := cluster.left()) and time.monotonic() < deadline:
         time.sleep(0.3)
     if left:  # the next test shall have a clean cluster

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-TIMEOUT = 180
+TIMEOUT = 600  # seconds until a test stops waiting for what never comes
 
 
 def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
@@ -16,7 +16,7 @@ def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
     return done
 
 
-def remove_user(name, seconds=10):
+def remove_user(name, seconds=TIMEOUT):
     """Remove a user of these tests, once the last of their processes is gone."""
     deadline = time.monotonic() + seconds
     while run("pkill", "-9", "-u", name, check=False).returncode == 0:

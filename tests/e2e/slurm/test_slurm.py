@@ -165,7 +165,7 @@ def test_an_array(clean):
         clean.script("#!/bin/sh\necho $SLURM_ARRAY_TASK_ID $(hostname) $VTORQUE_JOBID\nsleep 99\n"),
     )  # fmt: skip
     first = done.stdout.decode().strip()
-    clean.wait(lambda: all(clean.read(f"el{n}").count(b"\n") for n in (1, 2, 3)), 60, "outputs")
+    clean.wait(lambda: all(clean.read(f"el{n}").count(b"\n") for n in (1, 2, 3)), what="outputs")
     lines = [clean.read(f"el{n}").split() for n in (1, 2, 3)]
     assert [line[0] for line in lines] == [b"1", b"2", b"3"]
     assert len({tuple(line[1:]) for line in lines}) == 3
@@ -184,10 +184,10 @@ def test_cancel_in_the_run(clean):
         "while :; do sleep 0.2; done\n",
         "-vm", f"vm_precancel={before}",
     )  # fmt: skip
-    clean.wait(lambda: b"running" in clean.read("out"), 60, "output")
+    clean.wait(lambda: b"running" in clean.read("out"), what="output")
     clean.user("scancel", job_id)
     clean.wait_state(job_id, "CANCELLED")
-    clean.wait(lambda: b"got TERM" in clean.read("out"), 30, "the trap")
+    clean.wait(lambda: b"got TERM" in clean.read("out"), what="the trap")
     ours = [line for line in clean.read("out").splitlines() if line in (b"before", b"got TERM")]
     assert ours == [b"before", b"got TERM"]
 
@@ -365,9 +365,9 @@ def test_a_killed_prologue(clean):
 
 def test_a_requeued_job_starts_anew(clean):
     job_id = clean.submit("#!/bin/sh\necho $SLURM_RESTART_COUNT $(hostname)\nsleep 3\n")
-    clean.wait(lambda: clean.read("out").count(b"\n"), 60, "output")
+    clean.wait(lambda: clean.read("out").count(b"\n"), what="output")
     clean.root("head", "scontrol", "requeue", job_id)
-    clean.wait_state(job_id, "COMPLETED", seconds=90)
+    clean.wait_state(job_id, "COMPLETED")
     assert clean.read("out").split()[0] == b"1"
 
 

@@ -60,7 +60,7 @@ def counted(cluster):
 
 
 def await_more(cluster, than):
-    cluster.wait(lambda: len(counted(cluster)) > than, seconds=120, what=f"more than {than} lines")
+    cluster.wait(lambda: len(counted(cluster)) > than, what=f"more than {than} lines")
 
 
 def saved(cluster, job_id):
@@ -97,7 +97,7 @@ def test_a_job_goes_on_on_another_node_and_takes_its_address_along(place):
     job_id = submit(place, "-wn2", "-vm", f"resume={name}")
     await_more(place, begun)
     assert addresses(place, "n2") == address
-    place.wait_state(job_id, "FAILED", seconds=120)
+    place.wait_state(job_id, "FAILED")
     assert place.show(job_id)["ExitCode"] == "7:0"
     assert counted(place) == numbers() == place.read("out").decode().split()
     assert b"Nehalem" in place.read("err"), "the site's processor"
@@ -153,7 +153,7 @@ def test_twenty_times_on_alternating_nodes(place, echoes, disk):
         await_more(place, begun)
         place.root(node, "vmgr", "checkpoints", "remove", name)
     place.script("", "enough")
-    place.wait_state(job_id, "FAILED", seconds=180)
+    place.wait_state(job_id, "FAILED")
     assert place.show(job_id)["ExitCode"] == "7:0"
     assert counted(place) == numbers(len(counted(place)))
     assert place.read("out").decode().split() == writing.said(counted(place), memory)
@@ -186,10 +186,9 @@ def test_a_requeued_job_goes_on_and_again_after_its_node_has_crashed(place):
     try:
         place.wait(
             lambda: place.show(job_id).get("NodeList") not in ("", "(null)", None, crashed),
-            seconds=120,
             what="another node",
         )
-        place.wait_state(job_id, "FAILED", seconds=180)
+        place.wait_state(job_id, "FAILED")
     finally:
         mend(place, crashed)
     assert place.show(job_id)["ExitCode"] == "7:0"
@@ -209,9 +208,7 @@ def watched(place):
 def elsewhere(cluster, job_id, than):
     """Wait until a job runs on another node than these; return which."""
     none = ("", "(null)", None, *than)
-    cluster.wait(
-        lambda: cluster.show(job_id).get("NodeList") not in none, seconds=150, what="another node"
-    )
+    cluster.wait(lambda: cluster.show(job_id).get("NodeList") not in none, what="another node")
     return cluster.show(job_id)["NodeList"]
 
 
@@ -241,7 +238,7 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
         elsewhere(watched, job_id, [first, second])
         await_more(watched, len(counted(watched)))
         (watched.home / "enough").touch()
-        watched.wait_state(job_id, "FAILED", seconds=120)
+        watched.wait_state(job_id, "FAILED")
         watched.root("head", "scancel", other_id)
     watched.root("head", "scontrol", "update", f"nodename={second}", "state=resume")
     assert watched.show(job_id)["ExitCode"] == "7:0"
@@ -267,7 +264,7 @@ def begun(cluster, *more, also="also", other=OTHER_NODE):
 def ends_right(cluster, job_id, memory):
     """Have a job come to its end; not a byte between its guests was lost or doubled."""
     (cluster.home / "enough").touch()
-    cluster.wait_state(job_id, "FAILED", seconds=120)
+    cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert counted(cluster) == numbers(len(counted(cluster)))
     assert cluster.read("out").decode().split() == writing.said(counted(cluster), memory)
@@ -313,7 +310,7 @@ def test_mpi_over_two_nodes_is_saved_and_goes_on_on_others(place):
     before = mpi_turns.turn(place)
     assert before < mpi_turns.TURNS
     again = place.user(*asked, "-wn2,n3", "-vm", f"resume={name}", script)
-    place.wait_state(again.stdout.decode().strip(), "COMPLETED", seconds=300)
+    place.wait_state(again.stdout.decode().strip(), "COMPLETED")
     mpi_turns.check(place)
 
 
@@ -338,7 +335,7 @@ def test_a_job_on_two_nodes_is_saved_while_it_goes_on_and_goes_on_from_there(pla
     place.wait(lambda: place.show(job_id).get("NodeList") == "n[2-3]", 200, what="other nodes")
     await_more(place, before + 20)
     (place.home / "enough").touch()
-    place.wait_state(job_id, "FAILED", seconds=120)
+    place.wait_state(job_id, "FAILED")
     place.root("head", "scontrol", "update", "nodename=n1", "state=resume")
     assert place.show(job_id)["ExitCode"] == "7:0"
     steps = list(itertools.pairwise(map(int, counted(place))))
@@ -367,7 +364,7 @@ def test_a_nodes_watcher_that_is_killed_meanwhile_loses_nothing(place, echoes, n
     name = f"{job_id}.0"
     if node == "n2":  # who has asked a watcher that was killed is not told
         assert (asked.returncode, said.decode().strip()) == (0, name), wrong
-    place.wait_state(job_id, "CANCELLED", seconds=180)
+    place.wait_state(job_id, "CANCELLED")
     before = len(counted(place))
     job_id = begun(place, "-wn1,n2", "-vm", f"resume={name}")
     await_more(place, before)

@@ -49,7 +49,7 @@ def shell(forwarding, clean):
         env = {"TERM": "xterm", "DISPLAY": display}
         terminal = Terminal(clean.user_command(*argv, machine="login", env=env))
         job_id = terminal.read(rb"Granted job allocation (\d+)")[1].decode()
-        terminal.read(PROMPT, 300)
+        terminal.read(PROMPT)
         return terminal, job_id
 
     yield start

@@ -23,9 +23,9 @@ def running(clean):
 
     (clean.home / "go").unlink(missing_ok=True)
 
-    def start(*args, seconds=90):
+    def start(*args):
         job_id = clean.submit(HELD, *args)
-        clean.wait(lambda: b"running" in clean.read("out"), seconds, "the script")
+        clean.wait(lambda: b"running" in clean.read("out"), what="the script")
         return job_id
 
     yield start
@@ -135,7 +135,7 @@ def test_a_terminal_by_a_step(running, clean):
 def test_a_session_in_a_guest_with_sshd(running, clean):
     """Of a job on two nodes, from a host that has no way to either but Slurm's."""
     image = clean.image("debian")
-    job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1", seconds=300)
+    job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
     for rank in ("0", "1"):
         terminal = terminal_in(clean, job_id, rank)
         terminal.read(PROMPT)

@@ -73,7 +73,7 @@ def test_a_service_in_a_guest_and_solvers_on_bare_metal(remote):
     """The script runs in the guest; ranks are there and on the nodes, which nothing is left on."""
     script = remote.script(SCRIPT)
     job_id = remote.user("vsub", "--parsable", "-o", "out", script, "a b").stdout.decode().strip()
-    remote.wait_state(job_id, "COMPLETED", "FAILED", seconds=120)
+    remote.wait_state(job_id, "COMPLETED", "FAILED")
     assert remote.show(job_id)["ExitCode"] == "3:0"
     rows = remote.root("head", "scontrol", "show", "job", job_id)
     first, *bare = [hosts for line in re.findall(r"^   NodeList=(\S+)$", rows, re.MULTILINE)

@@ -65,7 +65,7 @@ def site(clean):
 def job_id(site):
     """Return a job on n1 and n2, whose guests talk to each other."""
     job_id = site.submit(JOB, "-e", "err", "-N2", "-wn1,n2")
-    site.wait(lambda: said(site), what="the job's second guest answers", seconds=120)
+    site.wait(lambda: said(site), what="the job's second guest answers")
     return job_id
 
 
@@ -105,9 +105,9 @@ def moved(cluster, job_id, source, to, guests=1):
 def ends_right(cluster, job_id):
     """All was said and written once, in order, also after now; the exit code is the script's."""
     before = len(said(cluster)), len(said(cluster, "sister"))
-    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="it goes on", seconds=60)
+    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="it goes on")
     cluster.script("", "enough")
-    cluster.wait_state(job_id, "FAILED", seconds=120)
+    cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     for name, had in zip(("out", "sister"), before, strict=True):
         lines = said(cluster, name)
@@ -155,7 +155,7 @@ def test_a_guest_with_its_own_disk_goes_while_mpi_runs_and_it_writes(site):
     for source, to in (("n2", "n3"), ("n3", "n2")):
         moved(site, job_id, source, to)
     assert mpi_turns.turn(site) < mpi_turns.TURNS
-    site.wait_state(job_id, "COMPLETED", seconds=300)
+    site.wait_state(job_id, "COMPLETED")
     mpi_turns.check(site)
     assert site.read("own").startswith(b"0 after "), site.read("own.log")
 
@@ -164,7 +164,7 @@ def pairs(site):
     """Submit a job with two guests on each of n1 and n2, of which the last one answers."""
     script = JOB.replace("vn2", "vn2-1")
     job_id = site.submit(script, "-e", "err", "-N2", "-wn1,n2", "-vm", "vms_per_node=2")
-    site.wait(lambda: said(site), what="the job's last guest answers", seconds=120)
+    site.wait(lambda: said(site), what="the job's last guest answers")
     return job_id
 
 
@@ -194,11 +194,11 @@ def test_one_of_two_that_cannot_go_runs_on_and_so_does_the_other(site):
     held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j").split()
     assert held == [f"vtorque-{job_id}-n3"] * (first == ["n3"])
     site.script("", "enough")
-    site.wait_state(job_id, "FAILED", seconds=120)
+    site.wait_state(job_id, "FAILED")
     assert site.show(job_id)["ExitCode"] == "7:0"
     lines = said(site)
     assert lines == [str(number) for number in range(1, len(lines) + 1)]
-    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left", seconds=180)
+    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left")
     site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
@@ -234,7 +234,7 @@ def watched(site):
 def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
     """Unattended."""
     with ill.is_ill(watched, "n2"):
-        watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved", seconds=180)
+        watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved")
         watched.wait(lambda: len(watched.guests("n3")) == 1, what="a guest on the spare node")
         drained = f"drained vTorque: {ill.WHY}"
         watched.wait(lambda: ill.state(watched, "n2") == drained, what="n2 drained, without a job")
@@ -323,10 +323,10 @@ def test_a_job_that_is_cancelled_while_its_guest_is_sent_leaves_nothing(site, jo
     with subprocess.Popen(
         in_root(site, "n2", *command(job_id, "n3")), stderr=subprocess.PIPE
     ) as sends:  # fmt: skip
-        site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
+        site.wait(lambda: site.guests("n3"), what="it is being sent")
         site.root("head", "scancel", job_id)
         assert sends.wait(300) in (0, 1)  # it may have gone before that is looked for
-    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left", seconds=180)
+    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left")
     site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
@@ -379,12 +379,12 @@ def test_killed_while_it_is_sent_one_node_has_it_and_the_job_ends_right(site, jo
     node, pattern = KILLS[what]
     argv = in_root(site, "n2", *command(job_id, "n3"))
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as sends:
-        site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
+        site.wait(lambda: site.guests("n3"), what="it is being sent")
         pids = site.wait(lambda: site.processes(node, pattern), what=pattern)
         site.root(node, "kill", "-9", *pids, check=False)
         if "libvirtd" in what:
             site.wait(lambda: not site.processes(node, "^libvirtd$"), what="libvirtd's end")
             site.start_libvirt(node)
         sends.wait(300)
-    site.wait(lambda: is_over(site, job_id), what="one node has all of it", seconds=180)
+    site.wait(lambda: is_over(site, job_id), what="one node has all of it")
     ends_right(site, job_id)

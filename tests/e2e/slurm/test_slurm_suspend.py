@@ -139,5 +139,5 @@ def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
         time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
         clean.root("head", "scontrol", "resume", job_id)
         clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
-    clean.wait_state(job_id, "COMPLETED", seconds=300)
+    clean.wait_state(job_id, "COMPLETED")
     mpi_turns.check(clean)
