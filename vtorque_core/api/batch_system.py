@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vtorque_core.base.errors import Refused
+from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ class PeerGuest:
 class NodeAdapter(Protocol):
     """The node part. Runs as root in the batch system's hooks, and in the reaper.
 
-    A class that names this as its base has the last five methods: the first three then do nothing,
+    A class that names this as its base has the last six methods: the first four then do nothing,
     the others refuse.
     """
 
@@ -345,6 +346,15 @@ class NodeAdapter(Protocol):
 
         Called by the epilogue once all is released; nothing where accounting has no place for it.
         Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
+        """
+        return
+
+    def start_again(self, job: JobAttempt, reason: str) -> None:
+        """Requeue a job whose start was killed after its hook had returned.
+
+        The epilogue calls this after the release, if the job shell has ended with exit status 122.
+        Not needed if the hook always waits: the batch system then sees that it was killed. Limit
+        the number of starts as :meth:`finish` does. Raises HostFault: it is only told.
         """
         return
 

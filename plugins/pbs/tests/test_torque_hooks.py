@@ -7,11 +7,12 @@ import time
 import pytest
 
 from fake_torque_mom import FakeTorqueMom
+from pbs_harness import ME
 from torque_node import adapter_at
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
-from vtorque_core.base.names import safe_name
+from vtorque_core.base.names import JobAttempt, safe_name
 from vtorque_pbs import node as pbs_node
 from vtorque_pbs.torque.hooks import RETRY
 from vtorque_testing.submit import run_vsub
@@ -147,6 +148,43 @@ def test_a_broken_vtorque_neither_loops_nor_hides_what_it_says(mom, code):
 def test_a_prologue_killed_by_a_signal_leaves_all_to_the_job_shell(mom):
     assert mom.run(submitted(mom, *VM), runs=("echo", "no proof"), signal_prologue=True) == 1
     assert mom.output == b"no proof\n"
+
+
+def test_a_start_killed_before_its_proof_is_tried_once_more(mom):
+    mom.outcome("137 READY")
+    job = submitted(mom, *VM)
+    assert mom.run(job, runs=("echo", "ran")) == 1
+    assert [words[3:5] for _, *words in mom.calls()].count(["prologue", "first"]) == 2
+
+
+def test_a_start_killed_after_its_proof_is_left_to_the_job_shell(mom):
+    mom.outcome("137 READY")
+    job = submitted(mom, *VM)
+    proof = mom.paths.proof(job)
+    proof.parent.mkdir(parents=True)
+    proof.touch()
+    mom.run(job)
+    assert [words[3:5] for _, *words in mom.calls()].count(["prologue", "first"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("attempt", "hold"), [(0, "n"), (2, "s")], ids=["first start", "last start"]
+)
+def test_a_job_whose_start_was_killed_after_the_hook_returned_starts_again(mom, attempt, hold):
+    job = submitted(mom, *VM)
+    mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=attempt + 1)
+    adapter_at(mom.root, "n1").start_again(JobAttempt(job, attempt, ME, 1000), "it was killed")
+    assert (mom.pbs.job(job)["rerun"], mom.pbs.job(job)["hold"]) == (True, hold)
+    assert "it was killed" in mom.pbs.job(job)["comment"]
+    assert "vtorque" in mom.pbs.state()["nodes"]["n1"]["properties"].split(",")
+
+
+@pytest.mark.parametrize("change", [{"interactive": True}, {"rerunable": "n"}])
+def test_a_job_that_cannot_start_again_is_left(mom, change):
+    job = submitted(mom, *VM)
+    mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=1, **change)
+    adapter_at(mom.root, "n1").start_again(JobAttempt(job, 0, ME, 1000), "it was killed")
+    assert "rerun" not in mom.pbs.job(job)
 
 
 def test_sisters_begin_first_and_never_fail(mom):

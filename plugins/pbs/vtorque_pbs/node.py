@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, JobAttempt, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.node_job import Site
@@ -195,6 +195,19 @@ class PbsNode(abc.ABC):
         text, begins = node.get(self.note[0], ""), NOTE + _DRAINED
         offline = "offline" in node.get("state", "").split(",")
         return text.removeprefix(begins) if offline and text.startswith(begins) else None
+
+    def start_again(self, job: JobAttempt, reason: str) -> None:
+        """Requeue the job with a pause, or hold it after its last start, as :meth:`finish` does."""
+        known = self.ask(job.id)
+        if known is None:
+            return
+        node = job.node or socket.gethostname()
+        how = {
+            "interactive": known.get("interactive", "False"),
+            "rerunable": known.get("Rerunable", "True"),
+        }
+        again = BatchJob(job.id, job.owner, node, (node,), None, job.attempt, resource_list=how)
+        self.finish(again, Outcome.NOT_HERE, reason, hook_waits=False)
 
     def requeue(self, job_id: str) -> None:
         """Have the server run a job again; it says no of one of ``qsub -r n``."""

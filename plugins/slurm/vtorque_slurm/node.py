@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, printable
-from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import (
+    BareNode,
+    BatchJob,
+    Life,
+    NodeAdapter,
+    Outcome,
+    PeerGuest,
+    Usage,
+)
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
@@ -34,7 +42,7 @@ _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"
 _TRIES = 3  # to write a note that another node may write at the same time
 
 
-class SlurmNode:
+class SlurmNode(NodeAdapter):
     """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, settings: Settings, journal: Path, proofs: Path) -> None:

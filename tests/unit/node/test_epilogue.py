@@ -97,6 +97,9 @@ class Acme:
             raise HostFault(self.error)
         self.told.write_text(json.dumps([job_id, used.cpu_seconds, used.peak_mib]))
 
+    def start_again(self, job, reason):
+        self.told.write_text(f"{job.key}: {reason}")
+
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
@@ -200,6 +203,27 @@ def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkey
     assert list(node["paths"].journal.iterdir())
     os.write(go_on[1], b"x")
     eventually(lambda: not list(node["paths"].journal.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "again"),
+    [
+        ("starting", "122", True),
+        ("starting", "271", False),  # deleted by its owner
+        ("starting", "", False),
+        ("host_fault", "122", False),  # the start has reported its failure itself
+        ("ready", "122", False),  # the script's own exit status
+    ],
+)
+def test_a_job_whose_start_was_killed_starts_again(node, state, status, again):
+    job = JobAttempt("42.srv", 0, "ada", 1234)
+    namespace, gone = proof.pid_namespace(), subprocess.Popen(["true"])
+    gone.wait()
+    proof.write(node["paths"], Proof(job, state, starter=gone.pid, namespace=namespace))
+    assert epilogue.run(node["config"], "42.srv", status) == 0
+    told = node["acme"].told
+    text = told.read_text() if told.exists() else ""
+    assert text == ("42.srv.0: the process that started the guests was killed" if again else "")
 
 
 def hold_lock_in_child(node, work=lambda: None):

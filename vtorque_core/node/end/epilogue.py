@@ -22,6 +22,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_GUEST_DIED,
+    EXIT_HOST_FAULT,
     EXIT_OK,
     ConfigError,
     VtorqueError,
@@ -34,6 +35,7 @@ from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
+_KILLED = "the process that started the guests was killed"
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 
 
@@ -59,6 +61,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             os.write(1, os.fsencode(said))
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
+    # The job shell has seen that the start was killed: nothing was run.
+    lost = status == str(EXIT_HOST_FAULT) and proof.starter_pid(paths, job_id) > 0
     try:
         _stop_start(paths, job_id)
         reports = release_job(paths, job_id)
@@ -74,7 +78,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             "node yet; that is tried again, and the node's admin can see why in syslog\n"
         )
     if states:
-        _after(config, states[-1].header, reports, clean=clean)
+        _after(config, states[-1].header, reports, clean=clean, lost=lost)
     return EXIT_OK if clean else EXIT_FAILED
 
 
@@ -93,8 +97,12 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return []  # the release says it
 
 
-def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool) -> None:
+def _after(
+    config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool, lost: bool
+) -> None:
     """Tell the accounting, kill leftovers, tell plugins, see to what is left. Failures are told.
+
+    ``lost``: the start was killed, so the batch system is asked to start the job again.
 
     In children with a time limit: a batch system's server may not answer.
     """
@@ -104,14 +112,16 @@ def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, c
     errors = []
     try:
         site, plugins = load(config, node=True)
-        if not clean and job.batch == site.batch.system:
-            alive = plugins.batch_system(job.batch).node(site).alive
-            reap_until_clean(site, plugins, job.job.id, alive)
         if used is not None or job.whole_node:
             kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
-        if used is not None and job.batch == site.batch.system:
+        if job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)
-            errors.append(in_child(partial(adapter.account, job.job.id, used), AFTER))
+            if not clean:
+                reap_until_clean(site, plugins, job.job.id, adapter.alive)
+            if lost:
+                errors.append(in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
+            if used is not None:
+                errors.append(in_child(partial(adapter.account, job.job.id, used), AFTER))
         if job.whole_node and site.batch.kill_leftovers:
             errors.append(in_child(partial(_kill_leftovers, site.paths, job), AFTER))
         errors += tell_ended(site, plugins, reports)

@@ -20,7 +20,8 @@ root, node = Path({root!r}), {node!r}
 with (root / "vtorque.log").open("a") as log:
     log.write(repr([node, *sys.argv[1:]]) + "\\n")
 if sys.argv[4:5] == ["prologue"]:
-    outcome = (root / "outcome").read_text()
+    outcome, _, later = (root / "outcome").read_text().partition(" ")
+    (root / "outcome").write_text(later or outcome)
     if outcome.isdigit():
         sys.exit(f"vtorque: no config" if outcome == "2" else int(outcome))
     from torque_node import adapter_at
@@ -51,7 +52,10 @@ class FakeTorqueMom(TorqueHarness):
         return self.root / node / "mom_priv"
 
     def outcome(self, outcome):
-        """Set what the next prologues come to: an Outcome, or an exit code of a broken vtorque."""
+        """Set what the next prologues come to: an Outcome, or an exit code of a broken vtorque.
+
+        Text of several, with a blank between, is for one prologue each.
+        """
         text = outcome.name if isinstance(outcome, Outcome) else str(outcome)
         (self.root / "outcome").write_text(text)
 

@@ -25,6 +25,11 @@ if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
 log={log}$$
 {vtorque} prologue {kind} "$@" 2>"$log"
 code=$?
+# Killed before it wrote a proof: the second try first releases what the first has left.
+if [ $code -gt 128 ] && [ ! -e {proof}/"$1.json" ]; then
+  {vtorque} prologue {kind} "$@" 2>"$log"
+  code=$?
+fi
 # vtorque returns before the guests are ready. With any code but {retry} the job starts, and the job
 # shell reports why there are no guests. If this script failed instead, Torque would start the job
 # again and again, or take the node down.
@@ -57,7 +62,7 @@ exit 0
 """
 
 
-def prologue(place: Installation, path: Path, kind: str) -> bytes:
+def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
     """Return ``prologue`` or ``prologue.parallel``; ``kind`` as :class:`TorqueNode` reads it."""
     return _PROLOGUE.format(
         mark=f"Written by {MARK.decode()}",
@@ -65,6 +70,7 @@ def prologue(place: Installation, path: Path, kind: str) -> bytes:
         site=shlex.quote(str(path) + KEPT),
         vtorque=shlex.join(place.hook()),
         kind=kind,
+        proof=shlex.quote(str(proof)),
         log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
         retry=RETRY,
         requeue=2,

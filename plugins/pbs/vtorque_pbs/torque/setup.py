@@ -46,7 +46,7 @@ def steps(
     found: list[SetupStep] = [_is_node(priv), *(_trusted(priv / name) for name in names)]
     for name, kind in (("prologue", FIRST), ("prologue.parallel", SISTER)):
         path = priv / name
-        found.append(ReplacedFile(path, hooks.prologue(place, path, kind)))
+        found.append(ReplacedFile(path, hooks.prologue(place, path, kind, proof)))
     for name in ("epilogue", "epilogue.parallel"):
         path = priv / name
         found.append(ReplacedFile(path, hooks.epilogue(place, path, journal, proof)))
