@@ -9,10 +9,10 @@ import pytest
 from fake_torque_mom import FakeTorqueMom
 from pbs_harness import ME
 from torque_node import adapter_at
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, JobAttempt
 from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
-from vtorque_core.base.names import JobAttempt, safe_name
+from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
 from vtorque_pbs.torque.hooks import RETRY
 from vtorque_testing.submit import run_vsub
