@@ -45,6 +45,12 @@ class Unreadable(HostFault):
     """What was to be read is not what it should be; the reader's words, printable."""
 
 
+class ReaderGone(HostFault):
+    """The process that reads was killed. What it was to read need not be the cause."""
+
+    blames_node = False
+
+
 @contextlib.contextmanager
 def reader() -> Iterator[None]:
     """Have a process of nobody's that reads. To be entered without threads, before any secret.
@@ -78,20 +84,20 @@ def read_apart(
         most: bytes of all that it yields; each has five more.
 
     At most 128 KiB each. Raises Unreadable: with the reader's reason, or it is late or broken;
-    HostFault if the host cannot fork.
+    ReaderGone if something killed the process of :func:`reader`; HostFault if the host cannot fork.
     """
     until = time.monotonic() + 2 * CPU if until is None else until
     with contextlib.ExitStack() as stack:
         answers, told = os.pipe()
         stack.callback(os.close, answers)
         with safefs.closing(told):
-            _ask(pickle.dumps((work, args)), [told, *files], stack)
+            asked = _ask(pickle.dumps((work, args)), [told, *files], stack)
         while True:
-            kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until))
+            kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until, asked))
             most -= _HEAD.size + length
             if length > MAX_VALUE or most < 0:
                 raise Unreadable("it says too much")
-            said = _exactly(answers, length, until)
+            said = _exactly(answers, length, until, asked)
             if kind == _END:
                 return
             if kind != _VALUE:
@@ -99,28 +105,30 @@ def read_apart(
             yield said
 
 
-def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> None:
+def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
     """Send a call to the process that reads; to a new one until ``stack`` ends, if there is none.
 
-    A child of who has it asks it, too: it knows nothing of what was learnt since. Raises
-    Unreadable, HostFault.
+    A child of who has it asks it, too: it knows nothing of what was learnt since. Returns the
+    socket of the process that was asked. Raises ReaderGone, HostFault.
     """
     if _asking is not None:
         try:
             socket.send_fds(_asking[1], [call], files)
         except OSError as error:
             if _asking[0] == os.getpid():
-                raise Unreadable(f"the process that reads: {error.strerror}") from None
+                raise ReaderGone(f"the process that reads: {error.strerror}") from None
         else:
-            return
+            return _asking[1]
+    asked = stack.enter_context(_reading())
     try:
-        socket.send_fds(stack.enter_context(_reading()), [call], files)
+        socket.send_fds(asked, [call], files)
     except OSError as error:
-        raise Unreadable(f"the process that reads: {error.strerror}") from None
+        raise ReaderGone(f"the process that reads: {error.strerror}") from None
+    return asked
 
 
-def _exactly(answers: int, count: int, until: float) -> bytes:
-    """Return so many bytes of a pipe. Raises Unreadable: not in time, or never."""
+def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> bytes:
+    """Return so many bytes of a pipe. Raises Unreadable: not in time, or never; ReaderGone."""
     data = b""
     waiting = select.poll()
     waiting.register(answers, select.POLLIN)
@@ -130,9 +138,18 @@ def _exactly(answers: int, count: int, until: float) -> bytes:
             raise Unreadable("it has not ended in time")
         part = os.read(answers, count - len(data))
         if not part:
+            if _has_ended(asked):
+                raise ReaderGone("the process that reads was killed")
             raise Unreadable("it broke")
         data += part
     return data
+
+
+def _has_ended(asked: socket.socket) -> bool:
+    """Return whether no process has the other end of a socket any more."""
+    other_end = select.poll()
+    other_end.register(asked, 0)
+    return bool(other_end.poll(0))  # POLLHUP, which poll(2) always tells
 
 
 @contextlib.contextmanager

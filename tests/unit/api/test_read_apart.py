@@ -15,7 +15,7 @@ import pytest
 
 from patience import LONG
 from vtorque_core.api import read_apart as module
-from vtorque_core.api.read_apart import MAX_VALUE, Unreadable, read_apart, reader
+from vtorque_core.api.read_apart import MAX_VALUE, ReaderGone, Unreadable, read_apart, reader
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.run_tool import NOBODY
 
@@ -166,6 +166,33 @@ def test_what_goes_wrong_is_said(work, said):
             list(read_apart(work, until=later()))
         assert caught.match(said)
         assert list(read_apart(told, "next", until=later())) == [b"next"]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_reader_that_is_killed_is_no_fault_of_what_it_reads(when):
+    with reader():
+        if when == "before":
+            kill_reader()
+            with pytest.raises(ReaderGone) as caught:
+                list(read_apart(told, "x", until=later()))
+        else:
+            answers = read_apart(sleeps, until=later())
+            assert next(answers) == b""
+            kill_reader()
+            with pytest.raises(ReaderGone) as caught:
+                list(answers)
+    assert not caught.value.blames_node
+
+
+def kill_reader():
+    """Kill the process that reads, as the kernel does for want of memory."""
+    pid = os.getpid()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        os.kill(child, signal.SIGKILL)
+    asked = select.poll()
+    asked.register(module._asking[1], 0)
+    assert asked.poll(LONG * 1000)
 
 
 def test_its_time_is_limited(monkeypatch):
