@@ -121,6 +121,19 @@ def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
 WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.md)"
 
 
+def note_of_unknown(site: Site, plugins: Plugins) -> str:
+    """Say which installed plugins, that may bring an unknown key, are not loaded here, and why."""
+    note = ""
+    if plugins.broken:
+        note = f" (plugins that could not be loaded here: {', '.join(sorted(plugins.broken))})"
+    for key in ("disable", "enable"):
+        named = key == "disable"
+        if off := [name for name in plugins.off if (name in site.plugins.disable) == named]:
+            where = site.origin(f"plugins.{key}")
+            note += f" (plugins that are disabled on this site by {where}: {', '.join(off)})"
+    return note
+
+
 def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     """Return the request with every option's typed value, each within the site's limits.
 
@@ -141,9 +154,7 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         shown = value.name if isinstance(value, FileData) else value
         problem: Refusal | None
         if key not in options:
-            broken = ", ".join(sorted(plugins.broken))
-            note = f" (plugins that could not be loaded here: {broken})" if broken else ""
-            problem = unknown_key(key, shown, options, note)
+            problem = unknown_key(key, shown, options, note_of_unknown(site, plugins))
             if why := plugins.why_withheld("vtorque_options", key):
                 problem = replace(problem, message=why, fix=None)
         elif key in given:

@@ -170,6 +170,18 @@ def test_bad_input_is_one_line_and_exit_2(vsub, site, tmp_path):
     assert faults == []
 
 
+def test_a_key_of_a_plugin_that_the_site_disables_says_so(site, tmp_path):
+    path = Path(site)
+    path.write_text(path.read_text() + "[plugins]\ndisable = ['vrdma', 'unclot']\n")
+    words = ["vsub", "--config", site, "-vm", "unclot=true", "job.sh"]
+    done = forked.call(main, words, {**os.environ}, tmp_path)
+    where = f"(plugins that are disabled on this site by {site}:9: unclot, vrdma)"
+    assert f"there is no -vm key of that name {where}" in done.stderr
+    path.write_text(path.read_text().replace("disable = ['vrdma', 'unclot']", "enable = ['local']"))
+    done = forked.call(main, words, {**os.environ}, tmp_path)
+    assert f"disabled on this site by {site}:9: " in done.stderr and "unclot, " in done.stderr
+
+
 def test_help_names_every_key_with_the_sites_limits(vsub):
     code, _, _, out = vsub("-h")
     assert code == 0
