@@ -46,8 +46,15 @@ def test_jobs_get_amounts_until_there_are_no_more(paths):
 
 
 def test_what_can_never_fit_is_refused(paths):
-    with pytest.raises(Refused, match=r"scratch=5G: .*limit: 4G free of 4G on this node"):
+    never = "ask for less: this never fits this node$"
+    with pytest.raises(Refused, match=rf"scratch=5G: .*limit: 4G free of 4G on this node.*{never}"):
         place(start(paths, "1"), [(*VM, scratch(5120))], NODE, paths)
+    cards = PoolClaim("card", ("a", "b"), count=3)
+    with pytest.raises(Refused, match=rf"limit: 2 on this node, 2 free\); {never}"):
+        place(start(paths, "2"), [(*VM, cards)], NODE, paths)
+    place(start(paths, "3"), [(*VM, scratch(4000))], NODE, paths)
+    with pytest.raises(InUse, match="or wait until other jobs here have ended"):
+        place(start(paths, "4"), [(*VM, scratch(4000))], NODE, paths)
 
 
 def test_other_units_and_no_key():

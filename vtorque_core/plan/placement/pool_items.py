@@ -60,7 +60,7 @@ def pools(
                     key=claim.key or claim.pool,
                     value=str(wanted[claim.pool]),
                     limit=f"{len(set(claim.items))} on this node, {len(free)} free",
-                    fix="ask for less, or wait until other jobs here have ended",
+                    fix=_fix(wanted[claim.pool] > len(set(claim.items))),
                 )
             near = claim.near
             free.sort(key=lambda item: item in near and near[item] not in home)
@@ -69,6 +69,12 @@ def pools(
             mine[claim.pool] = (*mine.get(claim.pool, ()), *got)
         result.append(mine)
     return result
+
+
+def _fix(never: bool) -> str:
+    if never:
+        return "ask for less: this never fits this node"
+    return "ask for less, or wait until other jobs here have ended"
 
 
 def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
@@ -89,7 +95,7 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
                     value=claim.show(claim.amount),
                     limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
                     where=claim.where or None,
-                    fix="ask for less, or wait until other jobs here have ended",
+                    fix=_fix(wanted[claim.pool] > claim.total),
                 )
         result.append(dict(+mine))
     return result
