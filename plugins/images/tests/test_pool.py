@@ -193,6 +193,11 @@ def test_any_other_name_is_an_error_of_ours(name: str) -> None:
         lookup(Path("/nonexistent-pool"), name)
 
 
+def test_a_submit_host_without_a_pool_points_to_the_nodes() -> None:
+    with pytest.raises(HostFault, match=r"/none does not exist on this host\. The nodes"):
+        lookup(Path("/none"), "micro")
+
+
 def test_unknown_image_names_close_ones(pool: Path) -> None:
     put(pool, "micro")
     with pytest.raises(Refused, match=r"img=micor: no such image in .*did you mean micro\?"):
