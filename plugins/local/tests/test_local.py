@@ -339,7 +339,10 @@ def test_first_in_first_out_with_slots(site):
     for _ in range(4):
         site.submit("-d", str(site.root), job)
     site.wait_for(site.root / "order", "2.")
-    assert sorted(j.state for j in site.submitter.jobs()) == ["Q", "Q", "R", "R"]
+    full = "all slots are in use ([plugin.local] slots = 2)"
+    assert sorted((j.state, j.reason) for j in site.submitter.jobs()) == [
+        ("Q", full), ("Q", full), ("R", ""), ("R", ""),
+    ]  # fmt: skip
     (site.root / "go").touch()
     assert [site.done(str(n)) for n in (1, 2, 3, 4)] == [0] * 4
     assert sorted((site.root / "order").read_text().split()) == [
@@ -392,6 +395,8 @@ def test_of_an_array_as_many_run_as_its_user_wants_and_all_are_cancelled(site):
     site.submit("-d", str(site.root), job)
     site.wait_for(site.root / "began", "2.")  # both slots are taken, by the older job first
     assert [info.state for info in site.submitter.jobs()] == ["R", "Q", "Q", "R"]
+    reason = list(site.submitter.jobs())[1].reason
+    assert reason == "1 tasks of its array run already (-t ...%1)"
     site.stop()
     site.start()
     site.wait_for(site.root / "began", "1[1].")

@@ -318,7 +318,7 @@ class Service:
         if what == "submit":
             return {"id": self.submit(client, order.Submission.parse(words))}
         if what == "list":
-            return {"jobs": [_line(entry.job) for entry in mine]}
+            return {"jobs": [_line(entry.job, self._why_queued(entry.job)) for entry in mine]}
         if what == "stop" and uid in (0, os.geteuid()):
             self.stop()
             return {}
@@ -332,6 +332,18 @@ class Service:
         if what == "stop":
             raise UsageError("only root may stop the batch system")
         raise UsageError(f"bad request: {printable(what, 80)}")
+
+    def _why_queued(self, job: Job) -> str:
+        """Return why a job of the queue does not run yet."""
+        at_work = [entry.job.array for entry in self._working]
+        if job.reason:
+            return job.reason
+        if not self._reaped:
+            return "the batch system is starting"
+        if job.at_once and at_work.count(job.array) >= job.at_once:
+            return f"{job.at_once} tasks of its array run already (-t ...%{job.at_once})"
+        full = len(at_work) >= self.setup.slots
+        return f"all slots are in use ([plugin.local] slots = {self.setup.slots})" if full else ""
 
     def _begin_jobs(self) -> None:
         """Fill the slots, by turns: next is who was served longest ago, of theirs the oldest."""
@@ -395,11 +407,11 @@ def _mode(ours: int) -> int:
     return ours if os.geteuid() == 0 else ours & 0o700
 
 
-def _line(job: Job) -> dict[str, Any]:
+def _line(job: Job, why_queued: str) -> dict[str, Any]:
     seconds = time.time() - job.started if job.started else 0.0
     state = "R" if job.state == "P" else job.state  # as Torque shows it
     shown = {"id": job.id, "name": job.name, "owner": job.hook[1], "state": state}
-    reason = job.reason if state == "Q" else ""
+    reason = why_queued if state == "Q" else ""
     return shown | {"seconds": seconds, "reason": reason}
 
 
