@@ -11,7 +11,7 @@ from importlib.resources import files
 import pytest
 
 import sparing
-from vtorque_slurm import inside_guests
+from vtorque_slurm import hostlist, inside_guests
 
 HERE = socket.gethostname()
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
@@ -95,6 +95,92 @@ def test_what_does_not_work_fails_clearly(srun, args, message):
     assert done.returncode == 1
     assert done.stderr.startswith("srun: error: ")
     assert message in done.stderr
+
+
+IGNORED = (
+    "--unbuffered", "-u", "-K", "-K1", "--kill-on-bad-exit=1", "--mpi=none", "--cpu-bind=none",
+    "--cpu-bind", "cores", "--exclusive", "--exclusive=user", "--mem=0", "--mem", "1G", "--overlap",
+    "--exact", "--export=ALL", "-Q",
+)  # fmt: skip
+
+
+def test_options_that_change_nothing_are_accepted(srun):
+    """As submitit and launchers of PyTorch give them."""
+    done = srun(*IGNORED, "-N2", *SHOW)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["0/2 0 0 here", "1/2 0 1 ssh"]
+
+
+def test_labels_name_the_task_of_each_line(srun, tmp_path):
+    done = srun("-l", "-N2", "sh", "-c", "echo a; echo b; printf c; echo d >&2; exit 3")
+    assert done.returncode == 3
+    lines = ["0: a", "0: b", "0: c", "1: a", "1: b", "1: c"]
+    assert sorted(done.stdout.splitlines()) == lines
+    assert {"0: d", "1: d"} < {*done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("args", "files"),
+    [
+        (["-o", "%j_%t.out"], {"42_0.out": "0o\n0e\n", "42_1.out": "1o\n1e\n"}),
+        (["--output=%n.o", "--error", "%J.%s.%t%%"],
+         {"0.o": "0o\n", "1.o": "1o\n", "42.0.0.0%": "0e\n", "42.0.0.1%": "1e\n"}),
+        (["-n1", "-oall.log"], {"all.log": "0o\n0e\n"}),
+        (["-n1", "-o", "none", "-e", f"{HERE}.%N"], {f"{HERE}.{HERE}": "0e\n"}),
+        (["-n1", "-l", "-o", "l"], {"l": "0: 0e\n0: 0o\n"}),
+    ],
+)  # fmt: skip
+def test_outputs_go_to_files_by_srun_s_patterns(srun, tmp_path, args, files):
+    for name in files:
+        (tmp_path / name).write_text("of before\n")
+    show = 'echo "${SLURM_PROCID}o"; echo "${SLURM_PROCID}e" >&2'
+    done = srun(*args, "sh", "-c", show, SLURM_JOB_ID="42")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = {name: (tmp_path / name).read_text() for name in files}
+    if "-l" in args:  # two streams, whose order is not kept
+        found = {name: "".join(sorted(text.splitlines(True))) for name, text in found.items()}
+    assert found == files
+
+
+def test_several_tasks_share_a_file_and_a_pattern_that_is_unknown_is_named(srun, tmp_path):
+    srun("-N2", "-o", "both", "sh", "-c", "echo $SLURM_PROCID", SLURM_JOB_ID="42")
+    assert sorted((tmp_path / "both").read_text().split()) == ["0", "1"]
+    done = srun("-o", "%q", "true")
+    assert done.returncode == 1 and "%q: %j %J %t" in done.stderr
+
+
+@pytest.mark.parametrize("shell", sparing.each(3, SHELLS))
+@pytest.mark.parametrize(
+    ("kind", "given", "printed"),
+    [
+        ("hostnames", "n[1-3,7],m", "n1 n2 n3 n7 m"),
+        ("hostnames", "a[08-10]b[1-2]", "a08b1 a08b2 a09b1 a09b2 a10b1 a10b2"),
+        ("hostlist", "n1,n2,n4,m,n08,n09,n10", "n[1-2,4],m,n[08-10]"),
+        ("hostlist", "n9,n10", "n[9-10]"),
+        ("hostlist", "a,b", "a,b"),
+        ("hostlistsorted", "n3,n1,n2,n1", "n[1-3]"),
+    ],
+)
+def test_scontrol_shows_lists_of_hosts(tmp_path, shell, kind, given, printed):
+    path = tmp_path / "scontrol"
+    path.write_bytes(inside_guests.program("scontrol"))
+    argv = [*shell, str(path), "show", kind]
+    environ = {"PATH": "/usr/bin:/bin", "SLURM_JOB_NODELIST": given}
+    done = subprocess.run([*argv, given], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == printed.split()
+    if kind == "hostnames":
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == list(hostlist.expand(given)), "the job's own"
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "hostnames", "n[1-"], ["show", "hostnames", ""], ["show", "job", "1"], []]
+)
+def test_scontrol_says_what_does_not_work(tmp_path, words):
+    path = tmp_path / "scontrol"
+    path.write_bytes(inside_guests.program("scontrol"))
+    done = subprocess.run(["sh", path, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("scontrol: error: ")
 
 
 def test_words_and_variables_reach_the_other_guest(srun, tmp_path):

@@ -21,8 +21,7 @@ HOSTS = "/etc/vtorque/slurm/hosts"
 """The host file of a heterogeneous job: one line per process, in rank order."""
 
 REFUSED = (
-    "sacct", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue",
-    "sstat",
+    "sacct", "salloc", "sattach", "sbatch", "sbcast", "scancel", "sinfo", "squeue", "sstat",
 )  # fmt: skip
 
 
@@ -52,7 +51,8 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
         each = "".join(f"{name}\n" * slots for name, slots, _ in places)
         yield GuestFile(HOSTS, each.encode())
         yield EnvVar("VTORQUE_HOSTFILE", HOSTS)
-    yield GuestFile(f"{BIN}/srun", program("srun"), mode=0o755)
+    for name in ("srun", "scontrol"):
+        yield GuestFile(f"{BIN}/{name}", program(name), mode=0o755)
     for name in REFUSED:
         yield GuestFile(f"{BIN}/{name}", program("refuse"), mode=0o755)
 
