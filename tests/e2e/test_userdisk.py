@@ -161,6 +161,7 @@ def test_a_file_without_a_file_system_is_the_users_fault(clean):
     """Torque and Slurm would requeue the job, and hold it at last."""
     path = clean.home / "data.QCOW2"
     clean.as_user("/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", str(path), "64M")
+    os.truncate(path, MIB)  # else its size says that it is no raw disk
     try:
         result = clean.job("#!/bin/sh\necho ran\n", "-vm", f"disk={path}")
         assert (result.code, result.out) == (121, b"")
