@@ -167,6 +167,12 @@ class Node:
         """Return the batch system's state letter of a job, or None if it is unknown."""
         return next((job["state"] for job in self.jobs() if job["id"] == job_id), None)
 
+    def empty_home(self):
+        """Remove all but hidden files from the user's home."""
+        for path in self.home.iterdir():
+            if not path.name.startswith("."):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
     def cancel_all(self):
         """End every job that a failed test has left: all later ones would wait for it."""
         for user in (USER, OTHER):
@@ -232,9 +238,7 @@ def clean(node):
 def guest(clean):
     """Return the node; the user's home is emptied after."""
     yield clean
-    for path in clean.home.iterdir():
-        if not path.name.startswith("."):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    clean.empty_home()
 
 
 @pytest.fixture

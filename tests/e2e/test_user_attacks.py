@@ -117,15 +117,18 @@ def pids_of(node, key, domain):
     return found
 
 
-@pytest.fixture
-def running(guest):
+@pytest.fixture(scope="class")
+def running(node):
     """Return a running job: node, its id, key, domain and processes."""
-    waiting = Waiting(guest)
+    before = node.footprint()
+    waiting = Waiting(node)
     waiting.wait()
-    key, domain = guest.running()
+    key, domain = node.running()
     job = key.rpartition(".")[0]
-    yield guest, job, key, domain, pids_of(guest, key, domain)
+    yield node, job, key, domain, pids_of(node, key, domain)
     assert waiting.end().code == 0
+    node.empty_home()
+    assert not node.left(before)
 
 
 def probe(node, who, job, key, domain, pids):
@@ -134,38 +137,85 @@ def probe(node, who, job, key, domain, pids):
     return json.loads(done.stdout)
 
 
-def test_another_user_reaches_nothing_of_a_running_job(running):
-    node, job, key, domain, pids = running
-    assert sorted(set(pids.values())) == ["qemu", "virtiofsd"]
-    assert probe(node, OTHER, job, key, domain, pids) == []
-    for argv, said in (
-        (("vmgr", "cancel", job), b"you have no job of that id"),
-        (("vmgr", "logs", "--console", job), b"has no running guest"),
-        (("vmgr", "console", job), b"has no running guest"),
-        (("vmgr", "ssh", job), b"nothing is kept here, or can be read"),
-        (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
-        (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
-    ):
-        program = "/usr/bin/virsh" if argv[0] == "virsh" else argv[0]
-        done = node.as_user(program, *argv[1:], user=OTHER, check=False, timeout=180)
-        if said:
-            assert done.returncode != 0, argv
-            assert said in done.stderr, (argv, done.stderr)
-        assert b"Traceback" not in done.stderr, (argv, done.stderr)
-    listed = json.loads(node.as_user("vmgr", "ps", "--json", user=OTHER).stdout)
-    assert job not in [each["id"] for each in listed]
+class TestARunningJob:
+    """One guest for all tests here: they only look."""
 
+    def test_another_user_reaches_nothing_of_a_running_job(self, running):
+        node, job, key, domain, pids = running
+        assert sorted(set(pids.values())) == ["qemu", "virtiofsd"]
+        assert probe(node, OTHER, job, key, domain, pids) == []
+        for argv, said in (
+            (("vmgr", "cancel", job), b"you have no job of that id"),
+            (("vmgr", "logs", "--console", job), b"has no running guest"),
+            (("vmgr", "console", job), b"has no running guest"),
+            (("vmgr", "ssh", job), b"nothing is kept here, or can be read"),
+            (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
+            (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
+        ):
+            program = "/usr/bin/virsh" if argv[0] == "virsh" else argv[0]
+            done = node.as_user(program, *argv[1:], user=OTHER, check=False, timeout=180)
+            if said:
+                assert done.returncode != 0, argv
+                assert said in done.stderr, (argv, done.stderr)
+            assert b"Traceback" not in done.stderr, (argv, done.stderr)
+        listed = json.loads(node.as_user("vmgr", "ps", "--json", user=OTHER).stdout)
+        assert job not in [each["id"] for each in listed]
 
-def test_the_jobs_own_user_reaches_its_run_port_only(running):
-    node, job, key, domain, pids = running
-    got = set(probe(node, node.user, job, key, domain, pids))
-    own = {pid for pid, kind in pids.items() if kind == "virtiofsd"}
-    assert got == {
-        "connect run: connected",
-        f"read {node.run_dir}/proof/{job}.json: opened",
-        f"read {node.state}/jobs/{key}/g0/console.log: opened",  # vmgr console
-        *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
-    }
+    def test_the_jobs_own_user_reaches_its_run_port_only(self, running):
+        node, job, key, domain, pids = running
+        got = set(probe(node, node.user, job, key, domain, pids))
+        own = {pid for pid, kind in pids.items() if kind == "virtiofsd"}
+        assert got == {
+            "connect run: connected",
+            f"read {node.run_dir}/proof/{job}.json: opened",
+            f"read {node.state}/jobs/{key}/g0/console.log: opened",  # vmgr console
+            *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
+        }
+
+    def test_a_jobshell_for_another_users_job_runs_nothing(self, running):
+        node, job, *_ = running
+        evil = Path("/home", OTHER, "ran")
+        script = Path("/home", OTHER, "evil.sh")
+        script.write_text(f"#!/bin/sh\ntouch {evil}\n")
+        script.chmod(0o755)
+        done = node.as_user(
+            "vtorque", "jobshell", "--config", str(node.config),
+            user=OTHER, check=False, stdin=f"{script}\n".encode(), env={"PBS_JOBID": job}.items(),
+        )  # fmt: skip
+        script.unlink()
+        assert done.returncode not in (0, 42)
+        assert b"vtorque: " in done.stderr and b"Traceback" not in done.stderr
+        assert not evil.exists()
+
+    def test_qemu_and_daemons_are_confined(self, running):
+        node, _, _, _, pids = running
+        user = pwd.getpwnam(node.user)
+        masks = Path("/sys/class/net").glob("vt5254*/brport/group_fwd_mask")
+        assert [mask.read_text() for mask in masks] == ["0xfffd\n"]
+        for pid, kind in pids.items():
+            proc = Path("/proc", str(pid))
+            status = dict(
+                re.findall(r"^(\w+):\s*(.*)$", (proc / "status").read_text(), re.MULTILINE)
+            )
+            uids = {int(uid) for uid in status["Uid"].split()}
+            assert 0 not in uids, (kind, uids)
+            assert uids <= (
+                set(range(GUEST_UIDS, GUEST_UIDS + guest_uids.COUNT))
+                if kind == "qemu"
+                else {user.pw_uid, SUBORDINATE + user.pw_uid}
+            )
+            assert 0 not in {int(gid) for gid in status["Gid"].split() + status["Groups"].split()}
+            if kind == "qemu":
+                assert int(status["CapEff"], 16) == 0
+                assert status["Seccomp"] == "2"
+            else:
+                assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+                assert (proc / "ns/user").readlink() != Path("/proc/self/ns/user").readlink()
+            environ = (proc / "environ").read_bytes()
+            assert b"VTORQUE" not in environ and b"PBS_" not in environ
+            held = open_files(proc.name)
+            forbidden = ("/journal/", "/locks/", "node.lock", "site.secret", "/proof", "/local/")
+            assert not [at for at in held if any(word in at for word in forbidden)], (kind, held)
 
 
 def test_nobody_else_reads_the_users_own_scripts(guest):
@@ -269,51 +319,6 @@ def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
     guest.as_user("vmgr", "cancel", job)
     assert waiting.end().code != 0
     assert guest.job("#!/bin/sh\necho next\n").out == b"next\n"
-
-
-def test_a_jobshell_for_another_users_job_runs_nothing(running):
-    node, job, *_ = running
-    evil = Path("/home", OTHER, "ran")
-    script = Path("/home", OTHER, "evil.sh")
-    script.write_text(f"#!/bin/sh\ntouch {evil}\n")
-    script.chmod(0o755)
-    done = node.as_user(
-        "vtorque", "jobshell", "--config", str(node.config),
-        user=OTHER, check=False, stdin=f"{script}\n".encode(), env={"PBS_JOBID": job}.items(),
-    )  # fmt: skip
-    script.unlink()
-    assert done.returncode not in (0, 42)
-    assert b"vtorque: " in done.stderr and b"Traceback" not in done.stderr
-    assert not evil.exists()
-
-
-def test_qemu_and_daemons_are_confined(running):
-    node, _, _, _, pids = running
-    user = pwd.getpwnam(node.user)
-    masks = Path("/sys/class/net").glob("vt5254*/brport/group_fwd_mask")
-    assert [mask.read_text() for mask in masks] == ["0xfffd\n"]
-    for pid, kind in pids.items():
-        proc = Path("/proc", str(pid))
-        status = dict(re.findall(r"^(\w+):\s*(.*)$", (proc / "status").read_text(), re.MULTILINE))
-        uids = {int(uid) for uid in status["Uid"].split()}
-        assert 0 not in uids, (kind, uids)
-        assert uids <= (
-            set(range(GUEST_UIDS, GUEST_UIDS + guest_uids.COUNT))
-            if kind == "qemu"
-            else {user.pw_uid, SUBORDINATE + user.pw_uid}
-        )
-        assert 0 not in {int(gid) for gid in status["Gid"].split() + status["Groups"].split()}
-        if kind == "qemu":
-            assert int(status["CapEff"], 16) == 0
-            assert status["Seccomp"] == "2"
-        else:
-            assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
-            assert (proc / "ns/user").readlink() != Path("/proc/self/ns/user").readlink()
-        environ = (proc / "environ").read_bytes()
-        assert b"VTORQUE" not in environ and b"PBS_" not in environ
-        held = open_files(proc.name)
-        forbidden = ("/journal/", "/locks/", "node.lock", "site.secret", "/proof", "/local/")
-        assert not [at for at in held if any(word in at for word in forbidden)], (kind, held)
 
 
 RACE = """

@@ -4,6 +4,7 @@ The machine "login" has Slurm's commands and vTorque's; no node, no libvirt, no 
 none of a node's files.
 """
 
+import contextlib
 import json
 import re
 
@@ -17,20 +18,28 @@ pytestmark = pytest.mark.e2e
 HELD = "#!/bin/sh\necho running\nwhile [ ! -e ~/go ]; do sleep 0.2; done\n"
 
 
-@pytest.fixture
-def running(clean):
-    """Return what starts a job whose script waits, and gives its id; it ends with the test."""
-
-    (clean.home / "go").unlink(missing_ok=True)
+@contextlib.contextmanager
+def held(cluster):
+    """Return what starts a job whose script waits, and gives its id; it ends with the block."""
+    (cluster.home / "go").unlink(missing_ok=True)
 
     def start(*args):
-        job_id = clean.submit(HELD, *args)
-        clean.wait(lambda: b"running" in clean.read("out"), what="the script")
+        job_id = cluster.submit(HELD, *args)
+        cluster.wait(lambda: b"running" in cluster.read("out"), what="the script")
         return job_id
 
-    yield start
-    (clean.home / "go").write_text("")
-    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "the end of the job")
+    try:
+        yield start
+    finally:
+        (cluster.home / "go").write_text("")
+        cluster.wait(lambda: not cluster.root("head", "squeue", "-h"), what="the end of the job")
+
+
+@pytest.fixture
+def running(clean):
+    """Return what starts a job that ends with the test."""
+    with held(clean) as start:
+        yield start
 
 
 def vmgr(cluster, *argv, check=True, stdin=b""):
@@ -42,59 +51,6 @@ def test_a_host_that_only_submits(clean):
     assert "vtorque" not in clean.root("login", "ls", "/var/lib").split()
     assert clean.processes("login", "libvirtd|slurmd|sshd|munged") == []
     assert clean.user("ssh", "-oBatchMode=yes", "n1", machine="login", check=False).returncode
-
-
-def test_the_commands_of_a_job_on_two_nodes(running, clean):
-    job_id = running("-N2", "-wn1,n2")
-    (job,) = json.loads(vmgr(clean, "ps", "--json", "--phase").stdout)
-    assert (job["id"], job["state"], job["nodes"]) == (job_id, "R", ["n1", "n2"])
-    seen = [(each["node"], each["phase"], each["guests"]) for each in job["on_nodes"]]
-    assert seen == [("n1", "run", ["vn1"]), ("n2", "run", ["vn2"])]
-    shown = vmgr(clean, "ps", job_id, "--phase").stdout.decode()
-    assert re.search(r"ELAPSED +PHASE +GUESTS\n.* n1 .* run +vn1\n.* n2 .* run +vn2\n", shown)
-    assert b": vn1: image micro" in vmgr(clean, "logs", job_id).stdout
-    entries = vmgr(clean, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
-    assert {json.loads(line)["node"] for line in entries} == {"n2"}
-    log = vmgr(clean, "logs", job_id).stdout
-    assert log.count(b"the guests are ready after") == 2, "of both nodes"
-    said = vmgr(clean, "report", job_id).stdout.decode()
-    assert f"Job {job_id}: running\nof {slurm.USER} on n1, n2 (slurm)" in said
-    assert re.search(r"\nn1 .* running\nn2 .* running\n", said)
-    report = json.loads(vmgr(clean, "report", "--json", job_id).stdout)
-    assert [(g["rank"], g["node"]) for g in report["guests"]] == [(0, "n1"), (1, "n2")]
-    vmgr(clean, "report", "--html", "page.html", job_id)
-    assert b"<html" in clean.read("page.html") and b"vn2" in clean.read("page.html")
-    page = clean.root("login", "vmgr", "report", "--html", "-", job_id)
-    assert "<html" in page and "vn2" in page, "an admin's is made as the owner"
-    said = clean.root("n2", "vmgr", "report", job_id)
-    assert re.search(r"\nn2 .* running\nn1 .* running\n", said), "on one of the nodes, too"
-    said = f"echo seen >> /var/lib/vtorque/jobs/{job_id}.0/g0/console.log"
-    clean.root("n1", "sh", "-c", said)
-    assert vmgr(clean, "logs", "--console", job_id).stdout.endswith(b"seen\n")
-    refused = vmgr(clean, "ssh", job_id, "1", check=False)
-    assert b"offers no ssh" in refused.stderr
-    other = vmgr(clean, "logs", "--node", "n3", job_id, check=False)
-    assert b"runs on n1, n2" in other.stderr
-    vmgr(clean, "cancel", job_id)
-    clean.wait_state(job_id, "CANCELLED")
-
-
-def test_the_log_is_followed_while_the_job_runs(running, clean):
-    job_id = running("-wn3")
-    terminal = Terminal(clean.user_command("vmgr", "logs", "-f", job_id, machine="login"))
-    terminal.read(rb"run +core: ")
-    terminal.write(b"\x03\x03")
-    assert terminal.code() != 0
-    assert clean.state(job_id) == "RUNNING", "who looks ends nothing"
-
-
-def test_an_admin_sees_every_job_and_nobody_else(running, clean):
-    job_id = running()
-    entries = clean.root("login", "vmgr", "logs", "--json", job_id).splitlines()
-    assert {json.loads(line)["job"] for line in entries} == {job_id}
-    other = clean.user("vmgr", "logs", job_id, machine="login", user="vtslurm2", check=False)
-    assert other.returncode
-    assert b'"job"' not in other.stdout
 
 
 def terminal_in(cluster, job_id, rank):
@@ -110,25 +66,81 @@ while :; do read -r line && [ "$line" = over ] && exit 7; done
 """
 
 
-def test_a_terminal_by_a_step(running, clean):
-    """A double of ssh, since the micro image has no sshd: what it gets, and what comes of it."""
-    job_id = running("-wn1")
-    clean.root("n1", "touch", f"/run/vtorque/jobs/{job_id}.0/g0/ssh_config")
-    clean.root("n1", "cp", "/usr/bin/ssh", "/usr/bin/ssh.real")
-    try:
-        clean.root("n1", "sh", "-c", "cat > /usr/bin/ssh", stdin=SSH.encode())
-        terminal = terminal_in(clean, job_id, "0")
-        terminal.read(rb"31 97\r\n")
-        terminal.resize(20, 50)
-        terminal.read(rb"20 50\r\n")
-        terminal.write(b"over\r")
-        assert terminal.code() == 7
-        done = vmgr(
-            clean, "ssh", job_id, "0", "--", "sh", "-c", "cat; exit 5", check=False, stdin=b"\0in"
-        )
-        assert (done.returncode, done.stdout) == (5, b"\0in")
-    finally:
-        clean.root("n1", "mv", "/usr/bin/ssh.real", "/usr/bin/ssh")
+@pytest.fixture(scope="class")
+def job_id(cluster):
+    """Return the id of a job that runs on two nodes; its owner cancels it from the submit host."""
+    with slurm.nothing_left(cluster), held(cluster) as start:
+        job_id = start("-N2", "-wn1,n2")
+        yield job_id
+        vmgr(cluster, "cancel", job_id)
+        cluster.wait_state(job_id, "CANCELLED")
+
+
+class TestAJobOnTwoNodes:
+    """All tests here look at the same running job."""
+
+    def test_the_commands_of_a_job_on_two_nodes(self, job_id, cluster):
+        (job,) = json.loads(vmgr(cluster, "ps", "--json", "--phase").stdout)
+        assert (job["id"], job["state"], job["nodes"]) == (job_id, "R", ["n1", "n2"])
+        seen = [(each["node"], each["phase"], each["guests"]) for each in job["on_nodes"]]
+        assert seen == [("n1", "run", ["vn1"]), ("n2", "run", ["vn2"])]
+        shown = vmgr(cluster, "ps", job_id, "--phase").stdout.decode()
+        assert re.search(r"ELAPSED +PHASE +GUESTS\n.* n1 .* run +vn1\n.* n2 .* run +vn2\n", shown)
+        assert b": vn1: image micro" in vmgr(cluster, "logs", job_id).stdout
+        entries = vmgr(cluster, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
+        assert {json.loads(line)["node"] for line in entries} == {"n2"}
+        log = vmgr(cluster, "logs", job_id).stdout
+        assert log.count(b"the guests are ready after") == 2, "of both nodes"
+        said = vmgr(cluster, "report", job_id).stdout.decode()
+        assert f"Job {job_id}: running\nof {slurm.USER} on n1, n2 (slurm)" in said
+        assert re.search(r"\nn1 .* running\nn2 .* running\n", said)
+        report = json.loads(vmgr(cluster, "report", "--json", job_id).stdout)
+        assert [(g["rank"], g["node"]) for g in report["guests"]] == [(0, "n1"), (1, "n2")]
+        vmgr(cluster, "report", "--html", "page.html", job_id)
+        assert b"<html" in cluster.read("page.html") and b"vn2" in cluster.read("page.html")
+        page = cluster.root("login", "vmgr", "report", "--html", "-", job_id)
+        assert "<html" in page and "vn2" in page, "an admin's is made as the owner"
+        said = cluster.root("n2", "vmgr", "report", job_id)
+        assert re.search(r"\nn2 .* running\nn1 .* running\n", said), "on one of the nodes, too"
+        said = f"echo seen >> /var/lib/vtorque/jobs/{job_id}.0/g0/console.log"
+        cluster.root("n1", "sh", "-c", said)
+        assert vmgr(cluster, "logs", "--console", job_id).stdout.endswith(b"seen\n")
+        refused = vmgr(cluster, "ssh", job_id, "1", check=False)
+        assert b"offers no ssh" in refused.stderr
+        other = vmgr(cluster, "logs", "--node", "n3", job_id, check=False)
+        assert b"runs on n1, n2" in other.stderr
+
+    def test_the_log_is_followed_while_the_job_runs(self, job_id, cluster):
+        terminal = Terminal(cluster.user_command("vmgr", "logs", "-f", job_id, machine="login"))
+        terminal.read(rb"run +core: ")
+        terminal.write(b"\x03\x03")
+        assert terminal.code() != 0
+        assert cluster.state(job_id) == "RUNNING", "who looks ends nothing"
+
+    def test_an_admin_sees_every_job_and_nobody_else(self, job_id, cluster):
+        entries = cluster.root("login", "vmgr", "logs", "--json", job_id).splitlines()
+        assert {json.loads(line)["job"] for line in entries} == {job_id}
+        other = cluster.user("vmgr", "logs", job_id, machine="login", user="vtslurm2", check=False)
+        assert other.returncode
+        assert b'"job"' not in other.stdout
+
+    def test_a_terminal_by_a_step(self, job_id, cluster):
+        """Uses a double of ssh, because the micro image has no sshd."""
+        cluster.root("n1", "touch", f"/run/vtorque/jobs/{job_id}.0/g0/ssh_config")
+        cluster.root("n1", "cp", "/usr/bin/ssh", "/usr/bin/ssh.real")
+        try:
+            cluster.root("n1", "sh", "-c", "cat > /usr/bin/ssh", stdin=SSH.encode())
+            terminal = terminal_in(cluster, job_id, "0")
+            terminal.read(rb"31 97\r\n")
+            terminal.resize(20, 50)
+            terminal.read(rb"20 50\r\n")
+            terminal.write(b"over\r")
+            assert terminal.code() == 7
+            words = ("ssh", job_id, "0", "--", "sh", "-c", "cat; exit 5")
+            done = vmgr(cluster, *words, check=False, stdin=b"\0in")
+            assert (done.returncode, done.stdout) == (5, b"\0in")
+        finally:
+            cluster.root("n1", "mv", "/usr/bin/ssh.real", "/usr/bin/ssh")
 
 
 @pytest.mark.full

@@ -39,11 +39,12 @@ def rows(title: str) -> list[list[str]]:
 
 
 def exists(named: str) -> bool:
-    file, _, test = named.strip("`").partition("::")
+    """Return whether there is a test of this node ID, which may name a class."""
+    file, *classes, test = named.strip("`").split("::")
     path = REPO / file
-    return (
-        path.is_file() and re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE) is not None
-    )
+    text = path.read_text() if path.is_file() else ""
+    wanted = [rf"^class {each}\b" for each in classes] + [rf"^{'    ' * len(classes)}def {test}\("]
+    return all(re.search(each, text, re.MULTILINE) for each in wanted)
 
 
 @pytest.mark.parametrize(
