@@ -2,7 +2,7 @@
 
 The points are steps of the journal, counted by its test seam in the real prologue and epilogue, and
 moments in between. After each the epilogue or ``vtorque reap`` must leave the host as it was, and
-the next job must run.
+the next job must run: that of the next test, and at last one that the batch system runs.
 """
 
 import contextlib
@@ -38,6 +38,13 @@ def node_again(node):
 
 def next_job_runs(node):
     assert node.job("#!/bin/sh\nexit 5\n").code == 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def last_job(node):
+    """Run a job after all tests, or after the only one."""
+    yield
+    next_job_runs(node)
 
 
 def points_of(job, which, count):
@@ -141,7 +148,6 @@ def test_wrapper_killed(node_again):
     os.kill(wrapper_of(job), signal.SIGKILL)
     waited(node, job)
     as_before(node, before, "wrapper killed")
-    next_job_runs(node)
 
 
 def test_qemu_killed_while_the_guest_boots(node_again):
@@ -158,7 +164,6 @@ def test_qemu_killed_while_the_guest_boots(node_again):
     assert "the guest died" in err
     job.release("epilogue")
     as_before(node, before, "QEMU killed in the boot")
-    next_job_runs(node)
 
 
 def test_qemu_killed_while_the_script_runs(node_again):
@@ -170,7 +175,6 @@ def test_qemu_killed_while_the_script_runs(node_again):
     assert time.monotonic() - killed < 60
     assert "died while the job ran" in err
     as_before(node, before, "QEMU killed in the run")
-    next_job_runs(node)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,6 @@ def test_libvirtd_killed_while_a_job_starts(node_again, point):
     hooks_by_hand.start_libvirtd(node)
     job.release("reap")
     as_before(node, before, f"libvirtd killed at {point}")
-    next_job_runs(node)
 
 
 def test_libvirtd_killed_while_the_script_runs(node_again):
@@ -225,7 +228,6 @@ def test_libvirtd_killed_while_the_script_runs(node_again):
     (node.home / "go").unlink()
     assert (node.home / "out").read_text() == "up\ndone\n"
     as_before(node, before, "libvirtd killed in the run")
-    next_job_runs(node)
 
 
 @pytest.mark.full
@@ -297,7 +299,6 @@ def test_the_batch_system_killed(node_again):
     err = waited(node, job)
     assert "lost" in err
     as_before(node, before, "batch system killed")
-    next_job_runs(node)
 
 
 @pytest.mark.full

@@ -82,12 +82,6 @@ def test_what_runs_on_cancellation_sees_the_script_run(clean, scripts):
     assert b"what runs when" not in (clean.home / "err").read_bytes()
 
 
-def test_a_job_that_ends_by_itself_has_no_precancel(clean):
-    clean.script("echo precancel\n", "pre.sh")
-    result = clean.job("#!/bin/sh\necho done\n", "-vm", "vm_precancel=pre.sh")
-    assert (result.code, result.out, result.err) == (0, b"done\n", b"")
-
-
 def test_the_sites_templates_make_the_domain(clean):
     """What ``vsub --dry-run`` shows, libvirt has; what libvirt's schema has not, starts nothing."""
     templates = clean.config.parent / "templates"

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import pwd
+import re
 
 import pytest
 
@@ -34,20 +35,15 @@ def test_the_job_of_the_readme(clean):
     assert cpus == "2"
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("exit 1", 1), ("kill -TERM $$", 143)],  # others: the contract's, test_local_contract.py
-)
-def test_the_exit_code_is_the_scripts(clean, text, code):
-    assert clean.job(f"#!/bin/sh\n{text}\n").code == code
-
-
-def test_groups_umask_environment_and_limits(clean):
+def test_groups_umask_environment_limits_and_a_signal(clean):
+    """Other exit codes: the contract's, test_local_contract.py."""
     result = clean.job(
         "#!/bin/bash\nid -Gn | tr ' ' '\\n' | sort | tr '\\n' ' '; echo\n"
-        "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR $PBS_JOBNAME; ulimit -n\n",
+        "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR $PBS_JOBNAME; ulimit -n\n"
+        "kill -TERM $$\n",
         "-v", "X=a b=c",
     )  # fmt: skip
+    assert result.code == 143
     groups, umask, x, words, files = result.out.decode().splitlines()
     assert groups.split() == ["vte2e1", "vte2eg"]
     assert umask == "0077"
@@ -61,20 +57,12 @@ def test_a_job_reads_much_and_writes_half_of_it(clean, mib):
     data, half = os.urandom(1 << 20) * mib, mib << 19
     (clean.home / "in.bin").write_bytes(data)
     (clean.home / "in.bin").chmod(0o644)
-    result = clean.job(f"#!/bin/sh\nsha256sum < in.bin >&2\nhead -c {half} in.bin\n")
+    result = clean.job(f"#!/bin/sh\nsha256sum < in.bin >&2\nhead -c {half} in.bin && exit 1\n")
     (clean.home / "in.bin").unlink()
-    assert result.code == 0
+    assert result.code == 1
     assert result.err.split()[0].decode() == hashlib.sha256(data).hexdigest()
     assert len(result.out) == half
     assert hashlib.sha256(result.out).digest() == hashlib.sha256(data[:half]).digest()
-
-
-def test_two_guests_on_the_node(clean):
-    result = clean.job("#!/bin/bash\nhostname; cat /etc/hosts\n", "-vm", "vms_per_node=2,ram=256M")
-    assert result.code == 0
-    first, *hosts = result.out.decode().splitlines()
-    assert first.endswith("-0")
-    assert any(line.split()[1:2] == [first[:-1] + "1"] for line in hosts)
 
 
 SIZE = (
@@ -83,6 +71,8 @@ SIZE = (
     " $(sort -u $PBS_NODEFILE | grep -c .)\n"
     "echo $PBS_NUM_PPN $PBS_NP $PBS_NUM_NODES\n"
     "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n"
+    "hostname; echo $PBS_NODEFILE; cat $PBS_NODEFILE\n"
+    "for name in $(sort -u $PBS_NODEFILE); do grep -w $name /etc/hosts || exit 1; done\n"
 )
 
 
@@ -100,10 +90,21 @@ def test_a_guest_has_what_the_batch_system_gave_and_all_say_so(clean, more, cpus
     ram = () if "ram" in str(more) else ("-vm", "ram=job")
     result = clean.job(SIZE, "-l", "nodes=1:ppn=2,mem=900mb", *ram, *more)
     assert result.code == 0, result.err
-    numbers = [[int(word) for word in line.split()] for line in result.out.decode().splitlines()]
+    *first, name, path = result.out.decode().splitlines()[:5]
+    rest = result.out.decode().splitlines()[5:]
+    numbers = [[int(word) for word in line.split()] for line in first]
     assert numbers[0] == [cpus, cpus, cpus * guests, guests]
     assert numbers[1] == [cpus, cpus * guests, guests]
     assert mib * 3 // 4 < numbers[2][0] < mib, "RAM, less what the kernel has for itself"
+    # The node file has the path of the host's, and names guests that resolve.
+    host = platform.node().split(".")[0]
+    names = [f"v{host}-{index}" for index in range(guests)] if guests > 1 else [f"v{host}"]
+    assert name == names[0]
+    assert re.fullmatch(r"/var/spool/torque/aux/\d+\.\S+", path)
+    files, hosts = rest[: cpus * guests], [line.split() for line in rest[cpus * guests :]]
+    assert files == [each for each in names for _ in range(cpus)]
+    assert [words[1] for words in hosts] == names
+    assert len({words[0] for words in hosts}) == guests
 
 
 def test_a_script_from_standard_input(clean):

@@ -10,7 +10,9 @@ pytestmark = pytest.mark.e2e
 PER_JOB = {"PBS_JOBID", "PBS_NODEFILE", "PBS_JOBCOOKIE", "PATH", "PWD"}
 
 
-@pytest.mark.parametrize(("end", "code"), [("", 7), ("TERM", 143)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("", 7), pytest.param("TERM", 143, marks=pytest.mark.full)]
+)
 def test_a_script_in_a_guest_finds_what_the_plain_one_does(clean, end, code):
     (clean.home / ".bash_profile").write_text("export FROM_PROFILE='a  b'\n")
     (clean.home / ".bash_profile").chmod(0o644)

@@ -117,8 +117,6 @@ def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
         for mark in marks:
             mark.unlink(missing_ok=True)
     assert (content(disk, "one"), content(disk, "two")) == (b"one\n", b"two\n")
-    third = clean.job("#!/bin/sh\ncat /data/one /data/two\n", *option)
-    assert (third.code, third.out) == (0, b"one\ntwo\n")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def ends_right(cluster, job_id, to):
     assert -1 <= file.stat().st_mtime - int(file.read_text()) <= 2  # date tells whole seconds
 
 
-def test_all_its_guests_stand_still_while_slurm_suspends_it(begun, clean):
-    job_id = begun(80, *BOTH)
+def test_all_its_guests_stand_still_while_slurm_or_its_owner_suspends_it(begun, clean):
+    """The owner does so from a submit host."""
+    job_id = begun(140, *BOTH)
     for _ in range(2):
         clean.root("head", "scontrol", "suspend", job_id)
         clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all stand still")
@@ -65,17 +66,12 @@ def test_all_its_guests_stand_still_while_slurm_suspends_it(begun, clean):
         assert (clean.state(job_id), counted(clean)) == ("SUSPENDED", before)
         clean.root("head", "scontrol", "resume", job_id)
         clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
-    ends_right(clean, job_id, 80)
-
-
-def test_its_owner_has_it_stand_still_from_a_submit_host(begun, clean):
-    job_id = begun(60, *BOTH)
     clean.user("vmgr", "suspend", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"paused"}
     assert "paused" in clean.user("vmgr", "ps", "--phase", machine="login").stdout.decode()
     clean.user("vmgr", "resume", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"running"}
-    ends_right(clean, job_id, 60)
+    ends_right(clean, job_id, 140)
 
 
 def test_a_suspended_job_that_is_cancelled_leaves_nothing(begun, clean):
