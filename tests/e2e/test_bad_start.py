@@ -23,6 +23,7 @@ from vtorque_images import change
 pytestmark = pytest.mark.e2e
 
 SCRIPT = "#!/bin/sh\necho ran\n"
+SOON = 240  # seconds, on a busy machine too: less than the default start_timeout, 300
 
 
 @pytest.fixture
@@ -64,17 +65,17 @@ def test_a_kernel_that_panics_at_boot(clean, image):
     assert any("Kernel panic" in line for line in lines[1:]), lines
     assert all(line.startswith("vtorque: ") and line.isprintable() for line in lines)
     assert len(lines) <= 22
-    assert seconds < 60
+    assert seconds < SOON
 
 
 def test_a_guest_that_never_gets_ready(clean, image, config):
     image("sleeps", "rdinit=/bin/sleep -- 1000")
-    config("node", 'start_timeout = "5s"')
+    config("node", 'start_timeout = "20s"')
     result, seconds = timed(clean, "-vm", "img=sleeps")
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert "was not ready in time" in result.err.decode().splitlines()[0]
     assert "start_timeout" in result.err.decode().splitlines()[0]
-    assert 5 < seconds < 40
+    assert 20 < seconds < SOON
 
 
 def test_one_of_two_guests_that_dies_ends_the_start_at_once(clean, image):
@@ -103,7 +104,7 @@ def test_an_init_that_gives_up(clean, image):
     result, seconds = timed(clean, "-vm", "img=stops")
     assert result.code == EXIT_HOST_FAULT
     assert b"the guest died" in result.err
-    assert seconds < 60
+    assert seconds < SOON
 
 
 def test_libvirt_down_at_submission(clean):
@@ -115,7 +116,7 @@ def test_libvirt_down_at_submission(clean):
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert result.err.count(b"\n") == 1
     assert b"libvirtd does not answer" in result.err
-    assert seconds < 60
+    assert seconds < SOON
     assert clean.job("exit 4\n").code == 4
 
 
@@ -147,7 +148,7 @@ def test_a_full_disk_for_the_guests_files(clean, full, kib, filled):
     assert result.err.count(b"\n") == 1
     assert b"pre-boot" in result.err or b"seed" in result.err
     assert b"No space left on device" in result.err
-    assert seconds < 60
+    assert seconds < SOON
 
 
 @pytest.mark.parametrize("filled", [True, False])
@@ -158,7 +159,7 @@ def test_a_full_disk_for_the_journal(clean, full, filled):
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert b"journal" in result.err
     assert b"No space left on device" in result.err
-    assert seconds < 50
+    assert seconds < SOON
 
 
 def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
@@ -179,7 +180,7 @@ def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
     assert re.search(rb"=>> vtorque: \S+: \| .*Kernel panic - not syncing: sysrq", result.err)
     assert not re.search(rb"[^\n -~]", result.err)
     assert len(result.err.splitlines()) < 55
-    assert seconds < 50
+    assert seconds < SOON
 
 
 def test_a_guest_prologue_of_the_site_that_fails(clean, config):

@@ -172,7 +172,7 @@ def test_qemu_killed_while_the_script_runs(node_again):
     os.kill(job.qemu(), signal.SIGKILL)
     killed = time.monotonic()
     err = waited(node, job)
-    assert time.monotonic() - killed < 60
+    assert time.monotonic() - killed < 240, "not at the deadline, 300 s"
     assert "died while the job ran" in err
     as_before(node, before, "QEMU killed in the run")
 

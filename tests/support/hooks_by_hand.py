@@ -118,7 +118,7 @@ class Hooks:
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         assert self.end(process)[0] == 0
-        assert time.monotonic() - killed < 60
+        assert time.monotonic() - killed < 240, "not at the deadline, 300 s"
 
     def wrapper(self, text="#!/bin/sh\necho ran\n", timeout=90):
         """Run the job shell as the user; return exit code, output, errors."""
