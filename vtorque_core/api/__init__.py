@@ -23,6 +23,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import EXIT_FAILED as EXIT_FAILED
 from vtorque_core.base.errors import EXIT_GUEST_DIED as EXIT_GUEST_DIED
 from vtorque_core.base.errors import EXIT_HOST_FAULT as EXIT_HOST_FAULT
+from vtorque_core.base.errors import EXIT_OUTPUT as EXIT_OUTPUT
 from vtorque_core.base.errors import EXIT_REFUSED as EXIT_REFUSED
 from vtorque_core.base.errors import ConfigError as ConfigError
 from vtorque_core.base.errors import HostFault as HostFault

@@ -111,15 +111,15 @@ class UsageError(VtorqueError):
 
 
 class OutputError(VtorqueError):
-    """Standard output cannot be written; what the command did before stands."""
+    """Standard output cannot be written; what the command did before stands.
 
-    exit_code = EXIT_OUTPUT
+    Without a message if it has no reader any longer, as after ``| head``.
+    """
 
-
-class ReaderGone(OutputError):
-    """Nobody reads standard output any longer, as after ``| head``. Commands say nothing of it."""
-
-    exit_code = EXIT_SIGNAL + signal.SIGPIPE
+    def __init__(self, error: OSError) -> None:
+        gone = isinstance(error, BrokenPipeError)
+        self.exit_code = EXIT_SIGNAL + signal.SIGPIPE if gone else EXIT_OUTPUT
+        super().__init__("" if gone else f"standard output: {error.strerror}")
 
 
 def printable(text: str, limit: int = 200) -> str:

@@ -16,7 +16,6 @@ from vtorque_core.base.errors import (
     EXIT_SIGNAL,
     EXIT_USAGE,
     OutputError,
-    ReaderGone,
     VtorqueError,
     printable,
 )
@@ -70,15 +69,13 @@ def telling(program: str) -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()  # Python's flush at exit would end in a traceback and status 120
+        return
     except VtorqueError as error:
-        if message := str(error):
-            sys.stderr.write(f"{program}: {message}\n")
-        sys.exit(error.exit_code)
+        message, code = str(error), error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write(f"{program}: interrupted\n")
-        sys.exit(EXIT_SIGNAL + signal.SIGINT)
+        message, code = "interrupted", EXIT_SIGNAL + signal.SIGINT
     except BrokenPipeError:
-        sys.exit(EXIT_SIGNAL + signal.SIGPIPE)
+        message, code = "", EXIT_SIGNAL + signal.SIGPIPE
     except OSError as error:
         place = f"{printable(str(error.filename))}: " if error.filename is not None else ""
         message, code = f"{place}{error.strerror or error}", EXIT_FAILED
@@ -87,8 +84,9 @@ def telling(program: str) -> Iterator[None]:
         except FileNotFoundError:
             message = "the current directory has been removed: change to another one"
             code = EXIT_USAGE
+    if message:
         sys.stderr.write(f"{program}: {message}\n")
-        sys.exit(code)
+    sys.exit(code)
 
 
 class _Stream(io.TextIOWrapper):
@@ -114,10 +112,7 @@ class _Stream(io.TextIOWrapper):
             with Path(os.devnull).open("wb") as null:  # what is still buffered goes there
                 os.dup2(null.fileno(), self.fileno())
             if self.fileno() == 1 and not is_own():
-                gone = isinstance(error, BrokenPipeError)
-                raise (
-                    ReaderGone() if gone else OutputError(f"standard output: {error.strerror}")
-                ) from None
+                raise OutputError(error) from None
 
 
 def open_streams() -> None:

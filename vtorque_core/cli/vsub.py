@@ -25,14 +25,7 @@ from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import (
-    asked,
-    check_share,
-    for_job,
-    needs,
-    note_of_unknown,
-    settle,
-)
+from vtorque_core.site.policy import asked, check_share, for_job, needs, settle
 from vtorque_core.site.request import make_request, requested
 
 DRY_RUN = "--dry-run"
@@ -79,8 +72,7 @@ def submit(argv: Sequence[str]) -> int:
             sys.stdout.write("bare metal: no virtual machine\n")
             return 0
         return submitter.submit(args, None, None)
-    note = note_of_unknown(site, plugins)
-    request = make_request(pairs, plugins.options(), args.shell, note=note)
+    request = make_request(pairs, plugins.options(), args.shell)
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = for_job(site, plugins, facts)
@@ -160,3 +152,7 @@ def bounds(option: Option[Any], limits: Limits) -> str:
         f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"
         for name, value in shown(option, limits).items()
     )
+
+
+if __name__ == "__main__":
+    main()

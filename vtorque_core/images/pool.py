@@ -61,10 +61,8 @@ def check_pool(pool: Path) -> None:
     if not pool.is_absolute():
         raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
     if not pool.is_dir():
-        raise HostFault(
-            f"image pool {pool} does not exist on this host. The nodes have the images: run this "
-            "command on a node. To make this host a node, run vtorque setup install"
-        )
+        make = "run this on a node, or make this host one: vtorque setup install"
+        raise HostFault(f"image pool {pool} does not exist on this host. The nodes have it: {make}")
     _check_slowly(pool)
 
 

@@ -121,17 +121,13 @@ def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
 WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.md)"
 
 
-def note_of_unknown(site: Site, plugins: Plugins) -> str:
+def _not_loaded(site: Site, plugins: Plugins) -> str:
     """Say which installed plugins, that may bring an unknown key, are not loaded here, and why."""
-    note = ""
-    if plugins.broken:
-        note = f" (plugins that could not be loaded here: {', '.join(sorted(plugins.broken))})"
-    for key in ("disable", "enable"):
-        named = key == "disable"
-        if off := [name for name in plugins.off if (name in site.plugins.disable) == named]:
-            where = site.origin(f"plugins.{key}")
-            note += f" (plugins that are disabled on this site by {where}: {', '.join(off)})"
-    return note
+    key = "disable" if site.plugins.disable else "enable"
+    off = f"are disabled on this site by {site.origin(f'plugins.{key}')}"
+    reasons = {"could not be loaded here": sorted(plugins.broken), off: plugins.off}
+    found = ((why, ", ".join(names)) for why, names in reasons.items() if names)
+    return "".join(f" (plugins that {why}: {names})" for why, names in found)
 
 
 def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
@@ -154,7 +150,7 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         shown = value.name if isinstance(value, FileData) else value
         problem: Refusal | None
         if key not in options:
-            problem = unknown_key(key, shown, options, note_of_unknown(site, plugins))
+            problem = unknown_key(key, shown, options, _not_loaded(site, plugins))
             if why := plugins.why_withheld("vtorque_options", key):
                 problem = replace(problem, message=why, fix=None)
         elif key in given:

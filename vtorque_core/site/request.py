@@ -152,7 +152,6 @@ def make_request(
     options: Mapping[str, Option[Any]],
     shell: str | None = None,
     cwd: Path | None = None,
-    note: str = "",
 ) -> Request:
     """Return the request of these pairs, with the files that they name read as the caller.
 
@@ -161,19 +160,16 @@ def make_request(
         options: all registered options, by key.
         shell: the user's own ``-S``.
         cwd: what relative paths are relative to; None is the current directory.
-        note: what to say of an unknown key, see :func:`policy.note_of_unknown`.
 
-    Runs as the user. Raises Refused with everything that is wrong: unknown keys, files that are
-    missing, unreadable, not regular or longer than MAX_FILE.
+    Runs as the user. Raises Refused for all files that are missing, unreadable, not regular or
+    longer than MAX_FILE.
     """
     refusals: list[Refusal] = []
     plain: Pairs = []
     files: dict[str, FileData] = {}
     for key, value in pairs:
         option = options.get(key)
-        if option is None:
-            refusals.append(unknown_key(key, value, options, note))
-        elif not option.names_file(value):
+        if option is None or not option.names_file(value):  # the policy refuses an unknown key
             plain.append((key, value))
         else:
             try:

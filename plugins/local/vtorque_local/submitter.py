@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import OutputError, Paths, UsageError, VtorqueError, printable
+from vtorque_core.api import EXIT_OUTPUT, OutputError, Paths, UsageError, VtorqueError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.submission import to_token
@@ -71,7 +71,8 @@ class LocalSubmitter:
                 sys.stdout.flush()
             except OutputError as error:
                 why = str(error) or "standard output has no reader"
-                raise OutputError(f"job {answer['id']} is submitted, but {why}") from None
+                sys.stderr.write(f"vsub: job {answer['id']} is submitted, but {why}\n")
+                return EXIT_OUTPUT
             if wanted.attributes.get("block") != "true":
                 return 0
             try:

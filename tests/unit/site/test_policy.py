@@ -17,8 +17,8 @@ from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.example import example
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_share, decide, needs
-from vtorque_core.site.request import Request
+from vtorque_core.site.policy import asked, check_share, decide, needs
+from vtorque_core.site.request import Request, make_request
 
 FILE = Path("/etc/vtorque/vtorque.toml")
 SCRIPT = FileData("pre.sh", b"#!/bin/sh\n")
@@ -169,6 +169,16 @@ def test_files_and_text_are_not_mixed_up(plugins):
     assert "must be text, not a file" in refusal.message
     (refusal,) = refusals(plugins, nothing=SCRIPT)
     assert "there is no -vm key" in refusal.message
+
+
+def test_unknown_keys_are_all_named_with_the_closest(plugins):
+    request = make_request([("RAM", "1G"), ("vcpu", "2"), ("\x1bzzzzz", "3")], plugins.options())
+    with pytest.raises(Refused) as caught:
+        asked(request, build(parse_toml(b""), plugins), plugins)
+    first, second, third = map(str, caught.value.refusals)
+    assert "RAM=1G: there is no -vm key" in first and "did you mean ram?" in first
+    assert "did you mean vcpus?" in second
+    assert "known keys: arch, disk," in third and third.isprintable()
 
 
 def test_unknown_keys_name_plugins_that_are_broken_here(plugins):

@@ -177,15 +177,6 @@ def test_files_that_cannot_be_read(tmp_path):
     assert make_request([("vm_prologue", "full")], OPTIONS, cwd=tmp_path).encode()
 
 
-def test_unknown_keys_are_all_named_with_the_closest():
-    with pytest.raises(Refused) as caught:
-        make_request([("RAM", "1G"), ("vcpu", "2"), ("\x1bzzzzz", "3")], OPTIONS)
-    first, second, third = map(str, caught.value.refusals)
-    assert "RAM=1G: there is no -vm key" in first and "did you mean ram?" in first
-    assert "did you mean vcpus?" in second
-    assert "known keys: arch, disk," in third and third.isprintable()
-
-
 # -- bytes ------------------------------------------------------------------------------------
 
 words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=50)

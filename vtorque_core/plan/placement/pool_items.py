@@ -10,6 +10,9 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.plan.placement.demand import Demand
 from vtorque_core.plan.placement.job_cores import NoFit, Taken
 
+_WAIT = "ask for less, or wait until other jobs here have ended"
+_FIX = {True: "ask for less: this never fits this node", False: _WAIT}  # by: it never fits
+
 
 def family(pool: str) -> str:
     """Return what pools of the same things have in common: ``pci`` of ``pci/vrdma``."""
@@ -60,7 +63,7 @@ def pools(
                     key=claim.key or claim.pool,
                     value=str(wanted[claim.pool]),
                     limit=f"{len(set(claim.items))} on this node, {len(free)} free",
-                    fix=_fix(wanted[claim.pool] > len(set(claim.items))),
+                    fix=_FIX[wanted[claim.pool] > len(set(claim.items))],
                 )
             near = claim.near
             free.sort(key=lambda item: item in near and near[item] not in home)
@@ -69,12 +72,6 @@ def pools(
             mine[claim.pool] = (*mine.get(claim.pool, ()), *got)
         result.append(mine)
     return result
-
-
-def _fix(never: bool) -> str:
-    if never:
-        return "ask for less: this never fits this node"
-    return "ask for less, or wait until other jobs here have ended"
 
 
 def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
@@ -95,7 +92,7 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
                     value=claim.show(claim.amount),
                     limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
                     where=claim.where or None,
-                    fix=_fix(wanted[claim.pool] > claim.total),
+                    fix=_FIX[wanted[claim.pool] > claim.total],
                 )
         result.append(dict(+mine))
     return result
