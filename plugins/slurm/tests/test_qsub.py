@@ -1,12 +1,11 @@
 """``vsub`` in front of Slurm's own qsub, with a double that calls sbatch as that does."""
 
-import sys
-
 import pytest
 
 from vtorque_core.api import Paths, UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import plugin
+from vtorque_slurm import qsub as qsub_submitter
 from vtorque_slurm.qsub import INNER, QsubSubmitter
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
@@ -27,7 +26,7 @@ def qsub(tmp_path, monkeypatch):
     for name, text in {"qsub": QSUB, "vsub": VSUB, "srun": "#!/bin/sh\n"}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "vsub")])
+    monkeypatch.setattr(qsub_submitter, "_myself", lambda: str(tmp_path / "vsub"))
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#PBS -vm note=x\n")
     site = PluginSite(Paths(), (Settings(command="qsub", bindir=str(tmp_path)),))
     found = plugin.submitter(site)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -110,7 +109,7 @@ def _take(option: str, words: list[str]) -> str:
 
 
 def _myself() -> str:
-    found = shutil.which(sys.argv[0])
-    if found is None:
-        raise UsageError(f"{sys.argv[0]}: not found, so qsub could not call it")
-    return str(Path(found).absolute())
+    vsub = Path(sys.prefix, "bin", "vsub")
+    if not vsub.exists():
+        raise UsageError(f"{vsub}: not found, so qsub could not call it")
+    return str(vsub)

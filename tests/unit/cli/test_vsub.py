@@ -196,7 +196,35 @@ def test_dry_run_submits_nothing_and_says_bare_metal(vsub):
     assert (code, "bare metal" in out) == (0, True)
 
 
-def test_the_wheel_of_the_core_declares_the_three_commands():
-    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
-    for command in ("vsub", "vmgr", "vtorque"):
-        assert f"{command} = " in text
+LAUNCHERS = {
+    "vsub": "vtorque_core/cli", "vmgr": "vtorque_core/cli", "vtorque": "vtorque_core/cli",
+    "vtorque-pool": "plugins/pool/vtorque_pool",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_wheels_bring_launchers_that_isolate_python(tmp_path, name):
+    """A json.py in PYTHONPATH was run by vsub, and PYTHONHOME kept Python from starting."""
+    top = Path(__file__).resolve().parents[3]
+    launcher = top / LAUNCHERS[name] / "launchers" / name
+    project = launcher.parents[2] if name == "vtorque-pool" else top
+    target = f'"{launcher.relative_to(project)}" = "{name}"'
+    text = (project / "pyproject.toml").read_text()
+    assert target in text and "[project.scripts]" not in text
+    (tmp_path / "bin").mkdir()
+    installed = tmp_path / "bin" / name
+    installed.write_bytes(launcher.read_bytes())
+    installed.chmod(0o755)
+    (tmp_path / "link").symlink_to(installed)
+    # The Python beside it, which a virtual environment would be.
+    (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin/python3").chmod(0o755)
+    for module in ("json", "signal", "click", "vtorque_core"):
+        (tmp_path / f"{module}.py").write_text("print('foreign')\n")
+    hostile = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PATH": "/nowhere"}
+    for path in (installed, tmp_path / "link"):
+        done = subprocess.run(
+            [path, "--help"], env=hostile, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.lower().startswith(f"usage: {name}")
