@@ -245,6 +245,7 @@ class RecordedNode:
             *(top / name for name in ("domains", "images", "tables", "tools", "shm")),
         ):
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        site.path.touch()  # processes of the node read it
         if sysfs is not None:
             sysfs(top / "sys")
             covers[Path("/sys")] = top / "sys"
