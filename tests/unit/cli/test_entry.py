@@ -168,9 +168,10 @@ def slurm_hook(_: Path) -> list[str]:
 def torque_hook(top: Path) -> list[str]:
     from vtorque_pbs.torque import hooks
 
-    lines = hooks.prologue(PLACE, top / "prologue", "first").decode().splitlines()
-    (line,) = (line for line in lines if " prologue first " in line)
-    return shlex.split(line)
+    lines = hooks.prologue(PLACE, top / "prologue", "first", top).decode().splitlines()
+    first, again = (line for line in lines if " prologue first " in line)
+    assert again.strip() == first
+    return shlex.split(first)
 
 
 def openpbs_hook(_: Path) -> list[str]:

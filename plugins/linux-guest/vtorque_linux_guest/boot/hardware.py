@@ -26,6 +26,7 @@ from vtorque_linux_guest.guest.contract import (
     CANCEL_MARKER,
     CANCEL_PORT,
     CANCEL_SOCKET,
+    DATA,
     EPILOGUE_MARKER,
 )
 from vtorque_linux_guest.settings import Settings, site_scripts
@@ -33,7 +34,6 @@ from vtorque_linux_guest.settings import Settings, site_scripts
 DATA_SERIAL = "vtdata"
 """Serial number of the user's disk; the core opens the file as the user."""
 
-DATA = "/data"
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
 _RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
 # In these directories a link to a user's directory would give that user root in the guest.

@@ -32,6 +32,9 @@ CANCEL_MARKER = "on-cancel"
 BREAK_MARKER = "break-expected"
 """In the run_dir, root's: until which time.time() the ports may break and come again."""
 
+DATA = "/data"
+"""Where the user's own disk is mounted in the job's first guest."""
+
 AS_USER = f"{SITE}/cloud-config/as-user"
 """Becomes the job's user, and does what their cloud-config says."""
 

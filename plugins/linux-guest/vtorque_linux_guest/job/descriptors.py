@@ -11,7 +11,6 @@ import fcntl
 import os
 import socket
 import stat
-import termios
 from collections.abc import Callable
 
 PIPE_BUF = 4096
@@ -110,6 +109,8 @@ def _typed_ahead(terminal: int) -> int:
     Among these the kernel has put a NUL for each Ctrl-D (n_tty.c, ``__DISABLED_CHAR``). Without it
     the guest's shell would wait for ever for the end of input, as from script(1) in a service.
     """
+    import termios  # noqa: PLC0415 - few jobs have a terminal
+
     held = array.array("i", [0])
     fcntl.ioctl(terminal, termios.FIONREAD, held)
     return held[0]

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.read_apart import Unreadable, read_apart
-from vtorque_core.api.vm_options import DISK
-from vtorque_linux_guest.boot.hardware import DATA, has_data
-from vtorque_linux_guest.guest.contract import AS_USER
+from vtorque_linux_guest.guest.contract import AS_USER, DATA
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
@@ -61,8 +59,9 @@ def await_ready(
     if guest.request.values.get("cloud_config") and reason.startswith(_USERS):
         raise Refused(f"your cloud-config, in guest {guest.hostname}: {reason}")
     chown = f"command chown {guest.user.uid}:{guest.user.gid} {DATA}: "
-    if has_data(guest) and reason.startswith((f"mount {DATA}: ", chown)):
-        raise Refused(f"disk={guest[DISK]}, in guest {guest.hostname}: {reason}")
+    disk = guest.request.values.get("disk")
+    if disk and guest.rank == 0 and reason.startswith((f"mount {DATA}: ", chown)):
+        raise Refused(f"disk={disk}, in guest {guest.hostname}: {reason}")
     if verdict[:1] == _SILENT:
         reason += "; [node] start_timeout is the limit, its console's log may say more"
     raise HostFault(reason, stage=f"guest {guest.hostname}")

@@ -260,7 +260,7 @@ def torque_xml(job_id, job):
         element("exec_host", job["exec_host"]), element("Hold_Types", job["hold"]),
         element("exec_gpus", job.get("exec_gpus", "")),
         element("interactive", "True") if job["interactive"] else "",
-        element("Rerunable", str(job["rerunable"] == "y")),
+        element("Rerunable", str(job.get("rerunable", "y") == "y")),
         "<Resource_List>" + "".join(element(*r) for r in job["resources"].items())
         + "</Resource_List>",
         element("Variable_List", listed(job, "torque")),
