@@ -16,11 +16,15 @@ from vtorque_core.site import load
 from vtorque_core.site.plugins import Plugins
 
 BIN = Path(sys.executable).parent
-# As the command, which takes no PYTHONPATH from root's caller (test_entry.py).
+# As the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).
 VTORQUE = """
 from vtorque_core.cli.lazy import run
 from vtorque_core.cli.admin import vtorque
 run(vtorque, "vtorque")
+"""
+VMGR = """
+from vtorque_core.cli.vmgr import main
+main()
 """
 ACME = """
 from vtorque_core.api import Command, hookimpl
@@ -53,7 +57,7 @@ def call(tmp_path):
         }  # fmt: skip
         program = [sys.executable, "-c", VTORQUE]
         if argv[0] == "vmgr":
-            program = [BIN / "vmgr", "--config", config]
+            program = [sys.executable, "-c", VMGR, "--config", config]
         return subprocess.run(
             [*program, *argv[1:]], capture_output=True, text=True, env=environ, check=False
         )
