@@ -108,8 +108,8 @@ def read_apart(
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
     """Send a call to the process that reads; to a new one until ``stack`` ends, if there is none.
 
-    A child of who has it asks it, too: it knows nothing of what was learnt since. Returns the
-    socket of the process that was asked. Raises ReaderGone, HostFault.
+    A forked child uses its parent's process, which does not have the child's later secrets. Returns
+    the socket of the process that was asked. Raises ReaderGone, HostFault.
     """
     if _asking is not None:
         try:

@@ -47,7 +47,7 @@ def test_block_ends_with_the_scripts_code(site, code, seen, capfd):
     ],
 )
 def test_vsub_that_cannot_print_the_id_says_it_on_standard_error(site, redirection, why):
-    """The job is submitted: whoever takes that for a failure submits it twice."""
+    """The job is submitted, so exit status 1 would make a caller submit it twice."""
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
     reader, without_reader = os.pipe()

@@ -105,7 +105,7 @@ def moved(cluster, job_id, source, to, guests=1):
 def ends_right(cluster, job_id):
     """All was said and written once, in order, also after now; the exit code is the script's."""
     before = len(said(cluster)), len(said(cluster, "sister"))
-    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="it goes on")
+    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="more output")
     cluster.script("", "enough")
     cluster.wait_state(job_id, "FAILED")
     assert cluster.show(job_id)["ExitCode"] == "7:0"
