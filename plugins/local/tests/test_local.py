@@ -67,8 +67,9 @@ def test_an_interrupted_wait_says_that_the_job_still_runs(site):
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
     vsub = subprocess.Popen(
-        [Path(sys.executable).parent / "vsub", "--config", config, "-vm", "none",
-         "-W", "block=true", site.script("exit 0\n")],
+        # A shell lets its background processes ignore SIGINT, perhaps also that of these tests.
+        ["env", "--default-signal=INT", Path(sys.executable).parent / "vsub", "--config", config,
+         "-vm", "none", "-W", "block=true", site.script("exit 0\n")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert vsub.stdout is not None

@@ -69,14 +69,11 @@ class LocalSubmitter:
             try:
                 sys.stdout.write(f"{answer['id']}\n")
                 sys.stdout.flush()
+                return _wait(lines) if wanted.attributes.get("block") == "true" else 0
             except OutputError as error:
                 why = str(error) or "standard output has no reader"
                 sys.stderr.write(f"vsub: job {answer['id']} is submitted, but {why}\n")
                 return EXIT_OUTPUT
-            if wanted.attributes.get("block") != "true":
-                return 0
-            try:
-                return _wait(lines)
             except KeyboardInterrupt:
                 sys.stderr.write(
                     f"\nvsub: interrupted; job {answer['id']} is still queued or running. "
