@@ -448,13 +448,15 @@ def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
     assert extensions.load(config, GROUP)[1].found == ()
 
 
-def test_the_samplers_processes_import_no_other_plugins_acting_module():
+def test_the_samplers_processes_import_no_other_plugins_acting_module(tmp_path):
     """They start while guests boot, and would import nearly all of vTorque."""
+    config = tmp_path / "vtorque.toml"
+    config.touch()
     code = f"""
 import sys
 from pathlib import Path
 from vtorque_core.live import extensions
-extensions.load(Path("/nonexistent"), {GROUP!r})
+extensions.load(Path({str(config)!r}), {GROUP!r})
 print(*sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
