@@ -39,7 +39,10 @@ def author():
             (packages / path.name).symlink_to(path)
     for name in PROGRAMS:
         text = Path(sysconfig.get_path("scripts"), name).read_text()
-        (venv / "bin" / name).write_text(f"#!{venv}/bin/python\n{text.partition(chr(10))[2]}")
+        first, rest = text.split("\n", 1)
+        if first != "#!/bin/sh":  # our own launchers find the Python beside them
+            first = f"#!{venv}/bin/python"
+        (venv / "bin" / name).write_text(f"{first}\n{rest}")
         (venv / "bin" / name).chmod(0o755)
     run("chown", "-hR", USER, home)
     yield who
