@@ -257,6 +257,12 @@ def config(node):
 
 
 @pytest.fixture
+def no_deadline(config):
+    """Let starts take an hour: a job that ends within the test's own limit has waited for none."""
+    config("node", "start_timeout = 3600")
+
+
+@pytest.fixture
 def two_slots(node):
     """Let the batch system run two jobs at once; its default is one."""
 

@@ -98,7 +98,7 @@ def test_a_debian_guest_boots_from_an_added_disk(clean, add, config, scratch):
     assert image["cmdline"].startswith("root=UUID=")
 
     script = "#!/bin/sh\n. /etc/os-release; echo $ID $VERSION_ID; findmnt -no UUID /; exit 7\n"
-    result = node.job(script, "-vm", f"img={NAME},ram=768M,vcpus=2", timeout=400)
+    result = node.job(script, "-vm", f"img={NAME},ram=768M,vcpus=2")
     assert result.code == 7, result.err
     name, version, uuid = result.out.decode().split()
     assert (name, version) == ("debian", "12")

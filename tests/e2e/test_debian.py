@@ -75,7 +75,7 @@ def test_a_guest_may_be_of_another_release(clean):
         "systemctl is-system-running --wait >/dev/null; systemctl --failed --no-legend\n"
     )
     try:
-        result = clean.job(text, "-vm", "img=debian13,ram=512M,vcpus=2", timeout=400)
+        result = clean.job(text, "-vm", "img=debian13,ram=512M,vcpus=2")
     finally:
         clean.root("vmgr", "images", "remove", "debian13")
     assert (result.code, result.err) == (0, b"")

@@ -150,8 +150,9 @@ def test_wrapper_killed(node_again):
     as_before(node, before, "wrapper killed")
 
 
+@pytest.mark.usefixtures("no_deadline")
 def test_qemu_killed_while_the_guest_boots(node_again):
-    """The end of the guest is seen at once, not at the deadline of five minutes."""
+    """The end of the guest is seen at once, not at the deadline."""
     node, before = node_again
     job = Hooks(node, "qb.faults")
     process = job.start("prologue")
@@ -166,13 +167,12 @@ def test_qemu_killed_while_the_guest_boots(node_again):
     as_before(node, before, "QEMU killed in the boot")
 
 
+@pytest.mark.usefixtures("no_deadline")
 def test_qemu_killed_while_the_script_runs(node_again):
     node, before = node_again
     job = running(node)
     os.kill(job.qemu(), signal.SIGKILL)
-    killed = time.monotonic()
     err = waited(node, job)
-    assert time.monotonic() - killed < 240, "not at the deadline, 300 s"
     assert "died while the job ran" in err
     as_before(node, before, "QEMU killed in the run")
 

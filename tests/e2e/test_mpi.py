@@ -77,7 +77,7 @@ def test_mpirun_needs_no_flag(mpi, clean):
         "echo == own\n"
         "echo $HYDRA_HOST_FILE\n"
         "HYDRA_HOST_FILE=/dev/null; HYDRA_LAUNCHER=fork mpirun.mpich -n 1 hostname\n",
-        *ARGS, timeout=420,
+        *ARGS,
     )  # fmt: skip
     assert result.code == 0, (result.out, result.err)
     zero, one = hosts(mpi)
@@ -99,7 +99,7 @@ def test_the_users_own_variables_win(mpi, clean):
     result = clean.job(
         "#!/bin/sh\necho $HYDRA_HOST_FILE $OMPI_MCA_plm $PRTE_MCA_plm. $I_MPI_HYDRA_BOOTSTRAP\n"
         "cat $I_MPI_HYDRA_HOST_FILE\n",
-        "-v", "HYDRA_HOST_FILE=/mine,OMPI_MCA_plm=isolated", timeout=120,
+        "-v", "HYDRA_HOST_FILE=/mine,OMPI_MCA_plm=isolated",
     )  # fmt: skip
     assert result.out.decode().splitlines() == [
         "/mine isolated . ssh", f"v{mpi_node()}",

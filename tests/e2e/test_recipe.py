@@ -156,7 +156,7 @@ def ready_after(node, name):
     mark.unlink(missing_ok=True)
     start = time.time()
     vm = f"img={name},ram=768M,vcpus=2"
-    result = node.job("#!/bin/sh\n: > mark\n", "-vm", vm, timeout=400)
+    result = node.job("#!/bin/sh\n: > mark\n", "-vm", vm)
     assert result.code == 0, result.err
     return mark.stat().st_mtime - start
 
@@ -177,7 +177,7 @@ def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, sto
 def test_it_runs_mpi_and_has_what_the_recipe_adds(clean, image):
     result = clean.job(
         "#!/bin/sh\ncat /etc/made-by-command /etc/made-by-package\nmpirun /opt/app/hello | sort\n",
-        "-vm", f"img={IMAGE},ram=768M,vcpus=1,vms_per_node=2", timeout=400,
+        "-vm", f"img={IMAGE},ram=768M,vcpus=1,vms_per_node=2",
     )  # fmt: skip
     assert result.code == 0, result.err
     assert result.out == b"Linux\nhello\nhello from 0 of 2\nhello from 1 of 2\n"

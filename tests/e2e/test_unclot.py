@@ -151,7 +151,7 @@ def test_two_debian_guests_share_memory(guest):
     result = guest.job(
         "#!/bin/sh\ncd\npython3 share.py write $VTORQUE_SHMEM\n"
         f"ssh v{host}-1 python3 share.py read $VTORQUE_SHMEM\n",
-        "-vm", "img=debian,ram=512M,vms_per_node=2,unclot=true,unclot_shmem=128M", timeout=400,
+        "-vm", "img=debian,ram=512M,vms_per_node=2,unclot=true,unclot_shmem=128M",
     )  # fmt: skip
     uid = guest.home.stat().st_uid
     content = random.Random(7).randbytes(128 << 20)  # noqa: S311

@@ -36,7 +36,7 @@ def test_two_guests_of_a_job_play_ping_pong(rdma, clean):
         "sleep 2\n"
         'ssh $other ". gid.sh; id -un; ibv_rc_pingpong -d rxe0 -g \\$(gid) $(hostname)"\n'
         "wait $server; cat server.out\n",
-        "-vm", f"img={IMAGE},ram=768M,vms_per_node=2,vrdma=true", timeout=420,
+        "-vm", f"img={IMAGE},ram=768M,vms_per_node=2,vrdma=true",
     )  # fmt: skip
     assert result.code == 0, (result.out, result.err)
     said = result.out.decode()
@@ -58,7 +58,7 @@ def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
             f"#!/bin/bash\n{GID}"
             f"stdbuf -oL timeout 30 ibv_rc_pingpong -d rxe0 -g $(gid) {ip}\n"
         ),
-        *args, timeout=400,
+        *args,
     )  # fmt: skip
     assert code != 0
     assert "remote address" in said, said  # so they had met
@@ -69,7 +69,7 @@ def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
 @pytest.mark.full
 def test_an_image_without_soft_roce_is_the_reason(node, clean):
     """The micro image has no packages at all; a missing module: plugins/vrdma/tests."""
-    result = clean.job("#!/bin/sh\necho RAN\n", "-vm", "img=micro,vrdma=true", timeout=120)
+    result = clean.job("#!/bin/sh\necho RAN\n", "-vm", "img=micro,vrdma=true")
     assert result.code != 0
     assert b"RAN" not in result.out
     assert b"packages cannot be installed in image micro" in result.err

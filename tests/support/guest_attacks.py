@@ -14,6 +14,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from users import TIMEOUT
+
 PLACE = Path("/srv/vtorque-e2e-attack")
 MARK = b"\n# -- tests/e2e/guest_root: until here the node's own\n"
 CONFIG = f"""
@@ -69,7 +71,7 @@ def armed(node):
         shutil.rmtree(PLACE, ignore_errors=True)
 
 
-def attack(node, text, *args, timeout=120):
+def attack(node, text, *args, timeout=TIMEOUT):
     """Run a script as root in a guest; return the job's result and each attack's outcome."""
     result = node.job(HEAD + text, *args, timeout=timeout)
     assert result.code != 99, "the script was not root in the guest"

@@ -121,7 +121,7 @@ def test_open_mpi_over_two_nodes(mpi, clean):
         "srun -n1 echo one & srun -n1 echo two & wait\n"
         "ssh vn2 hostname\n"
         "mpirun sh -c 'echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)'\n",
-        "-N2", "-w", "n1,n2", *MPI, timeout=400,
+        "-N2", "-w", "n1,n2", *MPI,
     )  # fmt: skip
     assert code == 0, (out, err)
     lines = out.decode().splitlines()
