@@ -1,12 +1,14 @@
-"""Tests of functions run on all cores; those of whole jobs one after the other.
+"""Run tests of functions on all cores, and tests of whole jobs one after the other.
 
-With guests they look whether the whole machine is as before, so each has to be alone.
+Tests of whole jobs check that the machine is as it was before, so nothing may run beside them.
+With ``--machines N`` they run in N machines of ``scripts/machine`` at once, each with its own node.
 """
 
 import ctypes
 import gc
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,11 +16,76 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MADV_COLLAPSE = 25  # madvise(2), since Linux 6.1
 _LARGE = 4 << 20  # bytes
 _ALL_E2E = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.e2e\b", re.MULTILINE)
+
+
+_CLUSTER = "tests/e2e/slurm"  # its files share a cluster
+_LONGEST = (
+    _CLUSTER,
+    "tests/e2e/test_suspend.py",
+    "tests/e2e/test_warm.py",
+    "tests/e2e/test_userdisk.py",
+    "tests/e2e/test_personal.py",
+    "tests/e2e/guest_root/test_attacks.py",
+    "tests/e2e/test_packet_filter.py",
+    "tests/e2e/test_hypervisor.py",
+    "tests/e2e/test_bad_start.py",
+    "plugins/pool/tests/test_ec2.py",
+)  # each longer than what follows; the other files fill up the machines in the end
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--machines``."""
+    parser.addoption(
+        "--machines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="as root: run the tests in N machines of scripts/machine, each file in one of them",
+    )
+
+
+def _in_a_machine(config: pytest.Config) -> bool:
+    return bool(config.option.machines) and hasattr(config, "workerinput")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Start the workers of ``--machines``: each is a Python that scripts/machine runs."""
+    if config.option.machines and not _in_a_machine(config):
+        if os.geteuid():
+            raise pytest.UsageError("--machines: scripts/machine must be run as root")
+        python = shlex.join([str(config.rootpath / "scripts/machine"), sys.executable])
+        config.option.dist = "loadscope"
+        config.option.loadscopereorder = False
+        config.option.tx = [f"popen//python={python}"] * config.option.machines
+
+
+def _scope(nodeid: str) -> str:
+    return _CLUSTER if nodeid.startswith(_CLUSTER) else nodeid.partition("::")[0]
+
+
+class _FileScheduling(LoadScopeScheduling):
+    """Gives a worker that is free the next file, or all files that need the cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _FileScheduling | None:
+    """Schedule files with ``--machines``, and tests as xdist does otherwise."""
+    return _FileScheduling(config, log) if config.option.machines else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that all machines are busy to the end."""
+    if config.option.machines:
+        rank = {name: number for number, name in enumerate(_LONGEST)}
+        items.sort(key=lambda item: rank.get(_scope(item.nodeid), len(rank)))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -51,6 +118,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from vtorque_core.node.end import teardown  # noqa: PLC0415
 
         teardown._THREADS_END = 0.0
+        if _in_a_machine(config):
+            config.option.basetemp = None  # xdist's is the host's, which the machine does not see
     elif _is_quick(config) and not config.option.basetemp and os.geteuid() == 0:
         _files_in_memory(config)
 
