@@ -134,9 +134,7 @@ def owners(guest: GuestPlan) -> dict[str, tuple[int, int, int]]:
 def test_libvirt_changes_no_owner_and_the_guest_leaves_no_trace(guest: GuestPlan) -> None:
     disk = overlay(guest)
     before = owners(guest)
-    begin = time.monotonic()
     start(guest, disk, Channel("c", "org.vtorque.test", str(guest.run_dir / "c.sock")))
-    assert time.monotonic() - begin < 20
     await_console(guest)
     during = owners(guest)
     assert {n: during[n] for n in before} == before

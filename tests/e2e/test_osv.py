@@ -235,10 +235,8 @@ def _spooled(osv, job):
 
 
 def test_an_endless_loop_ends_at_walltime(osv):
-    begin = time.monotonic()
     result = osv.job("/prog loop\n", *VM, "-l", "walltime=4")
     code, out = result.code, result.out
-    assert time.monotonic() - begin < 30
     linux = osv.job("#!/bin/sh\nwhile :; do :; done\n", "-l", "walltime=3")
     assert (code, out) == (linux.code, b"looping\n")
 
@@ -246,10 +244,8 @@ def test_an_endless_loop_ends_at_walltime(osv):
 def test_a_running_guest_is_cancelled_at_once(osv):
     job = osv.submit("/prog loop\n", *VM)
     osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
-    begin = time.monotonic()
     osv.as_user("vmgr", "cancel", job)
     osv.wait_for(lambda: osv.state_of(job) is None, what="the job's end")
-    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_one_user_cannot_use_up_the_batch_system(guest):
         "        s.connect(sys.argv[1]); socket.send_fds(s, [b'{' + b'x' * 60000], [null] * 3)\n"
         "    except OSError: pass\n"
         "    held.append(s)\n"
-        "print('up', flush=True)\ntime.sleep(60)\n"
+        "print('up', flush=True)\ntime.sleep(3600)\n"
     )
     path = str(guest.run_dir / "local.sock")
     holder = subprocess.Popen(
@@ -192,9 +192,7 @@ def test_one_user_cannot_use_up_the_batch_system(guest):
     )  # fmt: skip
     try:
         assert holder.stdout.readline() == b"up\n"
-        began = time.monotonic()
-        guest.as_user("vmgr", "ps")
-        assert time.monotonic() - began < 9  # a silent client is heard for 10 s
+        guest.as_user("vmgr", "ps")  # one after the other, silent clients would take 10 s each
         assert guest.job("#!/bin/sh\necho mine\n", "-vm", "none").out == b"mine\n"
     finally:
         holder.kill()

@@ -225,12 +225,10 @@ def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: P
         one.start()
     with guest(kernel, place, init_script("while :; do cat /home/big >/dev/null; done")) as qemu:
         console(qemu)
-        begun = time.monotonic()
         for one in shares:
             script = "import sys, time; from vtorque_core.resources import user_daemon; "
             script += "user_daemon.stop(sys.argv[1], time.monotonic() + 30)"
             subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=180)
-        assert time.monotonic() - begun < 30
         assert [holders(one.lock) for one in shares] == [set(), set()]
         log = (place / "run/home.log").read_text()
     assert daemons.CONNECTED.search(log)
