@@ -211,9 +211,9 @@ def node(request):
 
 
 @contextlib.contextmanager
-def packet_filter(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC):
+def packet_filter(ip=IP, ports=("udp/7", "tcp/7"), mac=MAC, ipv6=False):
     own = guard("test", "vt-br", ports, dhcp=ip is None)
-    table = Netfilter(tap_name(mac), mac, ip, own, LIMIT)
+    table = Netfilter(tap_name(mac), mac, ip, own, LIMIT, ipv6)
     table.create()
     try:
         yield table
@@ -421,7 +421,7 @@ def test_destinations_that_answer_have_no_rate_limit(monkeypatch):
 @pytest.mark.parametrize("kind", ["arp", "echo", "ipv6"])
 def test_invented_senders_leave_room_in_the_neighbor_table(node, kind):
     """If vTorque does not know the guest's address, the guest may use several."""
-    with packet_filter(None):
+    with packet_filter(None, ipv6=True):
         for number in range(1, 5000):
             source = f"10.86.{100 + number // 250}.{1 + number % 250}"
             source6 = f"fd00:86::5:{number:x}"
@@ -466,11 +466,20 @@ def late_header(kind):
     return ipv6(struct.pack("!BBHI", 60, 0, 1, 7) + bytes([58, 1]) + bytes(6), 44)
 
 
+def behind_header(number, content, kind=134):
+    """Return an ICMPv6 packet with one extension header, which has eight bytes (RFC 8200)."""
+    whole = icmpv6(kind)
+    head = bytes([whole[6]]) + content
+    length = struct.pack("!HB", len(whole) - 40 + len(head), number)
+    return whole[:4] + length + whole[7:40] + head + whole[40:]
+
+
 def dhcp_packet(source, target, operation=1, mac=MAC, address=IP):
     return ipv4(udp(source, target, dhcp(operation, mac)), UDP, address, EVERYBODY)
 
 
-# name: EtherType, payload, passes if vTorque assigns the address, passes if it does not
+# name: EtherType, payload, passes if vTorque assigns the address, passes if it does not (IPv6: only
+# with ipv6 = true)
 FRAMES = {
     "udp": (IPV4, ipv4(udp(9, 9), UDP), True, True),
     "udp with options": (IPV4, ipv4(udp(9, 9), UDP, ihl=7), True, True),
@@ -511,6 +520,19 @@ FRAMES = {
     "pxe boot server": (IPV4, ipv4(udp(4011, 4011), UDP, target=OTHER), False, False),
     "dhcpv6 server": (IPV6, ipv6(udp(547, 546), UDP), False, False),
     "router advertisement": (IPV6, icmpv6(134), False, False),
+    "router advertisement behind a hop-by-hop header": (
+        IPV6, behind_header(0, b"\0\x01\x04\0\0\0\0"), False, False
+    ),
+    "router advertisement behind destination options": (
+        IPV6, behind_header(60, b"\0\x01\x04\0\0\0\0"), False, False
+    ),
+    "router advertisement in one fragment": (IPV6, behind_header(44, bytes(7)), False, False),
+    "first fragment of a router advertisement": (
+        IPV6, behind_header(44, b"\0\0\x01\0\0\0\x07"), False, False
+    ),
+    "router advertisement in a vlan": (0x8100, b"\0\x01\x86\xdd" + icmpv6(134), False, False),
+    "router advertisement in vlan 0": (0x8100, b"\0\0\x86\xdd" + icmpv6(134), False, False),
+    "router renumbering": (IPV6, icmpv6(138), False, False),
     "ipv6 redirect": (IPV6, icmpv6(137), False, False),
     "mld query": (IPV6, icmpv6(130), False, False),
     "late header": (IPV6, late_header(134), False, False),
@@ -536,7 +558,16 @@ FRAMES = {
     "vlan": (0x8100, b"\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False),
     "vlan 0": (0x8100, b"\0\0\x08\0" + ipv4(udp(9, 9), UDP), False, False),
     "provider vlan": (0x88A8, b"\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False),
+    "vlan in provider vlan": (
+        0x88A8, b"\0\x01\x81\0\0\x01\x08\0" + ipv4(udp(9, 9), UDP), False, False
+    ),
     "pppoe": (0x8863, bytes(40), False, False),
+    "ipv4 in pppoe": (
+        0x8864, b"\x11\0\0\x01\0\x1e\0\x21" + ipv4(udp(9, 9), UDP), False, False
+    ),
+    "ipv6 in pppoe": (0x8864, b"\x11\0\0\x01\0\x3a\0\x57" + icmpv6(134), False, False),
+    "mpls": (0x8847, b"\0\0\x01\xff" + ipv4(udp(9, 9), UDP), False, False),
+    "snap": (90, b"\xaa\xaa\3\0\0\0\x86\xdd" + icmpv6(134).ljust(82, b"\0"), False, False),
     "roce": (0x8915, bytes(40), False, False),
     "lldp": (0x88CC, bytes(40), False, False),
     "llc": (60, b"\x42\x42\x03" + bytes(57), False, False),
@@ -544,17 +575,20 @@ FRAMES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("ipv6_key", [False, True], ids=["ipv4", "ipv6"])
 @pytest.mark.parametrize("ip", [IP, None], ids=["assigned", "unassigned"])
-def test_only_these_frames_pass(ip):
+def test_only_these_frames_pass(ip, ipv6_key):
+    wanted = {}
     with own_network():
         node = Node()
-        with packet_filter(ip):
+        with packet_filter(ip, ipv6=ipv6_key):
             passed = {}
-            for name, (kind, payload, *_) in FRAMES.items():
+            for name, (kind, payload, assigned, unassigned) in FRAMES.items():
                 list(node.drain(node.other))
                 node.send(payload, kind, target="ff:ff:ff:ff:ff:ff")
                 passed[name] = any(each[6:12] == mac_bytes(MAC) for each in node.drain(node.other))
-    assert passed == {name: wants[0 if ip else 1] for name, (_, _, *wants) in FRAMES.items()}
+                wanted[name] = assigned if ip else unassigned and (ipv6_key or kind != IPV6)
+    assert passed == wanted
 
 
 def test_dhcp_client_sends_a_limited_number_of_requests(node):

@@ -98,7 +98,8 @@ class Interface(ListElement):
     ``user``: QEMU's own network, which has no source.
 
     ``filtered``: the core drops frames from the guest with another MAC, and with another source
-    address (IPv4, ARP; all IPv6) if ``ip`` is set. Linux cannot filter ``direct``: refused.
+    address (IPv4, ARP) if ``ip`` is set. IPv6 passes only with ``ipv6`` and without ``ip``. Linux
+    cannot filter ``direct``: refused.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/interface.xml.j2"
@@ -109,6 +110,7 @@ class Interface(ListElement):
     mac: str
     ip: str | None = None
     filtered: bool = True
+    ipv6: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mac", self.mac.lower())  # so that equal MACs compare equal

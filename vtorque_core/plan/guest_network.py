@@ -100,6 +100,7 @@ def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
             mac=nic.mac,
             ip=nic.ip,
             filtered=nic.filtered,
+            ipv6=network.ipv6,
         )
 
 

@@ -44,7 +44,7 @@ _FILTER = Path(__file__).with_name("filter")
 _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, DHCP, DHCPv6
 
 
-def rules(tap: str, mac: str, ip: str | None, connections: int = 0) -> str:
+def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
     """Return the nft script that filters one guest's NIC; it replaces tables with that name.
 
     Raises ValueError.
@@ -55,12 +55,12 @@ def rules(tap: str, mac: str, ip: str | None, connections: int = 0) -> str:
         ip: the only IPv4 address from which the guest may send; None: the address is unknown.
         connections: the limit of the guest's connections that the node tracks, at least 64; 0 if
             the node tracks no connections.
+        ipv6: whether a guest whose address is unknown may send IPv6 (never as a router).
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
     parts = ["removal", "common", "unassigned" if ip is None else "static"]
-    if connections:
-        parts.append("connections")
+    parts += ["ipv6"] * (ipv6 and ip is None) + ["connections"] * bool(connections)
     return _script(
         *parts,
         tap=tap,
@@ -210,7 +210,7 @@ class Netfilter(CoreResource):
     """The packet filter of one guest NIC, by the name of its tap device.
 
     ``guard``: the script of the node's own table (:func:`guard`), which is loaded with the filter
-    but not released with it. ``connections``: the limit for :func:`rules`.
+    but not released with it. ``connections``, ``ipv6``: see :func:`rules`.
     """
 
     kind = "netfilter"
@@ -220,11 +220,13 @@ class Netfilter(CoreResource):
     ip: str | None = None
     guard: str = unjournalled("")
     connections: int = unjournalled(0)
+    ipv6: bool = unjournalled(False)
 
     def create(self) -> None:
         """Load the tables in one transaction. Raises HostFault (nft missing or refusing)."""
         tracks = self.guard or _CONNTRACK.exists()  # the guard makes the node track connections
-        load(rules(self.tap, self.mac, self.ip, self.connections if tracks else 0) + self.guard)
+        limit = self.connections if tracks else 0
+        load(rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard)
 
     def release(self) -> None:
         """Delete the tables and the guest's tracked connections. Raises HostFault."""

@@ -48,6 +48,8 @@ def _alone(table: str, network: Network | ExtraNetwork) -> Iterator[Problem]:
         yield table, "addressing", "needs command = an absolute path of a program"
     if network.node_ports and network.kind != "network":
         yield table, "node_ports", 'has an effect with kind = "network" only'
+    if network.ipv6 and assigns(network):
+        yield table, "ipv6", 'has an effect with addressing = "dhcp" or "none" only'
 
 
 def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:

@@ -272,6 +272,11 @@ class Network:
         None,
         _at_least(64),
     )
+    ipv6: bool = setting(
+        False,
+        "let guests send IPv6, but never as a router; with addressing dhcp or none only, where "
+        "vTorque does not assign the address",
+    )
     filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
     opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
 
@@ -305,6 +310,7 @@ class ExtraNetwork:
         (), "ports of the node itself that guests reach by a libvirt network", None, _ports
     )
     mtu: int = setting(0, "largest packet in bytes; 0: the network's own", None, _mtu)
+    ipv6: bool = setting(False, "as in [network]")
     filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
     opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
 

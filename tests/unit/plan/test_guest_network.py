@@ -211,6 +211,15 @@ def test_an_extra_network_without_room_is_named():
         list(guest_network.claims(site_with(hpc=small), on("node99"), 1, 0))
 
 
+def test_ipv6_passes_only_on_networks_with_the_key():
+    site = site_with(
+        a=replace(HPC, addressing="none"), b=replace(HPC, addressing="dhcp", ipv6=True)
+    )
+    (guest,) = guests_of(on("node3"), site)
+    guest = replace(guest, addresses=tuple(guest_network.addresses(site, b"s" * 32, guest)))
+    assert [nic.ipv6 for nic in guest_network.interfaces(site, guest)] == [False, False, True]
+
+
 def test_every_nic_is_filtered_but_a_macvtap():
     networks = {
         "b": HPC,

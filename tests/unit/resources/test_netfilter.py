@@ -36,7 +36,15 @@ def test_rules_limit_connections_only_if_the_node_tracks_them() -> None:
 
 def test_rules_are_complete_whatever_the_address() -> None:
     for ip in ("10.86.0.16", None):
-        assert "$" not in rules("vt525400010203", MAC, ip, 64)
+        assert "$" not in rules("vt525400010203", MAC, ip, 64, ipv6=True)
+
+
+@pytest.mark.parametrize("ip", ["10.86.0.16", None])
+def test_rules_accept_ipv6_only_with_the_key_and_without_an_assigned_address(
+    ip: str | None,
+) -> None:
+    assert "icmpv6" not in rules("vt525400010203", MAC, ip)
+    assert ("icmpv6" in rules("vt525400010203", MAC, ip, ipv6=True)) is (ip is None)
 
 
 @pytest.mark.parametrize(

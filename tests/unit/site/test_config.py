@@ -209,6 +209,7 @@ ERRORS = [
     ("[network]\nnode_ports = ['2049']", 2, "has '2049': write tcp/PORT or udp/PORT"),
     ("[network]\nnode_ports = ['tcp/65536']", 2, "a port is 1 to 65535"),
     ("[network]\nkind = 'bridge'\nnode_ports = ['tcp/1']", 3, "has an effect with kind"),
+    ("[network]\nipv6 = true", 2, 'has an effect with addressing = "dhcp" or "none" only'),
     ("[network]\nfilter = false", 2, "set opt_in_unfiltered = true"),
     ("[network]\nkind = 'direct'", 2, "set opt_in_unfiltered = true"),
     ("[network]\naddressing = 'command'", 2, "needs command ="),

@@ -365,4 +365,4 @@ def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resour
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             limit = site.network.max_connections
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guards, limit)
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guards, limit, nic.ipv6)
