@@ -140,6 +140,7 @@ class JobInfo:
 
     ``node``: where it runs, as the batch system shows it; ``nodes``: the same one by one, the
     job's first one first. ``reason``: why it waits. ``known_as``: what users say for ``id``.
+    ``ended``: true if the batch system still lists the job but has ended it.
     """
 
     id: str
@@ -151,6 +152,8 @@ class JobInfo:
     reason: str = ""
     nodes: tuple[str, ...] = ()
     known_as: str = ""
+    ended: bool = False
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,25 @@ from vtorque_testing import vmgr
 from vtorque_testing.planned import with_core
 
 
-def test_ps_shows_exit_codes_of_ended_jobs(monkeypatch, tmp_path):
+def test_job_ids_are_sorted_by_their_numbers():
+    ids = ["10.s", "9.s", "7[10].s", "7[2].s", "7[].s", "x", "100", "99_2", "99_10"]
+    assert sorted(ids, key=command.by_number) == [
+        "7[2].s", "7[10].s", "7[].s", "9.s", "10.s", "99_2", "99_10", "100", "x",
+    ]  # fmt: skip
+
+
+def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path):
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
     (tmp_path / "state").mkdir(mode=0o755)
     site = service.paths(config)
-    submitter = types.SimpleNamespace(jobs=lambda: [JobInfo("9.srv", "c", "ada", "Q")])
+    listed = [
+        JobInfo("9.srv", "c", "ada", "Q"),
+        JobInfo("10.srv", "c", "ada", "R"),
+        JobInfo("8.srv", "c", "ada", "C", ended=True, exit_code=3),  # kept by the server alone
+        JobInfo("1.srv", "c", "ada", "C", ended=True, exit_code=0),
+    ]
+    submitter = types.SimpleNamespace(jobs=lambda: listed)
     monkeypatch.setattr(command, "_submitter", lambda _: submitter)
     for number, more in enumerate(({"status": "271", "reason": "cancelled"}, {"status": "x"}, {})):
         job = JobAttempt(f"{number}.srv", 0, "ada", os.getuid(), "n")
@@ -25,9 +38,13 @@ def test_ps_shows_exit_codes_of_ended_jobs(monkeypatch, tmp_path):
     shown = json.loads(vmgr.run(config, "ps", "--all", "--json").stdout)
     assert [(job["id"], job["state"], job["exit_code"]) for job in shown] == [
         ("0.srv", "ended", 271), ("1.srv", "ended", None), ("2.srv", "ended", None),
-        ("9.srv", "Q", None),
+        ("8.srv", "C", 3), ("9.srv", "Q", None), ("10.srv", "R", None),
     ]  # fmt: skip
     assert shown[0]["reason"] == "exit code 271: cancelled"
+    shown = json.loads(vmgr.run(config, "ps", "--json").stdout)
+    assert [job["id"] for job in shown] == ["9.srv", "10.srv"]
+    done = vmgr.run(config, "ps", "8")
+    assert "no job 8 is listed; --all also lists ended ones" in str(done.exception)
     done = vmgr.run(config, "ps", "--all", "0", "abc")
     assert "no job abc is listed or kept here" in str(done.exception)
 

@@ -49,6 +49,14 @@ def test_the_tables(found, capsys):
     assert capsys.readouterr().out == EXPECTED
 
 
+def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    for job in ("10.srv", "9.srv"):
+        lease(paths, JobAttempt(job, 0, "ada", 1000), [[MemoryClaim(256, use="guest")]], NODE)
+    found = placement.describe(list(walk(paths)), NODE)
+    assert [job["id"] for job in found["jobs"]] == ["9.srv", "10.srv"]
+
+
 def test_json_has_it_all(found):
     eve = found["jobs"][1]
     assert eve["guests"] == [

@@ -53,19 +53,21 @@ def ps(
 
         show(config, as_json)
         return
-    jobs = sorted(_submitter(config).jobs(), key=lambda job: job.id)
-    codes: dict[str, int | None] = {}
+    jobs = sorted(_submitter(config).jobs(), key=lambda job: by_number(job.id))
+    live = [job for job in jobs if not job.ended]
     if ended:
-        there = {job.id for job in jobs}
-        found = [(job, code) for job, code in _ended(config) if job.id not in there]
-        codes = {job.id: code for job, code in found}
-        jobs = [*(job for job, _ in found), *jobs]
+        there = {job.id for job in live}
+        found = {job.id: job for job in jobs if job.ended}
+        found |= {job.id: job for job in _ended(config) if job.id not in there}
+        jobs = [*sorted(found.values(), key=lambda job: by_number(job.id)), *live]
+    else:
+        jobs = live
     meant = {each: [job for job in jobs if _is_meant(each, job)] for each in job_ids}
     if job_ids:
         jobs = [job for job in jobs if any(job in those for those in meant.values())]
     on_nodes = _on_nodes(config, jobs) if phases else {}
     if as_json:
-        _print_json(jobs, codes, on_nodes)
+        _print_json(jobs, on_nodes)
     else:
         _print_table(jobs, on_nodes if phases else None)
     if unknown := [printable(each, 60) for each in job_ids if not meant[each]]:
@@ -80,17 +82,11 @@ def _is_meant(wanted: str, job: JobInfo) -> bool:
     return wanted in (job.id, job.id.partition(".")[0]) or is_meant(wanted, names)
 
 
-def _print_json(
-    jobs: Sequence[JobInfo],
-    codes: Mapping[str, int | None],
-    on_nodes: Mapping[str, Sequence[JobOnNode]],
-) -> None:
+def _print_json(jobs: Sequence[JobInfo], on_nodes: Mapping[str, Sequence[JobOnNode]]) -> None:
     found = []
     for job in jobs:
-        more: dict[str, Any] = {"exit_code": codes.get(job.id)}
-        if job.id in on_nodes:
-            more["on_nodes"] = list(map(asdict, on_nodes[job.id]))
-        found.append(asdict(job) | more)
+        seen = on_nodes.get(job.id)
+        found.append(asdict(job) | ({} if seen is None else {"on_nodes": [*map(asdict, seen)]}))
     click.echo(json.dumps(found, indent=2))
 
 
@@ -146,11 +142,14 @@ def _submitter(config: Path) -> Submitter:
     return batch.submitter(site)
 
 
-def _ended(config: Path) -> Iterator[tuple[JobInfo, int | None]]:
-    """Yield what is kept of ended jobs and their exit codes, the oldest first; a stranger's text.
+def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts job ids by their numbers: 9.srv before 10.srv, 7[2] before 7[10]."""
+    parts = re.findall("[0-9]+|[^0-9]+", job_id)
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
 
-    The code is None if the batch system did not say it.
-    """
+
+def _ended(config: Path) -> Iterator[JobInfo]:
+    """Yield what is kept of ended jobs; a stranger's text."""
     from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
 
     with contextlib.suppress(Refused):  # there is nothing
@@ -168,7 +167,9 @@ def _ended(config: Path) -> Iterator[tuple[JobInfo, int | None]]:
             said = ": ".join(filter(None, [status and f"exit code {status}", why]))
             length = max(ends) - min(times)
             code = int(status) if re.fullmatch("[0-9]{1,9}", status, re.ASCII) else None
-            yield JobInfo(job.id, name, owner, "ended", nodes, length, said), code
+            yield JobInfo(
+                job.id, name, owner, "ended", nodes, length, said, ended=True, exit_code=code
+            )
 
 
 def _values(known: Iterable[Mapping[str, Any]], key: str, types: tuple[type, ...]) -> list[Any]:

@@ -23,6 +23,7 @@ from vtorque_core.live.placement import (
     show_cpus,
     walk,
 )
+from vtorque_jobs.command import by_number
 
 _NODES = ("NODE", "CPUS", "THE HOST'S", "FREE CPUS", "MEMORY", "FREE MEMORY", "HUGE PAGES")
 _GUESTS = ("JOB", "OWNER", "CPUS", "GUEST", "ITS OWN CPUS", "MEMORY", "ITEMS")
@@ -67,8 +68,12 @@ def describe(states: Sequence[JournalState], share: NodeShare) -> dict[str, Any]
             for node in machine.nodes
         ],
         "host": {"cpus": list(share.reserved), "mib": share.reserve_mib},
-        "jobs": [_job(state) for state in states if state.leases],
+        "jobs": [_job(state) for state in sorted(states, key=_number) if state.leases],
     }
+
+
+def _number(state: JournalState) -> tuple[tuple[int, int | str], ...]:
+    return by_number(state.header.job.id)
 
 
 def _pages(node: NumaNode, taken: Taken) -> list[dict[str, int]]:

@@ -16,6 +16,7 @@ from vtorque_pbs.resources import hosts, walltime_seconds
 
 Attributes = Mapping[str, str]
 
+_ENDED = ("C", "F", "X")  # completed jobs that the server keeps: qstat(1B), keep_completed
 _ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
 
 
@@ -95,16 +96,27 @@ def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
 def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
     for job in jobs:
         nodes, _ = hosts(job.get("exec_host", ""))
+        state = job.get("job_state", "")
+        status = job.get("exit_status", job.get("Exit_status", ""))  # Torque's, OpenPBS's
+        code = int(status) if re.fullmatch("-?[0-9]{1,9}", status, re.ASCII) else None
         yield JobInfo(
             id=job.get("Job_Id", ""),
             name=job.get("Job_Name", ""),
             owner=job.get("Job_Owner", "").partition("@")[0],
-            state=job.get("job_state", ""),
+            state=state,
             node=nodes[0] if nodes else "",
             seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
-            reason="" if nodes else job.get("comment", ""),
-            nodes=nodes if job.get("job_state") in ("R", "S") else (),  # an ended one's are kept
+            reason=_reason(job, nodes, code),
+            nodes=nodes if state in ("R", "S") else (),  # an ended one's are kept
+            ended=state in _ENDED,
+            exit_code=code,
         )
+
+
+def _reason(job: Attributes, nodes: tuple[str, ...], code: int | None) -> str:
+    if code is not None:
+        return f"exit code {code}"
+    return "" if nodes else job.get("comment", "")
 
 
 def _unescaped(text: str) -> str:
