@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.base.errors import printable
 from vtorque_core.cli.lazy import config_option, json_option
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
@@ -31,7 +30,7 @@ def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
 
     site, plugins = load(config, node=True)
     findings = []
-    for finding in examine(site, plugins, user):
+    for finding in examine(site, plugins, user, mark=mark):
         findings.append(finding)
         if not as_json:
             word, colour = _MARKS[finding.status]
@@ -41,8 +40,4 @@ def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
                 click.echo(f"      -> {finding.fix}")
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    bad = [f"{f.check}: {f.message}" for f in findings if f.status == "failed"]
-    if mark:
-        adapter = plugins.batch_system(site.batch.system).node(site)
-        adapter.mark(not bad, printable(bad[0]) if bad else "")
-    sys.exit(1 if bad else 0)
+    sys.exit(int(any(finding.status == "failed" for finding in findings)))

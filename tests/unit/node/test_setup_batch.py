@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -373,6 +374,7 @@ def test_a_lost_mark_alone_is_a_warning_so_that_doctor_gives_it_back(monkeypatch
     (found,) = check_batch(Site(), None)
     assert (found.status, found.message) == ("warning", "local: not done: give it")
     assert "vtorque doctor --mark" in found.fix
+    assert list(check_batch(Site(), None, mark=True)) == [], "--mark itself does it"
 
 
 ACME = """
@@ -390,6 +392,37 @@ class Node:
 def vtorque_batch_systems():
     yield BatchSystem("acme", submitter=None, node=lambda site: Node(), shell=None)
 """
+
+
+@pytest.mark.parametrize(
+    ("failures", "marked", "last"),
+    [
+        (0, (True, ""), ("ok", "reported to the batch system: this node is fit for VM jobs")),
+        (
+            2,
+            (False, "tools: nft is gone 0"),
+            ("failed", "reported to the batch system: this node is not fit for VM jobs"),
+        ),
+    ],
+)
+def test_doctor_mark_reports_the_mark_that_it_has_set(monkeypatch, failures, marked, last):
+    """It said "not done: give this node vtorque" and then did it."""
+    from vtorque_core.node.admin import doctor
+
+    found = [
+        doctor.Finding("tools", "core", "failed", f"nft is gone {number}")
+        for number in range(failures)
+    ]
+    marks = []
+    node = types.SimpleNamespace(mark=lambda *given: marks.append(given))
+    batch = types.SimpleNamespace(node=lambda _: node)
+    plugins = types.SimpleNamespace(batch_system=lambda _: batch)
+    monkeypatch.setattr(doctor, "_examine", lambda *_: iter(found))
+    findings = list(doctor.examine(Site(), plugins, mark=True))
+    assert marks == [marked]
+    assert (findings[-1].status, findings[-1].message) == last
+    assert findings[:-1] == list(doctor.examine(Site(), plugins)), "nothing is marked without"
+    assert marks == [marked]
 
 
 def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):

@@ -9,14 +9,14 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vtorque_core.api import children, health
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.base import hypervisor, kvm, trust
-from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.errors import HostFault, VtorqueError, printable
 from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.admin import setup_batch
@@ -74,8 +74,37 @@ class Finding:
     fix: str = ""
 
 
-def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[Finding]:
-    """Run all checks in turn. ``user``: also look at what a job of that user would need."""
+def examine(
+    site: Site, plugins: Plugins, user: str | None = None, *, mark: bool = False
+) -> Iterator[Finding]:
+    """Run all checks in turn.
+
+    Args:
+        site: the site's config.
+        plugins: the plugins whose checks run, too.
+        user: also check what a job of this user needs.
+        mark: set or clear the node's mark in the batch system, by what the checks find.
+    """
+    failures = []
+    for finding in _examine(site, plugins, user, mark):
+        yield finding
+        if finding.status == "failed":
+            failures.append(f"{finding.check}: {finding.message}")
+    if mark:
+        yield from _run("core", "mark", lambda s: _mark(s, plugins, failures), site)
+
+
+def _mark(site: Site, plugins: Plugins, failures: Sequence[str]) -> Iterator[HealthResult]:
+    adapter = plugins.batch_system(site.batch.system).node(site)
+    adapter.mark(not failures, printable(failures[0]) if failures else "")
+    if failures:
+        again = "mend what has failed, then run vtorque doctor --mark again"
+        yield failed("reported to the batch system: this node is not fit for VM jobs", again)
+    else:
+        yield ok("reported to the batch system: this node is fit for VM jobs")
+
+
+def _examine(site: Site, plugins: Plugins, user: str | None, mark: bool) -> Iterator[Finding]:
     checks: list[tuple[str, Look]] = [
         ("code", check_code),
         ("libvirt", check_libvirt),
@@ -86,7 +115,7 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         (health.ALIKE, check_alike),
         ("directories", check_directories),
         ("tools", check_tools),
-        ("batch system", lambda s: check_batch(s, plugins)),
+        ("batch system", lambda s: check_batch(s, plugins, mark=mark)),
     ]
     if site.owner:  # what is left out is root's to do, and done by nobody
         checks = [
@@ -330,11 +359,16 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
             yield failed(f"{tool} is missing", f"{who}install the package {package}")
 
 
-def check_batch(site: Site, plugins: Plugins) -> Iterator[HealthResult]:
-    """Check that each step of the batch system's installation still holds on this node."""
+def check_batch(site: Site, plugins: Plugins, *, mark: bool = False) -> Iterator[HealthResult]:
+    """Check that each step of the batch system's installation still holds on this node.
+
+    ``mark``: without the node's mark, which is set afterwards.
+    """
     batch = site.batch.system
     steps = setup_batch.steps_of(site, plugins, batch, site.path)
     for step in steps:
+        if mark and isinstance(step, Mark):
+            continue
         try:
             if step.done():
                 yield ok(f"{batch}: done: {step.text}")
