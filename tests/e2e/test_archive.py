@@ -52,7 +52,7 @@ def test_a_job_and_a_refused_one_from_everywhere(clean, archive, elsewhere):
     )
     assert b"exit code 3" in clean.as_user("vmgr", "report", "--last").stdout
     log = clean.as_user("vmgr", "logs", job).stdout
-    assert b"the guests are ready after" in log and b"core: phases: plan" in log
+    assert b"the guests are ready after" in log and b"core: times: start" in log
     listed = json.loads(clean.as_user("vmgr", "ps", "--all", "--json").stdout)
     (mine,) = [each for each in listed if each["id"] == job]
     assert (mine["reason"], mine["name"], mine["owner"]) == ("exit code 3", "t", clean.user)

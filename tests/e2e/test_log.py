@@ -58,7 +58,7 @@ def test_the_log_of_a_job(clean, sinks):
         secrets_of(clean, job, secrets)
         shown = functools.partial(clean.as_user, "vmgr", "logs", job)
         clean.wait_for(lambda: b"the guests are ready after" in shown().stdout, what="the log")
-        assert b"core: phases" not in shown().stdout
+        assert b"core: times" not in shown().stdout
     finally:
         go.touch()
         thread.join(120)
@@ -85,9 +85,9 @@ def test_the_log_of_a_job(clean, sinks):
 
     # show_log: in the job's error output until the script's end; vsub itself shows nothing of it
     assert b"vtorque: " in result.err and b"the guests are ready after" in result.err
-    assert b"core: phases" not in result.err and b"the guests are ready" not in result.done.stderr
+    assert b"core: times" not in result.err and b"the guests are ready" not in result.done.stderr
 
-    clean.wait_for(lambda: b"phases: plan" in sinks.read_bytes(), what="the end in the site's file")
+    clean.wait_for(lambda: b"times: start" in sinks.read_bytes(), what="the end in the site's file")
     site = sinks.read_bytes()
     assert b"begins" not in site, "only the user has asked for DEBUG"
 

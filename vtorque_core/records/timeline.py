@@ -1,4 +1,4 @@
-"""The time of each phase of a job: what ``vmgr report`` and the last line of its log say.
+"""The time of each phase of a job: ``vmgr report`` shows it, the log's last line sums it up.
 
 A journal goes when its job has nothing left; its timeline is then kept
 (:mod:`vtorque_core.api.kept_records`).
@@ -57,15 +57,21 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def say(state: JournalState, until: float) -> None:
-    """Log the time of every phase in one line. ``until`` is Unix time: the end of the last one."""
-    parts = []
+    """Log how long a job started, ran and ended, and what its guests used, in one short line.
+
+    ``until`` is the end of the last phase, in Unix time. ``vmgr report`` has each phase.
+    """
+    times: dict[str, float] = {}
+    stage, cpu, mib = "start", 0.0, 0
     for span in spans(state, until):
         if span["guest"] is None:
-            parts.append(f"{span['name']} {span['seconds']:.3f} s")
+            name = span["name"]
+            stage = "end" if name in _ENDING else "run" if name == "run" else stage
+            key = name if stage == "run" else stage  # beside run: paused, suspended
+            times[key] = times.get(key, 0.0) + span["seconds"]
         elif "cpu_seconds" in span:
-            used = f"{span['cpu_seconds']:.1f} s CPU, at most {span['peak_mib']} MiB"
-            parts.append(f"(guest {span['guest']} used {used})")
-        else:
-            parts.append(f"(guest {span['guest']} {span['name']} {span['seconds']:.3f} s)")
-    if any(mark.name not in _ENDING for mark in state.phases if mark.guest is None):
-        _log.info("phases: %s", ", ".join(parts), extra={"guest": None})
+            cpu, mib = cpu + span["cpu_seconds"], mib + span["peak_mib"]
+    if times.keys() - {"end"}:
+        parts = [f"{name} {seconds:.1f} s" for name, seconds in times.items()]
+        parts += [f"guests used {cpu:.1f} s of CPU time and at most {mib} MiB"] if mib else []
+        _log.info("times: %s", ", ".join(parts), extra={"guest": None})
