@@ -490,14 +490,14 @@ def vtorque_ended(place: Place, site: Site) -> None:
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterable[Sequence[str]]:
-    """Return commands that run beside the job's script, on the job's first node, as its owner.
+    """Return commands that run beside the job, on its first node, as its owner.
 
-    Declaring module; called in the job shell when all guests are ready, also of interactive jobs.
-    Each command is started once, without input or output, in a session of its own; of the job's
-    environment it has what the batch system has set (``PBS_*``, ``SLURM_*``). When the script has
-    ended it gets SIGTERM, and SIGKILL 0.2 s later; when the job shell was killed, nobody ends it.
-    Whatever becomes of it changes nothing for the job.
-    ``batch`` is the site's batch system. Raising: nobody is told.
+    Declaring module; called in the job shell as soon as root has begun to start the guests, also of
+    interactive jobs. Each command is started once, without input or output, in a session of its
+    own; of the job's environment it has what the batch system has set (``PBS_*``, ``SLURM_*``).
+    When the script has ended, or the start has failed, it gets SIGTERM, and SIGKILL 0.2 s later;
+    when the job shell was killed, nobody ends it. Whatever becomes of it changes nothing for the
+    job. ``batch`` is the site's batch system. Raising: nobody is told.
 
     Example::
 

@@ -124,7 +124,7 @@ def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str)
             "do the clocks agree?"
         )
     return (
-        f"the job did not answer within {wait:g} s ([plugin.login] wait): has its script begun, "
+        f"the job did not answer within {wait:g} s ([plugin.login] wait): has its start begun, "
         f"is vtorque-login installed on {printable(node)}, and is your home the same there?"
     )
 

@@ -83,7 +83,7 @@ class Job:
         yield
         self.went_on.append((proof.job.id, "ends", len(self.driver.calls)))
 
-    def run(self, result=0, line=None, stdin=None, argv=(), **environ):
+    def run(self, result=0, line=None, stdin=None, argv=(), meanwhile=None, **environ):
         self.driver = FakeDriver(result)
         self.plugins = FakePlugins(self.driver)
         if stdin is None:
@@ -100,6 +100,7 @@ class Job:
             streams=Streams(stdin, *files),
             owner_uid=ME,
             beside=self.beside,
+            meanwhile=meanwhile,
             after=lambda proof, code: self.after.append((proof.job.id, code)),
         )
         for fd in (stdin, *files):
@@ -415,6 +416,18 @@ def test_what_goes_on_beside_the_script_begins_and_ends_with_it(job, terminal):
     if not terminal:
         os.close(end)
     assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 1)]
+
+
+def test_commands_beside_a_job_run_already_while_its_guests_boot(job):
+    """On Torque vmgr waited 20 s for a job that boots: only its companion answers there."""
+    proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
+
+    def meanwhile():
+        assert job.went_on == [(JOB, "begins", 0)]
+        proofs.write(job.paths, replace(READY, state="refused", reason="no"))
+
+    assert job.run(meanwhile=meanwhile) == 121
+    assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 0)]
 
 
 def test_nothing_comes_after_a_script_that_was_not_begun(job):

@@ -105,7 +105,7 @@ def run_job(
         streams: the job's own standard streams.
         owner_uid: who must have written the proof: root, except in tests.
         meanwhile: called once if the guests still start: the time for imports.
-        beside: what goes on while the job runs in its guest.
+        beside: what runs from the first proof of a start until the job ends.
         after: called with the exit code when a script that was begun has ended.
 
     Never raises for what the user, root or the guest did wrong.
@@ -113,10 +113,18 @@ def run_job(
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
     begun: list[Proof] = []
+    around = contextlib.ExitStack()
+    waiting = [beside] if beside else []
+
+    def seen(found: Proof) -> None:
+        if job.script is not None:  # an interactive job has its terminal to itself
+            shown.start(found)
+        if waiting and found.state in ("starting", "ready"):
+            around.enter_context(waiting.pop()(found))
+
     try:
         job = shell.started(argv, environ, streams.stdin)
-        show = shown.start if job.script is not None else _ignore
-        ready = _await_proof(paths, job.job_id, owner_uid, show, meanwhile)
+        ready = _await_proof(paths, job.job_id, owner_uid, seen, meanwhile)
         _be_found(paths.job_shell(ready.job.key))
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
@@ -125,10 +133,9 @@ def run_job(
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
         begun += [ready] if job.script is not None else []
-        with beside(ready) if beside else contextlib.nullcontext():
-            code = _run(ready, script, plugins, streams, terminal=job.script is None)
-            if ready.keep:
-                _keep(ready, code, streams)
+        code = _run(ready, script, plugins, streams, terminal=job.script is None)
+        if ready.keep:
+            _keep(ready, code, streams)
     except _Stop as error:
         for line in (error.message, *error.detail):
             _say(streams, line)
@@ -139,14 +146,11 @@ def run_job(
     except KeyboardInterrupt:  # before the driver has its own handlers
         code = errors.EXIT_SIGNAL + signal.SIGINT
     finally:
+        around.close()
         shown.stop()
     if after is not None and begun:
         after(begun[0], code)
     return code
-
-
-def _ignore(_: Proof) -> None:
-    """Show no log: an interactive job has its terminal to itself."""
 
 
 def _be_found(lock: Path) -> None:
@@ -170,7 +174,7 @@ def _await_proof(
     paths: Paths,
     job_id: str,
     owner_uid: int,
-    seen: Callable[[Proof], None] = _ignore,
+    seen: Callable[[Proof], None] = lambda _: None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
     """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
