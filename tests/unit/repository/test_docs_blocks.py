@@ -15,7 +15,8 @@ import click
 import pytest
 import yaml
 
-from doc_blocks import REPO, blocks, every, is_site_config
+import doc_blocks
+from doc_blocks import PAGES, REPO, blocks, every, is_site_config
 from vtorque_core.cli import admin, vmgr
 from vtorque_core.site.config import parse_toml, problems
 from vtorque_core.site.plugins import Plugins
@@ -179,3 +180,43 @@ def test_what_is_installed_of_the_checkout_needs_nothing_of_ours_besides():
                 seen += 1
     assert "\n".join(wrong) == ""
     assert seen > 25
+
+
+def lines_of(page):
+    """Return the shell lines of a page, in order; a line that goes on is one."""
+    found = [block.text for block in blocks("sh") if block.page == page]
+    return [line for text in found for line in text.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.parametrize("page", ["doc/admin.md", "doc/ten-minutes-admin.md"])
+def test_each_wheel_that_a_page_installs_was_built_before(page):
+    """Of admin.md's submit hosts, vtorque-login was in no wheel."""
+    known, built, wrong = distributions(), set(), []
+    seen = 0
+    for line in lines_of(page):
+        if "pip wheel" in line:
+            paths = re.findall(r"(?<=[ '])(\.(?:/[\w/-]+)?)(?=[\[ ']|$)", line)
+            built |= {known[(REPO / path).resolve(), ""][0] for path in paths}
+        elif "--find-links wheels" in line:
+            seen += 1
+            wrong += {*re.findall(r"vtorque-[a-z-]+", line)} - built
+    assert (wrong, seen > 0) == ([], True)
+
+
+def test_submit_hosts_of_the_manual_understand_the_config_of_their_nodes():
+    """A vsub without a plugin that the site config sets up ends with an error."""
+    (line,) = [each for each in lines_of("doc/admin.md") if "vtorque-core vtorque-pbs" in each]
+    installed = {*re.findall(r"vtorque-([a-z-]+)", line)} - {"core"}
+    plugins = Plugins.load(node=False, only=installed)
+    tables = ("pbs", "login", "archive", "survive", "joblog")
+    text = '[batch]\nsystem = "torque"\n' + "".join(f"[plugin.{name}]\n" for name in tables)
+    assert list(problems(parse_toml(text.encode()), plugins)) == []
+
+
+def test_no_page_has_torque_wait_for_a_job():
+    """Torque's qsub refuses -W block=true."""
+    pages = [*PAGES, *REPO.glob("examples/*/README.md")]
+    named = [line for page in pages for line in page.read_text().splitlines()]
+    wrong = [line for line in named if re.search(r"Torque[^:;.]*: `vsub -W block=true", line)]
+    assert wrong == []
+    assert "block=true" not in doc_blocks.block("doc/user.md", "$ vsub")
