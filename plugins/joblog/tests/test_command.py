@@ -3,16 +3,20 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 
 from acme_card import in_other_process
-from vtorque_core.api import JobAttempt, Paths, kept_records
+from vtorque_core.api import JobAttempt, Paths, Refused, kept_records
 from vtorque_core.api.log_levels import parse
 from vtorque_core.live import jobs, service
 from vtorque_core.records import log
+from vtorque_joblog import command
 from vtorque_testing import vmgr
 
 boot = logging.getLogger("vtorque_core.node.start.boot")
@@ -101,3 +105,51 @@ def test_the_console_of_a_running_guest(paths, tmp_path, monkeypatch):
     assert "is root's to read" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
     mine.add_facts(ended=1.0)
     assert "no running guest 0" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
+
+
+def test_console_that_an_owner_follows_says_nothing_else_and_ends_with_the_job(tmp_path):
+    """tail -F warned twice: the owner may enter the guest's directory, and not list it."""
+    tmp_path.chmod(0o755)
+    place = tmp_path / "g0"
+    place.mkdir()
+    place.chmod(0o311)
+    log = place / "console.log"
+    log.write_bytes(b"one\n" + b"x" * 9000 + b"\ntwo")
+    code = (
+        "from pathlib import Path\n"
+        "from vtorque_joblog import command\n"
+        f"found = command._lines(command._console(Path({str(log)!r}), True))\n"
+        "for line in found:\n"
+        "    print(min(len(line), 4096), line[:9].decode(), flush=True)\n"
+    )
+    no_rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--"]
+    argv = [*(no_rights if os.getuid() == 0 else []), sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as follower:
+        assert follower.stdout
+        shown = [follower.stdout.readline() for _ in range(2)]
+        log.rename(place / "console.log.0")
+        log.write_bytes(b"three\n")
+        shown.append(follower.stdout.readline())
+        for path in (log, place / "console.log.0"):
+            path.unlink()
+        place.rmdir()
+        out, err = follower.communicate(timeout=60)
+    assert (out, [line.rstrip() for line in shown]) == (
+        "",
+        ["3 one", "4096 xxxxxxxxx", "8 twothree"],
+    )
+    assert (out, err, follower.returncode) == ("", "", 0)
+
+
+def test_console_beyond_what_its_owner_may_read_says_so(tmp_path, monkeypatch):
+    log = tmp_path / "console.log"
+    log.write_bytes(b"one\n")
+    monkeypatch.setattr(command, "_is_replaced", lambda *_: log.unlink() or True)
+    found = command._console(log, follow=True)
+    assert next(found) == b"one\n"
+    monkeypatch.setattr(
+        Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    with pytest.raises(Refused, match="more than 2 MiB: the rest is root's to read"):
+        next(found)

@@ -7,8 +7,10 @@ import heapq
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -18,6 +20,7 @@ from vtorque_core.api.log_levels import LEVELS, TRACE
 from vtorque_core.live import kept, service
 from vtorque_core.live.kept import KeptJob
 
+_MAX_LINE = 4096  # characters of a line that are shown
 _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
 
@@ -145,12 +148,49 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
             f"the console of guest {guest} is root's to read: the guest was started before its "
             "owner could, is of another type than linux, or has said more than 2 MiB"
         )
-    argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(found[-1])]
-    read, write = os.pipe()
-    pid = os.posix_spawnp("tail", argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
-    os.close(write)
-    with os.fdopen(read, "r", encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
-            sys.stdout.write(f"{printable(line.rstrip(chr(13) + chr(10)), 4096)}\n")
-            sys.stdout.flush()
-    os.waitpid(pid, 0)
+    for line in _lines(_console(found[-1], follow)):
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        sys.stdout.write(f"{printable(text, _MAX_LINE)}\n")
+        sys.stdout.flush()
+
+
+def _console(path: Path, follow: bool) -> Iterator[bytes]:
+    """Yield what a console log has; follow it until its directory is removed.
+
+    Not ``tail -F``: it warns twice that the owner cannot list the directory, and never ends.
+    """
+    file = path.open("rb")
+    try:
+        while path.parent.is_dir():
+            if data := file.read(_MAX_LINE):
+                yield data
+            elif not follow:
+                return
+            elif _is_replaced(file, path):  # virtlogd has begun a new one
+                file.close()
+                file = path.open("rb")
+            else:
+                time.sleep(job_log.POLL)
+    except PermissionError:
+        raise Refused("the guest has said more than 2 MiB: the rest is root's to read") from None
+    finally:
+        file.close()
+
+
+def _is_replaced(file: BinaryIO, path: Path) -> bool:
+    """Return whether another file has this name now; not while virtlogd renames them."""
+    try:
+        return not os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines; of a long one little more than is shown."""
+    left = b""
+    for part in parts:
+        *lines, left = (left + part).split(b"\n")
+        yield from lines
+        left = left[: _MAX_LINE + 1]
+    if left:
+        yield left

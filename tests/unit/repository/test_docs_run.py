@@ -276,6 +276,7 @@ NOT_RUN = {
             "scripts/demo",
             "/usr/bin/python3 -m venv build",
             "/usr/bin/python3 -m venv /opt",
+            "build/bin/pip wheel",
             "/opt/vtorque/bin/python3",
             "$ /opt/vtorque/bin/vtorque setup",
             "vmgr images build micro micro\n",
