@@ -62,6 +62,8 @@ FORWARDED = (
     signal.SIGCONT,
     signal.SIGTSTP,
 )
+# A shell prints nothing for these: the user has pressed Ctrl-C, or a reader has gone; bash(1).
+_SILENT = (signal.SIGINT, signal.SIGPIPE)
 
 
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
@@ -308,7 +310,18 @@ class _Job:
             return EXIT_CANNOT_RUN
         for lost in status.lost:
             self._say(f"output was lost: {lost}")
+        self._explain_signal(status.signal)
         return status.code
+
+    def _explain_signal(self, number: int | None) -> None:
+        """Print what the login shell of a plain job prints about a script that a signal killed."""
+        ending = self.ending
+        if number is None or number in _SILENT or not ending.in_script:
+            return
+        if not ending.terminated and not ending.killed:
+            what = "shell" if self.script.interactive else "script"
+            name = signal.strsignal(number) or "unknown"
+            self._say(f"the {what} was killed by signal {number} ({name})")
 
     def _explain_failure(self, reason: str) -> str:
         """Return the agent's reason; for a missing ``-S`` shell, a message that says what to do."""
