@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from as_root import with_a_shell
-from vtorque_local import become_job, mom
+from vtorque_local import become_job, job_processes, mom
 from vtorque_local.job import make_job
 from vtorque_local.order import Submission
 from vtorque_pbs import convention as pbs
@@ -135,13 +136,48 @@ def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
 
 
 def test_without_cgroups_what_has_the_jobs_cookie_is_ended(task, monkeypatch):
-    monkeypatch.setattr(mom.job_processes, "make_cgroup", lambda name: "")
+    monkeypatch.setattr(mom.job_processes, "make_cgroup", lambda *_: "")
     one = task()
     cookie = {name: one.job.environ[name] for name in (mom.job_processes.COOKIE,)}
     left = subprocess.Popen(["sleep", "1000"], env=os.environ | cookie, start_new_session=True)
     one.work()
     assert left.wait(180) == -signal.SIGKILL
     assert one.job.status == 0
+
+
+@pytest.mark.parametrize(
+    ("pids", "kinds", "made", "limit"),
+    [
+        (500, ("unified", "pids"), "pids", "500"),  # version 2 has no controllers beside version 1
+        (500, ("v2", "pids"), "v2", "500"),
+        (500, ("unified", "systemd"), "unified", None),
+        (0, ("unified", "pids"), "unified", None),
+        (500, (), None, None),
+    ],
+)
+def test_cgroup_of_a_job_limits_its_processes_where_one_can(
+    tmp_path, monkeypatch, pids, kinds, made, limit
+):
+    """Directories stand for the hierarchies; ``mkdir`` puts there what the kernel would."""
+    for kind in kinds:
+        (tmp_path / kind).mkdir()
+    make = Path.mkdir
+    monkeypatch.setattr(job_processes, "_own_cgroups", lambda: [tmp_path / kind for kind in kinds])
+
+    def mkdir(path, *args, **how):
+        make(path, *args, **how)
+        (path / "cgroup.procs").touch()
+        if path.parent.name in ("pids", "v2"):
+            (path / "pids.max").write_text("max")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    found = job_processes.make_cgroup("job-1", pids)
+    assert found == ("" if made is None else str(tmp_path / made / "vtorque-job-1"))
+    left = [str(path) for path in tmp_path.glob("*/vtorque-*")]
+    assert left == [found] * bool(found), "no other one is left"
+    if limit is not None:
+        assert Path(found, "pids.max").read_text() == limit
 
 
 def test_what_every_job_waits_for_imports_little():

@@ -45,6 +45,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
         wrapper=vtorque.call("jobshell"),
         kill_after=vtorque.grace + 10,
         hook_timeout=vtorque.start_time + 60,
+        pids=site[Settings].pids,
     )
     spool, reap = site.paths.state / "local", vtorque.call("reap")
     idle = IDLE_TIME if is_personal(site) else None

@@ -24,21 +24,52 @@ _AT_ONCE = 256  # processes: each needs a descriptor
 _POLL = 0.02  # seconds; cgroup v1 tells nobody that one is empty
 
 
-def make_cgroup(name: str) -> str:
+def make_cgroup(name: str, pids: int) -> str:
     """Make a cgroup below this process's own; return its directory, empty where none can be made.
 
-    Of version 2 if there is one (cgroups(7)), else below the controllers ``pids`` or ``systemd``.
-    ``name`` must not be another's.
+    Of version 2 if there is one (cgroups(7)), else below the controllers ``pids`` or ``systemd``;
+    of these the first that can limit the number of processes, if any can.
+
+    Args:
+        name: no other cgroup's.
+        pids: the limit of processes and threads; 0: none.
     """
+    without = ""
     for top in _own_cgroups():
         path = top / f"vtorque-{name}"
         try:
             path.mkdir()
         except OSError:
             continue
-        if os.access(path / "cgroup.procs", os.W_OK):
+        usable = os.access(path / "cgroup.procs", os.W_OK)
+        if usable and (not pids or _is_limited(path, pids)):
+            _remove(without)
             return str(path)
-    return ""
+        if usable and not without:
+            without = str(path)
+        else:
+            _remove(str(path))
+    return without
+
+
+def _is_limited(path: Path, pids: int) -> bool:
+    """Limit the processes of a new cgroup; return whether that can be done."""
+    with contextlib.suppress(OSError):  # version 2, whose parent has to pass the controller on
+        control = path.parent / "cgroup.subtree_control"
+        if control.exists():
+            control.write_text("+pids")
+    try:
+        os.close(os.open(path / "pids.max", os.O_WRONLY))
+        (path / "pids.max").write_text(str(pids))
+    except OSError:
+        return False
+    return True
+
+
+def _remove(cgroup: str) -> None:
+    if cgroup:
+        with contextlib.suppress(OSError):
+            Path(cgroup).rmdir()
 
 
 def _own_cgroups() -> Iterable[Path]:

@@ -46,7 +46,8 @@ MAX_WORD = 300  # characters of one line there
 class Programs:
     """What is run: the hooks as root, the wrapper (the job shell) as the user; times in seconds.
 
-    ``kill_after``: from TERM to KILL of a job, longer than the wrapper's own grace.
+    ``kill_after``: from TERM to KILL of a job, longer than the wrapper's own grace. ``pids``: the
+    limit of a job's processes and threads on the node; 0: none.
     """
 
     prologue: Sequence[str]
@@ -54,6 +55,7 @@ class Programs:
     wrapper: Sequence[str]
     kill_after: float = 20.0
     hook_timeout: float = 900.0
+    pids: int = 0
 
 
 class Leader(abc.ABC):
@@ -161,7 +163,8 @@ class Task(abc.ABC):
                 self.job.state = state
                 if state == "R" and os.geteuid() == 0:
                     self.job.cgroup = job_processes.make_cgroup(
-                        f"job-{self.job.id}-{self.job.environ[job_processes.COOKIE][:8]}"
+                        f"job-{self.job.id}-{self.job.environ[job_processes.COOKIE][:8]}",
+                        self._programs.pids,
                     )
                 self.save()
             return self.job.status is None

@@ -2,9 +2,19 @@
 
 from vtorque_core.api import dataclass, setting
 
+LEAST_PIDS = 64  # a job shell with its helpers has up to 20
+
 
 @dataclass(frozen=True)
 class Settings:
     """``[plugin.local]``."""
 
     slots: int = setting(1, doc="jobs that run at the same time")
+    pids: int = setting(
+        16384, doc="processes and threads of a job on this node, guests not counted; 0: no limit"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work. Raises ValueError."""
+        if self.pids < 0 or 0 < self.pids < LEAST_PIDS:
+            raise ValueError(f"pids is {self.pids}: write 0 (no limit), or {LEAST_PIDS} or more")
