@@ -125,8 +125,10 @@ class GuestPlan:
         index: of the guest on this node, from 0; ``rank``: in the whole job, from 0.
         guests_per_node: how many guests the job has on each node.
         ram_mib: guest RAM in MiB.
-        hostnames: of all guests of the job in rank order, this one's included; each has as many
-            vCPUs. Empty until the guests are placed.
+        hostnames: of all guests of the job in rank order, this one's included. Empty until the
+            guests are placed.
+        slots: the vCPUs of the same guests, which differ where ``vcpus=job`` and the batch system
+            gives the job other numbers of CPUs on its nodes. Empty until the domain is rendered.
         request: ``guest[OPTION]`` reads it.
         state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
         peers: (hostname, ip) of all guests of the job in rank order, this one included, in the
@@ -173,6 +175,7 @@ class GuestPlan:
     host: Topology = field(default_factory=Topology, repr=False)
     supports: frozenset[str] = field(default=frozenset(), repr=False)
     hostnames: tuple[str, ...] = ()
+    slots: tuple[int, ...] = ()
     granted: Mapping[str, Grant] | None = None
     bare: tuple[BareNode, ...] = ()
     spare: str = ""

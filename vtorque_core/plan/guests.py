@@ -411,9 +411,11 @@ def prepare(
 
     ``of_batch``: what the batch system adds, given all guests of the job. Raises Refused, Conflict.
     """
-    batch = tuple(of_batch(peer_guests(guests, job, site, plugins)))
+    peers = peer_guests(guests, job, site, plugins)
+    batch, slots = tuple(of_batch(peers)), tuple(peer.slots for peer in peers)
     prepared = []
-    for guest, driver in zip(guests, (one.driver for one in planned), strict=True):
+    for placed_guest, driver in zip(guests, (one.driver for one in planned), strict=True):
+        guest = dataclasses.replace(placed_guest, slots=slots)
         items = context_of(guest, driver, site, plugins, batch)
         contributed = domain_contributions(guest, driver, site, plugins)
         owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)

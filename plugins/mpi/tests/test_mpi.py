@@ -15,6 +15,7 @@ GUEST = guest_plan(
     guests_per_node=2, hostname="vn1-0", vcpus=4,
     addresses=(Address("52:54:00:00:00:01", "10.86.1.16", 16),),
     supports=frozenset({"EnvVar", "GuestFile"}), hostnames=("vn1-0", "vn1-1", "vn2-0"),
+    slots=(4, 4, 4),
 )  # fmt: skip
 
 
@@ -36,6 +37,14 @@ def told(guest=GUEST):
 def test_each_host_file_names_the_guests_by_rank_with_their_slots(variable, text):
     files, variables = told()
     assert files[variables[variable]] == text
+
+
+def test_guests_of_different_sizes_have_their_own_slots():
+    """vcpus=job on nodes that give the job other numbers of CPUs: all had this guest's."""
+    files, variables = told(replace(GUEST, slots=(4, 4, 2)))
+    assert files["/etc/vtorque/mpi/openmpi"] == "vn1-0 slots=4\nvn1-1 slots=4\nvn2-0 slots=2\n"
+    assert files["/etc/vtorque/mpi/hydra"] == "vn1-0:4\nvn1-1:4\nvn2-0:2\n"
+    assert variables["I_MPI_PERHOST"] == "2", "Intel's host file has no counts"
 
 
 def test_nodes_without_guests_follow_with_their_own_slots():

@@ -44,7 +44,7 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
 
 
 def _files(guest: GuestPlan) -> dict[str, str]:
-    places = [(name, guest.vcpus) for name in guest.hostnames]  # all have as many
+    places = [*zip(guest.hostnames, guest.slots, strict=True)]
     places += [(node.name, node.slots) for node in guest.bare]
     return {
         "openmpi": "".join(f"{name} slots={slots}\n" for name, slots in places),
@@ -68,8 +68,9 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
         "HYDRA_RMK": "user",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_HOST_FILE": f"{DIRECTORY}/intel",
-        # Its host file has no counts; the second makes it heed the first under a batch system.
-        "I_MPI_PERHOST": str(guest.vcpus),
+        # Its host file has no counts: no guest gets more processes than the smallest has vCPUs. The
+        # second makes it heed the first under a batch system.
+        "I_MPI_PERHOST": str(min(guest.slots, default=guest.vcpus)),
         "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off",
     }
     subnets = _subnets(guest)

@@ -239,15 +239,20 @@ def test_a_user_whose_guests_are_smaller_than_the_job_is_told(planned):
     assert notice.text.endswith("a guest's part of the job's is 8")
 
 
-def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned):
+def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned, monkeypatch):
     """Whatever is said of all guests of a job, each node says the same."""
     told = []
+    monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
+    monkeypatch.setattr(plan, "merge", lambda _: None)
     for index, counts in enumerate(((9, 4), (9, 4))):
         guests, site, plugins = planned(Granted(counts[index], 4096))
         job = dataclasses.replace(
             JOB, node=JOB.nodes[index], cpu_counts=counts, cpu_count=counts[index]
         )
-        told.append(plan.peer_guests([one.plan for one in guests], job, site, plugins))
+        plans = [one.plan for one in guests]
+        told.append(plan.peer_guests(plans, job, site, plugins))
+        prepared = plan.prepare(plans, guests, job, site, plugins)
+        assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins are told, too"
     assert told[0] == told[1]
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
