@@ -1,18 +1,25 @@
 """Commands with closed or full standard streams, or no directory or config: no traceback."""
 
-import itertools
+import functools
+import json
 import os
+import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pytest
 
-from vtorque_core.cli import admin, vsub
-from vtorque_core.cli.lazy import LazyGroup, run
+from vtorque_core.cli import admin, lazy, vsub
+from vtorque_core.cli.lazy import run
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.site import load
 from vtorque_testing.harness import Ended
 from vtorque_testing.submit import in_child
 
@@ -22,7 +29,8 @@ FULL, GONE = "No space left on device", 128 + signal.SIGPIPE
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     config = tmp_path / "vtorque.toml"
-    config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
+    paths = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
+    config.write_text(f'{paths}[images]\npool = "{tmp_path}/images"\n')
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     return config
 
@@ -72,22 +80,108 @@ def in_removed_directory() -> None:
     Path("../gone").rmdir()
 
 
-def every(group: click.Command, words: list[str], config: Path) -> Iterator[list[str]]:
-    """Yield the words of a command and of all below it, those that plugins bring too."""
-    yield words
-    if isinstance(group, LazyGroup | click.Group):
-        context = click.Context(group, info_name=words[-1])
+@dataclass(frozen=True)
+class Found:
+    """A command: its words, and for each word the click command of that name."""
+
+    words: tuple[str, ...]
+    chain: tuple[click.Command, ...]
+
+    def with_config(self, config: Path) -> list[str] | None:
+        """Return words that name this site config; None: the command has none."""
+        words = list(self.words)
+        for at in reversed(range(len(words))):
+            for param in self.chain[at].params if at or words[0] == "vmgr" else ():
+                option = {"--config", "--file"}.intersection(param.opts)
+                if option:
+                    return [*words[: at + 1], *option, str(config), *words[at + 1 :]]
+        return None
+
+    def needed(self, site: Path) -> list[str]:
+        """Return a word for each argument and option that the command cannot do without."""
+        words = []
+        for param in self.chain[-1].params:
+            if not param.required:
+                continue
+            value = "1"
+            if isinstance(param.type, click.Path):
+                value = str(site if param.type.file_okay else site.parent)
+            is_option = isinstance(param, click.Option)
+            words += [max(param.opts, key=len), value] if is_option else [value]
+        return words
+
+
+def every(found: Found, config: Path) -> Iterator[Found]:
+    """Yield a command and all below it, those that plugins bring too."""
+    yield found
+    group = found.chain[-1]
+    if isinstance(group, click.Group):
+        context = click.Context(group, info_name=found.words[-1])
         context.params["config"] = config
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             assert command is not None
-            yield from every(command, [*words, name], config)
+            yield from every(Found((*found.words, name), (*found.chain, command)), config)
 
 
-def commands(config: Path) -> list[list[str]]:
-    found = [*every(vmgr, ["vmgr"], config), *every(admin.vtorque, ["vtorque"], config)]
-    assert len(found) > 50
-    return [*found, ["vsub"]]
+def commands(config: Path) -> list[Found]:
+    found = [
+        *every(Found(("vmgr",), (vmgr,)), config),
+        *every(Found(("vtorque",), (admin.vtorque,)), config),
+    ]
+    assert len(found) > 60
+    return found
+
+
+def call_all(
+    argvs: Sequence[Sequence[str]], site: Path, fault: Callable[[], object]
+) -> list[Ended]:
+    """Run commands one after the other in one fork, each with the fault anew.
+
+    A process for each command and fault would take minutes. No command may start another program.
+    """
+    results = site.parent / "results"
+
+    def one(argv: Sequence[str], streams: Sequence[int]) -> tuple[int, str]:
+        os.chdir(site.parent)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, closefd=False)  # noqa: SIM115 - the command may close it
+            for number, mode in enumerate("rww")
+        )
+        before = os.lseek(streams[2], 0, os.SEEK_END)
+        fault()
+        sys.argv = list(argv)
+        mains = {"vmgr": lambda: run(vmgr, "vmgr"), "vsub": vsub.main}
+        try:
+            mains.get(argv[0], lambda: run(admin.vtorque, "vtorque"))()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 70
+        except BaseException:  # what Python would print as a traceback
+            os.write(streams[2], traceback.format_exc().encode())
+            code = 70
+        return code, os.pread(streams[2], 1 << 20, before).decode()
+
+    def all_of_them() -> int:
+        def no_program(*_: object, **__: object) -> NoReturn:
+            raise AssertionError("it starts a program")
+
+        subprocess.Popen.__init__ = no_program  # type: ignore[method-assign]
+        os.execv = os.execve = os.execvp = os.posix_spawn = no_program
+        load.load = functools.cache(load.load)
+        lazy.CONFIG_PATH = site
+        streams = [os.dup(number) for number in range(3)]
+        ends = [one(argv, streams) for argv in argvs]
+        results.write_text(json.dumps(ends))
+        return 0
+
+    done = in_child(
+        all_of_them, b"", {"PATH": "/usr/bin:/bin", "HOME": str(site.parent)}, site.parent
+    )
+    assert done.code == 0, done
+    return [Ended(code, b"", said.encode()) for code, said in json.loads(results.read_text())]
 
 
 FAULTS = {
@@ -100,18 +194,67 @@ FAULTS = {
     "none": (closed(0, 1, 2), 3, ""),
     "no directory": (in_removed_directory, 0, ""),
 }
+SILENT = ("full errors", "no errors", "none")  # nothing of standard error can be seen
 
 
-def test_help_of_every_command_ends_in_one_line_at_most(site):
-    """Each command with one of the faults in turn, three commands with all of them."""
+def of_site(found: Found, config: Path) -> list[str]:
+    return found.with_config(config) or list(found.words)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, name):
+    fault, code, said = FAULTS[name]
+    argvs = [[*of_site(each, site), "--help"] for each in commands(site)]
+    argvs.append(["vsub", "--help"])
+    ends = call_all(argvs, site, fault)
+    wrong = [
+        (argv, ended) for argv, ended in zip(argvs, ends, strict=True)
+        if (ended.code, ended.stderr.decode()) != (code, said.format(argv[0]))
+    ]  # fmt: skip
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_usage_of_every_command_with_each_fault_ends_with_2(site, name):
+    argvs = [[*of_site(each, site), "--no-such-option"] for each in commands(site)]
+    script = str(site.parent / "job.sh")
+    argvs.append(["vsub", "--config", str(site), "-vm", "none", "--no-such-option", script])
+    ends = call_all(argvs, site, FAULTS[name][0])
+    wrong = [
+        (argv, ended) for argv, ended in zip(argvs, ends, strict=True)
+        if ended.code != 2
+        or b"Traceback" in ended.stderr
+        or not (name in SILENT or re.search(b"--no-such-option|been removed", ended.stderr))
+    ]  # fmt: skip
+    assert wrong == []
+
+
+# They write the config, or need none.
+WITHOUT = {("vtorque", *words.split()) for words in ("config example", "setup install")}
+WITHOUT |= {("vtorque", "setup", "uninstall")}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_missing_config_of_every_command_with_each_fault_ends_in_one_line(site, name):
+    """The commands themselves run, and nothing of them happens."""
+    missing = site.parent / "missing.toml"
+    argvs = []
+    for each in commands(site):
+        if isinstance(each.chain[-1], click.Group) and each.words != ("vmgr", "checkpoints"):
+            continue
+        if each.words not in WITHOUT:
+            words = each.with_config(missing)
+            assert words is not None, each.words
+            argvs.append([*words, *each.needed(site)])
+    argvs.append(["vsub", "--config", str(missing), "-vm", "none", "job.sh"])
+    ends = call_all(argvs, site, FAULTS[name][0])
     wrong = []
-    cases = [*zip(commands(site), itertools.cycle(FAULTS))]
-    cases += itertools.product((["vmgr"], ["vtorque", "doctor"], ["vsub"]), FAULTS)
-    for words, name in cases:
-        fault, code, said = FAULTS[name]
-        ended = call([*words, "--help"], site, fault)
-        if (ended.code, ended.stderr.decode()) != (code, said.format(words[0])):
-            wrong.append((words, name, ended))
+    for argv, ended in zip(argvs, ends, strict=True):
+        check = argv[:3] == ["vtorque", "config", "check"]
+        line = f"{missing}: No such file or directory\n"
+        said = "" if name in SILENT else line if check else f"{argv[0]}: {line}"
+        if (ended.code, ended.stderr.decode()) != (1 if check else 2, said):
+            wrong.append((argv, ended))
     assert wrong == []
 
 
