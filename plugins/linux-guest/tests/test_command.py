@@ -44,6 +44,22 @@ def test_ssh_has_the_jobs_own_client_configuration(called):
     assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
 
 
+def test_ssh_of_a_moved_guest_has_the_first_guests_configuration(called):
+    guests = [
+        {"rank": 0, "index": 0, "hostname": "vm-0"},
+        {"rank": 1, "index": 1, "hostname": "vm-1"},
+    ]
+    there = {"n7": {"phase": "run", "guests": [{"rank": 5, "hostname": "vm-5"}]}}
+    called.place.add_facts(guests=guests, elsewhere=there)
+    first = called.run_dir.with_name("g0")
+    first.mkdir()
+    (first / "ssh_config").write_text("")
+    assert called("42.srv", "5") == ["ssh", "-F", f"{first}/ssh_config", "vm-5", "--"]
+    for forged in ({"n7": [1]}, {"n7": {"guests": ["x", {"rank": 5, "hostname": "-o"}]}}, 3):
+        called.place.add_facts(elsewhere=forged)
+        assert "of a guest of rank 5" in called("42.srv", "5")
+
+
 @pytest.mark.parametrize(
     "forged",
     [

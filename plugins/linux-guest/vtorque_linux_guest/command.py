@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -52,6 +54,9 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     places = kept_records.find(paths, job_id, os.getuid())
     facts = places[-1].facts() if places else {}
     guests = [each for each in facts.get("guests", ()) if _is_guest(each, rank)]
+    moved = [each for each in _elsewhere(facts) if _is_guest(each | {"index": 0}, rank)]
+    if moved and any(_is_guest(each, 0) for each in facts.get("guests", ())):
+        guests = [moved[0] | {"index": 0}]  # the configuration of the first guest has them all
     if not guests:
         raise Refused(
             f"nothing is kept here, or can be read, of a guest of rank {rank} of job "
@@ -63,6 +68,14 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     if not client.exists():
         raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
     os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606
+
+
+def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the guests that have been moved to nodes that are not the job's, as far as known."""
+    nodes = facts.get("elsewhere")
+    for node in nodes.values() if isinstance(nodes, dict) else ():
+        guests = node.get("guests") if isinstance(node, dict) else None
+        yield from (each for each in guests or () if isinstance(each, dict))
 
 
 def _is_guest(found: object, rank: int) -> bool:

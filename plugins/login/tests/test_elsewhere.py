@@ -174,6 +174,14 @@ def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
         elsewhere.run(asked(command="ssh", rank=["9"]), CONFIG)
 
 
+def test_a_guest_that_was_moved_is_reached_from_the_jobs_first_node(site, monkeypatch):
+    moved = State("run", ((1, "v1"),))
+    there = {"n1": State("run", ((0, "v0"),), (("n7", moved),)), "n2": State("run", ((1, "v1"),))}
+    monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
+    elsewhere.run(asked(command="ssh", rank=["1"]), CONFIG)
+    assert [step[1] for step in site.steps] == ["n1"]
+
+
 @pytest.mark.parametrize(("node", "first"), [("", True), ("n1", True), ("n2", False)])
 def test_without_a_way_of_the_batch_systems_the_job_is_asked(site, monkeypatch, node, first):
     site.step = None

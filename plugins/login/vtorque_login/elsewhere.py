@@ -204,8 +204,9 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
         return job.nodes[0]
     for node in job.nodes:
         found = state.on_node(job.id, node, config, site[Settings].wait)
-        if rank in (of for of, _ in found.guests):
-            return node
+        states = (found, *(moved for _, moved in found.elsewhere))
+        if any(rank == of for each in states for of, _ in each.guests):
+            return node  # also of a guest that was moved: from the job's first node
     raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
 
 

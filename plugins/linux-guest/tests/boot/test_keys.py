@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +15,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
+from vtorque_core.api.guest_plan import Address
 from vtorque_linux_guest.boot import keys
+from vtorque_linux_guest.boot.ssh_client import client_files
+from vtorque_testing.planned import guest_plan
 
 SECRET = bytes(range(32))
 
@@ -68,3 +73,27 @@ def test_known_hosts_has_every_guest_with_its_own_key() -> None:
         f"vn1,10.0.0.1 {keys.host_key(SECRET, 'vn1').public}",
         f"vn2 {keys.host_key(SECRET, 'vn2').public}",
     ]
+
+
+@pytest.mark.parametrize(("rank", "reached"), [(0, ["vn1", "vn2"]), (1, ["vn1"])])
+def test_first_guest_has_the_client_configuration_of_all_guests(
+    rank: int, reached: list[str]
+) -> None:
+    """ssh itself reads it: one of them may have been moved to a node that is not the job's."""
+    plan = guest_plan(
+        rank=rank, hostname="vn1", addresses=(Address("52:54:00:00:00:01", "10.86.0.16", 16),),
+        peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.1.16"), ("vn3", "")),
+        image=dataclasses.replace(guest_plan().image, labels={"init": "cloud-init"}),
+    )  # fmt: skip
+    files = {Path(each.path).name: each.content.decode() for each in client_files(plan)}
+    hosts = re.findall("^Host (.*)$", files["ssh_config"], re.MULTILINE)
+    assert hosts == [*reached, "*"]
+    assert [line.split(",")[0] for line in files["ssh_known_hosts"].splitlines()] == reached
+    for name in reached:
+        said = subprocess.run(
+            ["ssh", "-G", "-F", "/dev/stdin", name], input=files["ssh_config"], text=True,
+            capture_output=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        address = dict(plan.peers)[name]
+        assert {f"hostname {address}", f"hostkeyalias {name}", "user ada"} <= {*said}
+        assert "stricthostkeychecking true" in said and "escapechar none" in said

@@ -20,18 +20,22 @@ KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
     """Yield the files as resources; none for an image without sshd or a guest without address.
 
-    The key belongs to the job's user, who alone may read it; the rest is public.
+    The key belongs to the job's user, who alone may read it; the rest is public. The files of the
+    job's first guest, which stays where it is, are for all guests of the job: one may have been
+    moved to a node where the batch system starts nothing for the job's user.
     """
     address = guest.addresses[0].ip if guest.addresses else None
     if guest.image.labels.get("init") != "cloud-init" or address is None:
         return
     run = guest.run_dir
     key = keys.user_key(guest.secret).private.encode()
-    hosts = keys.known_hosts(guest.secret, [(guest.hostname, address)]).encode()
+    reached = [(guest.hostname, address)]
+    if guest.rank == 0:
+        reached += [each for each in guest.peers if each[1] and each[0] != guest.hostname]
+    hosts = keys.known_hosts(guest.secret, reached).encode()
     lines = (
-        f"Host {guest.hostname}",
-        f"  HostName {address}",
-        f"  HostKeyAlias {guest.hostname}",
+        *(line for name, ip in reached for line in _host(name, ip)),
+        "Host *",
         f"  User {guest.user.name}",
         f"  IdentityFile {run / KEY}",
         "  IdentitiesOnly yes",
@@ -48,3 +52,7 @@ def client_files(guest: GuestPlan) -> Iterator[Resource]:
     yield File(str(run / KEY), mode=0o400, reader=guest.user.uid, content=key)
     yield File(str(run / KNOWN_HOSTS), mode=0o444, content=hosts)
     yield File(str(run / SSH_CONFIG), mode=0o444, content=("\n".join(lines) + "\n").encode())
+
+
+def _host(hostname: str, address: str) -> tuple[str, ...]:
+    return f"Host {hostname}", f"  HostName {address}", f"  HostKeyAlias {hostname}"
