@@ -895,6 +895,12 @@ def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
         os.utime(path, (0, 0))
     assert store.used() == store.promised() == 0
     assert part.is_dir()
+    for left in (store.lost(job.key), store.directory / f".{job.key}.gone"):
+        part = part.rename(left)  # what nodes gave up, and what one was removing
+        os.utime(part)
+        assert store.used() == 640 << 20
+        os.utime(part, (0, 0))
+        assert store.used() == 0
 
 
 def test_what_becomes_larger_than_was_expected_is_not_kept(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -195,6 +196,13 @@ def test_the_command_lists_and_removes(paths, store, monkeypatch):
     ((name, job, node),) = [(e["id"], e["job"], e["node"]) for e in json.loads(said)]
     assert (name, job, node) == ("42.srv.0", "42.srv", "n1")
     assert "42.srv.0  42.srv" in run()[0]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    os.utime(listing.place(paths, UID) / listing.LIST, (time.time() - 7200,) * 2)
+    assert "old" not in run()[0], "no other node saves here"
+    site[Settings] = Settings(checkpoints=str(store.top), checkpoints_shared=True)
+    assert "this list is 2:00:0" in run()[0]
+    listing.publish(paths, store)
+    assert "old" not in run()[0]
     assert "is no checkpoint" in str(run("remove", "../x")[1])
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "there is no checkpoint 43.srv.0" in str(run("remove", "43.srv.0")[1])

@@ -20,6 +20,7 @@ from vtorque_survive.listing import Entry
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
+_STALE = 150.0  # seconds; where a job with guests is, the list is written every minute
 _WAIT = 60.0  # seconds for root's process to remove one
 _COLUMNS = ("ID", "JOB", "AGE", "SIZE", "NODE")
 
@@ -69,7 +70,17 @@ def remove(config: Path, name: str, uid: int | None) -> None:
 
 def _found(config: Path) -> Iterator[Entry]:
     if os.geteuid():
-        yield from listing.listed(service.paths(config), os.getuid())
+        paths = service.paths(config)
+        yield from listing.listed(paths, os.getuid())
+        site, _ = service.batch_system(config)
+        old = listing.age(paths, os.getuid())
+        if site[Settings].checkpoints_shared and old > _STALE:
+            click.echo(
+                f"vmgr: this list is {timedelta(seconds=int(old))} old, and other nodes may have "
+                "saved or removed checkpoints since: it is renewed while a job with guests is on "
+                "this node",
+                err=True,
+            )
         return
     for store in _stores(config):
         yield from listing.entries(store)

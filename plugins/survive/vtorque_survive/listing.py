@@ -20,13 +20,12 @@ from vtorque_core.api import HostFault, Paths, Refused, dataclass, let_users, re
 from vtorque_core.api.children import Child
 from vtorque_survive import request
 from vtorque_survive.asked import checkpoint_id
-from vtorque_survive.stored import Store
+from vtorque_survive.stored import GONE, Store
 
 LIST, FIFO = "list.json", "remove.fifo"
 _MOST = 4096  # bytes that are read of a user's words at a time
 _BEGINS = 10.0  # seconds for the process that a job has just begun with to read
 _REMOVES = 300.0  # seconds to remove one
-_GONE = ".gone"  # how the name ends of what is being removed
 _AGAIN = 60.0  # seconds after which the lists are written again, where other nodes save, too
 _LOOK = 0.1  # seconds between two looks at the list
 
@@ -103,6 +102,13 @@ def listed(paths: Paths, uid: int) -> list[Entry]:
         raise HostFault(f"{file}: {error}") from None
 
 
+def age(paths: Paths, uid: int) -> float:
+    """Return how many seconds ago root has written a user's list; 0: there is none."""
+    with suppress(OSError):
+        return max(0.0, time.time() - (place(paths, uid) / LIST).stat().st_mtime)
+    return 0.0
+
+
 def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
     """Have the watcher remove one of the user's, as that user. Raises Refused, HostFault."""
     if all(each.id != name for each in listed(paths, uid)):
@@ -142,7 +148,7 @@ def remove(store: Store, name: str) -> None:
         raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
     try:
         _clear(store)
-        (store.directory / name).rename(store.directory / f".{name}{_GONE}")
+        (store.directory / name).rename(store.directory / f".{name}{GONE}")
         store.tries(name).unlink(missing_ok=True)
         _clear(store)
     except FileNotFoundError:
@@ -152,7 +158,7 @@ def remove(store: Store, name: str) -> None:
 
 
 def _clear(store: Store) -> None:
-    for path in store.directory.glob(f".*{_GONE}"):
+    for path in store.directory.glob(f".*{GONE}"):
         with suppress(FileNotFoundError):  # another one clears, too
             shutil.rmtree(path)
 

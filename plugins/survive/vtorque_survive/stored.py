@@ -48,6 +48,7 @@ OVER = "over"  # the job that was saved is; another one has its id now
 HELD = "held"  # the job was held with it, and goes on with it
 RESERVED = "reserved"  # how holes are called as large as what a node makes may become
 _PART, _LOST = ".part", ".lost"  # how names end of what is made, and what nodes gave up
+GONE = ".gone"  # how names end of what is being removed
 _LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
 _MOST = 64 << 20  # bytes of a manifest: 450 of each guest
@@ -303,11 +304,11 @@ def _newness(manifest: Manifest) -> tuple[int, int]:
 
 
 def _is_left(place: Path) -> bool:
-    """Return whether one was not finished by a node that is dead: when it is back, it removes it.
+    """Return whether a node that is dead has not finished one, or has not removed it.
 
-    Until then its user has no less because of it.
+    When the node is back, it removes it. Until then its user has no less because of it.
     """
-    if place.suffix != _PART:
+    if place.suffix not in (_PART, _LOST, GONE):
         return False
     with contextlib.suppress(FileNotFoundError):
         changed = max(each.lstat().st_mtime for each in (place, *place.iterdir()))
