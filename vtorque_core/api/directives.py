@@ -61,26 +61,13 @@ def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
         _vm_values(directive, number, _text(line))
         return b""
 
-    return _rewritten(content, prefix, without_vm)
+    return rewrite_directives(content, prefix, without_vm)
 
 
-def change_directives(
-    content: bytes, change: Callable[[str], str], prefix: str = PBS_PREFIX
+def rewrite_directives(
+    content: bytes, prefix: str, rewrite: Callable[[int, bytes, str], bytes]
 ) -> bytes:
-    """Return the script with ``change`` of what :func:`script_directives` finds of each line.
-
-    Every other byte stays; so does a line of which nothing is changed.
-    """
-
-    def changed(_: int, line: bytes, directive: str) -> bytes:
-        new = change(directive) if directive else directive
-        return line if new == directive else _bytes(f"{prefix} {new}\n")
-
-    return _rewritten(content, prefix, changed)
-
-
-def _rewritten(content: bytes, prefix: str, rewrite: Callable[[int, bytes, str], bytes]) -> bytes:
-    """Return the script with each directive line as ``rewrite`` returns it.
+    """Return the script with each directive line as ``rewrite`` returns it, all else unchanged.
 
     ``rewrite`` gets the line's number, the line, and the directive without its prefix.
     """

@@ -1,6 +1,8 @@
 """What the job shell reads of pbs_mom."""
 
 import os
+import pty
+import termios
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,16 @@ def test_a_private_sandbox_is_where_the_script_starts(home):
     sandbox = f"{home}/pbs.5.s.x8z"
     assert read(f"cd {sandbox};{SCRIPT}\n", sandbox) == (Path(SCRIPT), (), sandbox)
     assert read(f"{SCRIPT}\n", home) == (Path(SCRIPT), (), "")
+
+
+def test_terminal_does_not_echo_what_is_typed_before_the_guest_is_ready():
+    """It was there twice: the guest's shell echoes what it reads."""
+    leader, terminal = pty.openpty()
+    try:
+        assert termios.tcgetattr(leader)[3] & termios.ECHO
+        assert OpenPbsShell().started([], {"PBS_JOBID": "5.s"}, terminal).script is None
+        assert not termios.tcgetattr(leader)[3] & termios.ECHO
+        assert termios.tcgetattr(leader)[3] & termios.ISIG, "Ctrl-C ends the job"
+    finally:
+        os.close(leader)
+        os.close(terminal)

@@ -8,6 +8,7 @@ that. Observed on Torque 6.1.3 and OpenPBS 23.06.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ class PbsJobShell(JobShell):
             raise UsageError("no standard input, so no script")
         here = environ.get("PBS_O_INITDIR", "")
         if os.isatty(stdin):
+            _without_echo(stdin)
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
             return Started(job_id, None, cwd=here, command=command)
         line = _line(stdin)
@@ -55,6 +57,19 @@ class PbsJobShell(JobShell):
     ) -> list[str]:
         """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
         return ["pbsdsh", "-u", *command]
+
+
+def _without_echo(terminal: int) -> None:
+    """Do not echo what is typed before the guest is ready: the guest's own terminal echoes it.
+
+    The terminal is the batch system's, for this job alone, or vsub restores its settings.
+    """
+    import termios  # noqa: PLC0415 - interactive jobs only
+
+    with contextlib.suppress(termios.error):
+        settings = termios.tcgetattr(terminal)
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, settings)
 
 
 def _line(stdin: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import (
-    change_directives,
+    rewrite_directives,
     script_directives,
     strip_pbs_vm,
     vm_directives,
@@ -232,15 +232,15 @@ class PbsSubmitter:
 
         import shlex  # noqa: PLC0415 (few scripts pay for it)
 
-        def changed(words: str) -> str:
+        def changed(_: int, line: bytes, words: str) -> bytes:
             try:
                 given = pbs.directive_words(words)
                 wanted = resources.nodes_for_ncpus(given)
             except UsageError:  # qsub's to refuse, or to put up with
-                return words
-            return words if wanted == given else shlex.join(wanted)
+                return line
+            return line if wanted == given else os.fsencode(f"{prefix} {shlex.join(wanted)}\n")
 
-        return change_directives(script, changed, prefix)
+        return rewrite_directives(script, prefix, changed)
 
     def _given(self, asked: Mapping[str, str]) -> resources.Given:
         if self._dialect is TORQUE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class SlurmJobShell(JobShell):
             raise UsageError("SLURM_JOB_ID is not set: this program is started by Slurm")
         if not argv and (stdin is None or not os.isatty(stdin)):
             raise UsageError("neither a script nor a terminal")
+        if not argv and stdin is not None:
+            _without_echo(stdin)
         return Started(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
@@ -66,3 +69,16 @@ class SlurmJobShell(JobShell):
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")
         quiet = ("--input=none", "--export=ALL")
         return ["srun", f"--nodes={count}", f"--ntasks={count}", *each, *quiet, *command]
+
+
+def _without_echo(terminal: int) -> None:
+    """Do not echo what is typed before the guest is ready: the guest's own terminal echoes it.
+
+    The terminal is slurmstepd's, for this job alone.
+    """
+    import termios  # noqa: PLC0415 - interactive jobs only
+
+    with contextlib.suppress(termios.error):
+        settings = termios.tcgetattr(terminal)
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, settings)

@@ -6,7 +6,6 @@ import pty
 import pwd
 import subprocess
 import sys
-import termios
 import threading
 import time
 from dataclasses import replace
@@ -429,22 +428,6 @@ def test_commands_beside_a_job_run_already_while_its_guests_boot(job):
 
     assert job.run(meanwhile=meanwhile) == 121
     assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 0)]
-
-
-def test_terminal_does_not_echo_until_the_guest_does(job):
-    """What was typed while an interactive guest booted was there twice."""
-    proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
-    leader, terminal = pty.openpty()
-    flags = [termios.tcgetattr(leader)[3]]
-
-    def meanwhile():
-        flags.append(termios.tcgetattr(leader)[3])
-        proofs.write(job.paths, READY)
-
-    assert job.run(5, stdin=terminal, meanwhile=meanwhile) == 5
-    flags.append(termios.tcgetattr(leader)[3])
-    assert [bool(each & termios.ECHO) for each in flags] == [True, False, True]
-    os.close(leader)
 
 
 def test_nothing_comes_after_a_script_that_was_not_begun(job):

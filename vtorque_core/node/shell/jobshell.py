@@ -18,7 +18,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,8 +124,6 @@ def run_job(
 
     try:
         job = shell.started(argv, environ, streams.stdin)
-        if job.script is None and streams.stdin is not None:
-            around.enter_context(_without_echo(streams.stdin))
         ready = _await_proof(paths, job.job_id, owner_uid, seen, meanwhile)
         _be_found(paths.job_shell(ready.job.key))
         for line in ready.detail:
@@ -153,24 +151,6 @@ def run_job(
     if after is not None and begun:
         after(begun[0], code)
     return code
-
-
-@contextlib.contextmanager
-def _without_echo(terminal: int) -> Iterator[None]:
-    """Do not echo what is typed before the guest is ready: the guest's own terminal echoes it."""
-    import termios  # noqa: PLC0415 - interactive jobs only
-
-    try:
-        before = termios.tcgetattr(terminal)
-    except termios.error:
-        yield
-        return
-    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _be_found(lock: Path) -> None:
