@@ -126,9 +126,9 @@ class GuestPlan:
         guests_per_node: how many guests the job has on each node.
         ram_mib: guest RAM in MiB.
         hostnames: of all guests of the job in rank order, this one's included. Empty until the
-            guests are placed.
+            guests are placed: ``vtorque_guest_context`` is the first hook that sees them.
         slots: the vCPUs of the same guests, which differ where ``vcpus=job`` and the batch system
-            gives the job other numbers of CPUs on its nodes. Empty until the domain is rendered.
+            gives the job other numbers of CPUs on its nodes. Empty as long as ``hostnames``.
         request: ``guest[OPTION]`` reads it.
         state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
         peers: (hostname, ip) of all guests of the job in rank order, this one included, in the

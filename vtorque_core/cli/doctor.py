@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -25,12 +26,13 @@ def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
     With --mark the batch system then starts VM jobs here only if nothing has failed.
     Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
     """
-    from vtorque_core.node.admin.doctor import examine  # noqa: PLC0415
+    from vtorque_core.node.admin.doctor import Finding, examine, set_mark  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)
-    findings = []
-    for finding in examine(site, plugins, user, mark=mark):
+    findings: list[Finding] = []
+    last = set_mark(site, plugins, findings) if mark else ()  # a generator: it runs last
+    for finding in chain(examine(site, plugins, user, marks=mark), last):
         findings.append(finding)
         if not as_json:
             word, colour = _MARKS[finding.status]

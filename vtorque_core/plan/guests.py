@@ -351,7 +351,6 @@ def placed(
         dataclasses.replace(one.plan, placement=at)
         for one, at in zip(planned, placements, strict=True)
     ]
-    hostnames = tuple(_hostnames(guests, job))
     peers = guest_network.peers(site, job, guests)
     aliases = guest_network.aliases(site, job, guests)
     bare = tuple(
@@ -365,17 +364,10 @@ def placed(
             qemu_uid=guest_uids.of_guest(guest, site),
             peers=peers,
             aliases=aliases,
-            hostnames=hostnames,
             bare=bare,
         )
         for guest in guests
     ]
-
-
-def _hostnames(guests: Sequence[GuestPlan], job: BatchJob) -> Iterator[str]:
-    count = guests[0].guests_per_node
-    for node in job.nodes:
-        yield from (names.guest_hostname(node, index, count) for index in range(count))
 
 
 def peer_guests(
@@ -394,9 +386,11 @@ def peer_guests(
             first.vcpus if cpus == job.cpu_count else policy.vcpus_on(request, site, plugins, cpus)
             for cpus in job.cpu_counts
         ]
-    slots = [size for size in sizes for _ in range(count)]
-    named = zip(_hostnames(guests, job), slots, strict=True)
-    return [PeerGuest(hostname, size, first.ram_mib) for hostname, size in named]
+    return [
+        PeerGuest(names.guest_hostname(node, index, count), size, first.ram_mib)
+        for node, size in zip(job.nodes, sizes, strict=True)
+        for index in range(count)
+    ]
 
 
 def prepare(
@@ -412,10 +406,10 @@ def prepare(
     ``of_batch``: what the batch system adds, given all guests of the job. Raises Refused, Conflict.
     """
     peers = peer_guests(guests, job, site, plugins)
-    batch, slots = tuple(of_batch(peers)), tuple(peer.slots for peer in peers)
-    prepared = []
+    batch, prepared = tuple(of_batch(peers)), []
+    hostnames, slots = zip(*((peer.hostname, peer.slots) for peer in peers), strict=True)
     for placed_guest, driver in zip(guests, (one.driver for one in planned), strict=True):
-        guest = dataclasses.replace(placed_guest, slots=slots)
+        guest = dataclasses.replace(placed_guest, hostnames=hostnames, slots=slots)
         items = context_of(guest, driver, site, plugins, batch)
         contributed = domain_contributions(guest, driver, site, plugins)
         owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)

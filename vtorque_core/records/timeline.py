@@ -57,21 +57,18 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def say(state: JournalState, until: float) -> None:
-    """Log how long a job started, ran and ended, and what its guests used, in one short line.
+    """Log how long a job started, ran and ended, in one short line.
 
     ``until`` is the end of the last phase, in Unix time. ``vmgr report`` has each phase.
     """
     times: dict[str, float] = {}
-    stage, cpu, mib = "start", 0.0, 0
+    stage = "start"
     for span in spans(state, until):
         if span["guest"] is None:
             name = span["name"]
             stage = "end" if name in _ENDING else "run" if name == "run" else stage
             key = name if stage == "run" else stage  # beside run: paused, suspended
             times[key] = times.get(key, 0.0) + span["seconds"]
-        elif "cpu_seconds" in span:
-            cpu, mib = cpu + span["cpu_seconds"], mib + span["peak_mib"]
     if times.keys() - {"end"}:
-        parts = [f"{name} {seconds:.1f} s" for name, seconds in times.items()]
-        parts += [f"guests used {cpu:.1f} s of CPU time and at most {mib} MiB"] if mib else []
-        _log.info("times: %s", ", ".join(parts), extra={"guest": None})
+        said = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
+        _log.info("times: %s", said, extra={"guest": None})

@@ -374,7 +374,7 @@ def test_a_lost_mark_alone_is_a_warning_so_that_doctor_gives_it_back(monkeypatch
     (found,) = check_batch(Site(), None)
     assert (found.status, found.message) == ("warning", "local: not done: give it")
     assert "vtorque doctor --mark" in found.fix
-    assert list(check_batch(Site(), None, mark=True)) == [], "--mark itself does it"
+    assert list(check_batch(Site(), None, marks=True)) == [], "--mark itself does it"
 
 
 ACME = """
@@ -395,34 +395,25 @@ def vtorque_batch_systems():
 
 
 @pytest.mark.parametrize(
-    ("failures", "marked", "last"),
-    [
-        (0, (True, ""), ("ok", "reported to the batch system: this node is fit for VM jobs")),
-        (
-            2,
-            (False, "tools: nft is gone 0"),
-            ("failed", "reported to the batch system: this node is not fit for VM jobs"),
-        ),
-    ],
+    ("failures", "marked", "said"),
+    [(0, (True, ""), "fit"), (2, (False, "tools: nft is gone 0"), "unfit")],
 )
-def test_doctor_mark_reports_the_mark_that_it_has_set(monkeypatch, failures, marked, last):
+def test_doctor_mark_reports_what_it_has_done(failures, marked, said):
     """It said "not done: give this node vtorque" and then did it."""
-    from vtorque_core.node.admin import doctor
+    from vtorque_core.node.admin.doctor import Finding, set_mark
 
     found = [
-        doctor.Finding("tools", "core", "failed", f"nft is gone {number}")
-        for number in range(failures)
+        Finding("tools", "core", "failed", f"nft is gone {number}") for number in range(failures)
     ]
+    found.append(Finding("code", "core", "ok", "root's"))
     marks = []
     node = types.SimpleNamespace(mark=lambda *given: marks.append(given))
-    batch = types.SimpleNamespace(node=lambda _: node)
-    plugins = types.SimpleNamespace(batch_system=lambda _: batch)
-    monkeypatch.setattr(doctor, "_examine", lambda *_: iter(found))
-    findings = list(doctor.examine(Site(), plugins, mark=True))
+    plugins = types.SimpleNamespace(
+        batch_system=lambda _: types.SimpleNamespace(node=lambda _: node)
+    )
+    (finding,) = set_mark(Site(), plugins, found)
     assert marks == [marked]
-    assert (findings[-1].status, findings[-1].message) == last
-    assert findings[:-1] == list(doctor.examine(Site(), plugins)), "nothing is marked without"
-    assert marks == [marked]
+    assert finding.message == f"reported as {said} for VM jobs"
 
 
 def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
@@ -443,6 +434,8 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1, done.stderr
     failed = [f for f in json.loads(done.stdout) if f["status"] == "failed"]
+    last = json.loads(done.stdout)[-1]
+    assert last["message"] == "reported as unfit for VM jobs"
     said = (tmp_path / "mark").read_text()
     assert said == f"False {failed[0]['check']}: {failed[0]['message']}"
 

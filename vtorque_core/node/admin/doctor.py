@@ -74,8 +74,16 @@ class Finding:
     fix: str = ""
 
 
+def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Set or clear the node's mark in the batch system by what was found. Raises HostFault."""
+    failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
+    reason = printable(next(failures, ""))
+    plugins.batch_system(site.batch.system).node(site).mark(not reason, reason)
+    yield Finding("mark", "core", "ok", f"reported as {'un' if reason else ''}fit for VM jobs")
+
+
 def examine(
-    site: Site, plugins: Plugins, user: str | None = None, *, mark: bool = False
+    site: Site, plugins: Plugins, user: str | None = None, *, marks: bool = False
 ) -> Iterator[Finding]:
     """Run all checks in turn.
 
@@ -83,50 +91,24 @@ def examine(
         site: the site's config.
         plugins: the plugins whose checks run, too.
         user: also check what a job of this user needs.
-        mark: set or clear the node's mark in the batch system, by what the checks find.
+        marks: true if :func:`set_mark` follows; the node's mark is then not checked.
     """
-    failures = []
-    for finding in _examine(site, plugins, user, mark):
-        yield finding
-        if finding.status == "failed":
-            failures.append(f"{finding.check}: {finding.message}")
-    if mark:
-        yield from _run("core", "mark", lambda s: _mark(s, plugins, failures), site)
-
-
-def _mark(site: Site, plugins: Plugins, failures: Sequence[str]) -> Iterator[HealthResult]:
-    adapter = plugins.batch_system(site.batch.system).node(site)
-    adapter.mark(not failures, printable(failures[0]) if failures else "")
-    if failures:
-        again = "mend what has failed, then run vtorque doctor --mark again"
-        yield failed("reported to the batch system: this node is not fit for VM jobs", again)
-    else:
-        yield ok("reported to the batch system: this node is fit for VM jobs")
-
-
-def _examine(site: Site, plugins: Plugins, user: str | None, mark: bool) -> Iterator[Finding]:
     checks: list[tuple[str, Look]] = [
         ("code", check_code),
+        ("tools", check_tools),
         ("libvirt", check_libvirt),
-        ("confinement", check_confinement),
         ("acceleration", check_accel),
         ("network", check_network),
         ("shares", check_shares),
-        (health.ALIKE, check_alike),
         ("directories", check_directories),
-        ("tools", check_tools),
-        ("batch system", lambda s: check_batch(s, plugins, mark=mark)),
     ]
-    if site.owner:  # what is left out is root's to do, and done by nobody
-        checks = [
-            ("code", check_code),
-            ("tools", check_tools),
-            ("libvirt", check_libvirt),
-            ("acceleration", check_accel),
-            ("network", check_network),
-            ("user namespaces", check_namespaces),
-            ("shares", check_shares),
-            ("directories", check_directories),
+    if site.owner:  # nobody does root's part on a user's own site
+        checks.append(("user namespaces", check_namespaces))
+    else:
+        checks += [
+            ("confinement", check_confinement),
+            (health.ALIKE, check_alike),
+            ("batch system", lambda s: check_batch(s, plugins, marks=marks)),
         ]
     if user is not None:
         checks.append((f"user {user}", lambda s: check_user(s, user)))
@@ -359,16 +341,15 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
             yield failed(f"{tool} is missing", f"{who}install the package {package}")
 
 
-def check_batch(site: Site, plugins: Plugins, *, mark: bool = False) -> Iterator[HealthResult]:
+def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
     """Check that each step of the batch system's installation still holds on this node.
 
-    ``mark``: without the node's mark, which is set afterwards.
+    ``marks``: without the node's mark, which is set afterwards.
     """
     batch = site.batch.system
-    steps = setup_batch.steps_of(site, plugins, batch, site.path)
+    found = setup_batch.steps_of(site, plugins, batch, site.path)
+    steps = [step for step in found if not (marks and isinstance(step, Mark))]
     for step in steps:
-        if mark and isinstance(step, Mark):
-            continue
         try:
             if step.done():
                 yield ok(f"{batch}: done: {step.text}")
@@ -376,7 +357,7 @@ def check_batch(site: Site, plugins: Plugins, *, mark: bool = False) -> Iterator
                 yield _not_done(step, batch)
         except (VtorqueError, OSError) as error:
             yield failed(f"{batch}: not done: {type(step).__name__}", str(error))
-    if not steps:
+    if not found:
         yield ok(f"{batch} calls vTorque by itself")
 
 

@@ -30,12 +30,12 @@ _GONE = 0.1  # seconds until a killed command is gone, unless its disk or termin
 _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # the user's may want colours, or less
 
 
-@contextlib.contextmanager
-def beside(proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins) -> Iterator[None]:
+def beside(
+    proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins
+) -> contextlib.AbstractContextManager[None]:
     """Have every plugin's commands run meanwhile."""
     given = {"job": proof.job, "batch": batch, "site": site}
-    with running(_commands("vtorque_beside_script", proof, plugins, **given)):
-        yield
+    return running(_commands("vtorque_beside_script", proof, plugins, **given))
 
 
 def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
