@@ -1,7 +1,9 @@
 """The root side with doubles of Slurm's commands: what is believed, what is told."""
 
 import os
+import pty
 import pwd
+import termios
 from dataclasses import replace
 
 import pytest
@@ -346,3 +348,13 @@ def test_what_becomes_of_a_job_is_slurms_word(node, slurm, state, life):
     (slurm.top / "7.job").touch()
     slurm.facts(state=state)
     assert node.alive(["7", "8"]) == {"7": life, "8": Life.GONE}
+
+
+def test_terminal_of_an_interactive_job_does_not_echo_before_the_guest_does():
+    leader, terminal = pty.openpty()
+    try:
+        assert SlurmJobShell().started([], {"SLURM_JOB_ID": "7"}, terminal).script is None
+        assert not termios.tcgetattr(leader)[3] & termios.ECHO
+    finally:
+        os.close(leader)
+        os.close(terminal)
