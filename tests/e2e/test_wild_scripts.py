@@ -15,8 +15,13 @@ RECIPE = Path(__file__).resolve().parents[2] / "doc/recipes/hpc.toml"
 HPC = ("-vm", "img=hpc,ram=512M,vcpus=1")  # whatever ppn: test machines have few cores
 # What CI runs: one of each kind that the contract has not.
 SHORT = {"blank-first-line.sh", "trap-term.sh", "background-left.sh", "awk-shebang.awk"}
-# What the user's login shell, which runs the script on bare metal, says when a signal ended it.
-LOGIN_SHELL = re.compile(rb"^-bash: line 1: +[0-9]+ .*/[0-9]+\.[^/]*\.SC\n", re.MULTILINE)
+# What the user's login shell, which runs the script on bare metal, says when a signal ended it; and
+# what vTorque says in its place.
+LOGIN_SHELL = re.compile(
+    rb"^(-bash: line 1: +[0-9]+ .*/[0-9]+\.[^/]*\.SC"
+    rb"|vtorque: the script was killed by signal [0-9]+ \([A-Za-z0-9 ]+\))\n",
+    re.MULTILINE,
+)
 # Where the script lies, which shells put before errors: the batch system's spool, the guest's /run.
 PLACE = re.compile(rb"/[^\s:'\"]*/(?=[0-9]+\.[^/\s]*\.SC)")
 OURS = (b"job.sh", b"out", b"err")
@@ -51,7 +56,7 @@ def ended(node, wild, *vm):
     """
     empty(node.home)
     job = node.job(wild.content, *vm, name="wild", timeout=300)
-    out, err, left = job.out, LOGIN_SHELL.sub(b"", job.err), files(node.home)
+    out, err, left = job.out, LOGIN_SHELL.sub(b"killed\n", job.err), files(node.home)
     empty(node.home)
     job_id = job.done.stdout.split()[0]
 

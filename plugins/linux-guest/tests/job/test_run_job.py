@@ -373,8 +373,9 @@ def test_a_burst_of_one_signal_comes_through_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_script_killed_by_a_signal(guest: Guest) -> None:
     line = b"vtorque: the script was killed by signal 11 (Segmentation fault)\n"
-    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n") == (139, b"", line)
-    assert guest.run(b"#!/bin/sh\nkill -INT $$\n") == (130, b"", b""), "as a shell does"
+    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n", login=True) == (139, b"", line)
+    assert guest.run(b"#!/bin/sh\nkill -INT $$\n", login=True) == (130, b"", b"")
+    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n") == (139, b"", b""), "Slurm has no such shell"
 
 
 def test_stdin_is_passed_on(guest: Guest) -> None:

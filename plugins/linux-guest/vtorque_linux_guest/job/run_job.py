@@ -314,14 +314,13 @@ class _Job:
         return status.code
 
     def _explain_signal(self, number: int | None) -> None:
-        """Print what the login shell of a plain job prints about a script that a signal killed."""
-        ending = self.ending
-        if number is None or number in _SILENT or not ending.in_script:
+        """Print that a signal killed the script, where the login shell of a plain job prints it."""
+        ending, script = self.ending, self.script
+        if number is None or number in _SILENT or script.interactive or not script.login:
             return
-        if not ending.terminated and not ending.killed:
-            what = "shell" if self.script.interactive else "script"
+        if ending.in_script and not ending.terminated and not ending.killed:
             name = signal.strsignal(number) or "unknown"
-            self._say(f"the {what} was killed by signal {number} ({name})")
+            self._say(f"the script was killed by signal {number} ({name})")
 
     def _explain_failure(self, reason: str) -> str:
         """Return the agent's reason; for a missing ``-S`` shell, a message that says what to do."""
