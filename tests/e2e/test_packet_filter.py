@@ -368,6 +368,86 @@ def test_connections_below_limit_pass(node):
         assert node.tracked() == LIMIT // 2
 
 
+# -- services that the node publishes by DNAT -------------------------------------------------
+
+PUBLISHED, INSIDE, INSIDE6, OUT6 = 8080, "198.18.0.9", "fd00:18::9", "fd00:18::1"
+
+
+@pytest.fixture
+def publishing(node):
+    """Have the node forward some of its ports to a container and to the guest itself."""
+    run("ip", "neighbor", "add", INSIDE, "lladdr", ROUTER_MAC, "dev", "out")
+    run("ip", "address", "add", f"{OUT6}/64", "dev", "out", "nodad")
+    run("ip", "neighbor", "add", INSIDE6, "lladdr", ROUTER_MAC, "dev", "out")
+    Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
+    rules = (
+        "table inet publish { chain pre { type nat hook prerouting priority -100;"
+        f" fib daddr type local tcp dport {PUBLISHED} dnat ip to {INSIDE}:80;"
+        f" fib daddr type local udp dport {PUBLISHED} dnat ip to {INSIDE}:80;"
+        f" ip6 daddr {GATEWAY6} tcp dport {PUBLISHED} dnat ip6 to [{INSIDE6}]:80;"
+        f" ip daddr 198.18.255.1 tcp dport 2222 dnat ip to {IP}:22; "
+        "}; }"
+    )
+    run("nft", rules)
+    return node
+
+
+def published_attempts(node):
+    """Return which ways to the published port lead out of the node: name to whether it does."""
+    node_addresses = {"bridge": GATEWAY, "other": "198.18.255.1"}
+    tries = {}
+    for name, target in node_addresses.items():
+        tries[f"tcp {name}"] = (
+            IPV4,
+            ipv4(tcp(999, PUBLISHED, SYN, (IP, target)), TCP, target=target),
+        )
+        tries[f"udp {name}"] = IPV4, ipv4(udp(999, PUBLISHED), UDP, target=target)
+    tries["tcp6"] = IPV6, tcp6_syn(999, PUBLISHED)
+    tries["elsewhere"] = IPV4, ipv4(udp(9, 9), UDP)
+    passed = {}
+    for name, (kind, packet) in tries.items():
+        list(node.drain(node.outside))
+        node.send(packet, kind)
+        heads = [struct.unpack("!H", each[12:14])[0] for each in node.drain(node.outside)]
+        passed[name] = kind in heads
+    return passed
+
+
+def tcp6_syn(source, target):
+    head = struct.pack("!HHIIBBHHH", source, target, 1, 0, 5 << 4, SYN, 512, 0, 0)
+    return with_checksum6(head, TCP, IP6, GATEWAY6, 16)
+
+
+@pytest.mark.parametrize("ip", [IP, None], ids=["assigned", "unassigned"])
+def test_ports_that_the_node_publishes_by_dnat_obey_node_ports(publishing, ip):
+    every = {"tcp bridge", "udp bridge", "tcp other", "udp other", "tcp6", "elsewhere"}
+    expected = every if ip is None else every - {"tcp6"}
+    for ports, closed in (
+        ((), every - {"elsewhere"}),
+        (("tcp/80", "udp/80"), every - {"elsewhere"}),  # the container's port is not the node's
+        ((f"tcp/{PUBLISHED}",), {"udp bridge", "udp other"}),
+        ((f"tcp/{PUBLISHED}", f"udp/{PUBLISHED}"), set()),
+    ):
+        with packet_filter(ip, ports, ipv6=True):
+            passed = {name for name, out in published_attempts(publishing).items() if out}
+        assert passed == expected - closed, ports
+
+
+def test_port_of_the_guest_that_the_node_publishes_still_answers(publishing):
+    with packet_filter(ports=()):
+        publishing.send(ipv4(udp(9, 9), UDP))
+        out = next(
+            source_mac(each) for each in publishing.drain(publishing.outside) if each[23] == UDP
+        )
+        syn = tcp(1234, 2222, SYN, (OUTSIDE, "198.18.255.1"))
+        packet = ipv4(syn, TCP, OUTSIDE, "198.18.255.1")
+        os.write(publishing.outside, frame(IPV4, packet, ROUTER_MAC, out))
+        assert any(each[23] == TCP for each in publishing.drain(publishing.guest))
+        answer = tcp(22, 1234, SYN | ACK, (IP, OUTSIDE), 1, 2)
+        publishing.send(ipv4(answer, TCP))
+        assert any(each[23] == TCP for each in publishing.drain(publishing.outside))
+
+
 # -- other tables of the node's kernel --------------------------------------------------------
 
 

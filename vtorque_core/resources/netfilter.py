@@ -157,8 +157,9 @@ def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str
     """Return the nft script that drops what guests on ``bridge`` send to the node itself.
 
     Answers, ICMP (ping, path MTU, IPv6's neighbours) and ``ports`` (``tcp/2049``) pass; with
-    ``dhcp`` also DHCP and DNS of libvirt's dnsmasq. What the node only forwards is not touched.
-    It replaces an earlier one. Raises ValueError.
+    ``dhcp`` also DHCP and DNS of libvirt's dnsmasq. Ports of the node that DNAT forwards to another
+    place count as its own. Other forwarded packets pass. It replaces an earlier one. Raises
+    ValueError.
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")
@@ -166,8 +167,13 @@ def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str
     for port in open_ports:
         if not _PORT.fullmatch(port):
             raise ValueError(f"port {port!r} is not tcp/PORT or udp/PORT")
-    lines = "\n".join(f"    {port.replace('/', ' dport ')} accept" for port in open_ports)
-    return _script("node", table=guard_table(network), bridge=bridge, ports=lines)
+    split = [port.split("/") for port in open_ports]
+    own = "".join(f"\n    {kind} dport {port} accept" for kind, port in split)
+    forwarded = "".join(
+        f"\n    meta l4proto {kind} ct original proto-dst {port} accept" for kind, port in split
+    )
+    names = {"table": guard_table(network), "bridge": bridge}
+    return _script("node", **names, ports=own, forwarded_ports=forwarded)
 
 
 def load(script: str) -> None:

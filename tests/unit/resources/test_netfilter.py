@@ -71,12 +71,18 @@ def test_the_node_is_closed_but_for_the_ports_of_the_site() -> None:
         "table inet vtorque-node-vtorque",
         "delete table inet vtorque-node-vtorque",
     ]
-    assert lines[6:-2] == [
+    assert lines[6:12] == [
         'iifname != "vtorque0" accept',
         "ct state established,related accept",
         "meta l4proto { icmp, ipv6-icmp } accept",
         "tcp dport 2049 accept",
         "udp dport 123 accept",
+        "drop",
+    ]
+    assert lines[-6:-2] == [
+        "meta l4proto { icmp, ipv6-icmp } accept",
+        "meta l4proto tcp ct original proto-dst 2049 accept",
+        "meta l4proto udp ct original proto-dst 123 accept",
         "drop",
     ]
     assert "udp dport 67 accept" in guard("vtorque", "vtorque0", (), dhcp=True)
