@@ -46,7 +46,7 @@ def author():
         (venv / "bin" / name).chmod(0o755)
     run("chown", "-hR", USER, home)
     yield who
-    run("rm", "-rf", f"/tmp/vtorque-{who.pw_uid}")
+    run("rm", "-rf", *(str(place) for place in Path("/tmp").glob(f"vtorque-{who.pw_uid}-*")))
     remove_user(USER)
 
 

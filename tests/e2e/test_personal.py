@@ -36,10 +36,20 @@ class Person:
         self.user, self.entry = name, pwd.getpwnam(name)
         self.home = Path(self.entry.pw_dir)
         self.home.chmod(0o700)
-        self.runtime = Path("/tmp", f"vtorque-{self.entry.pw_uid}")
         self.own = self.home / ".config/vtorque/vtorque.toml"
         self.state = self.home / ".local/state/vtorque"
-        self.run_dir = self.runtime / "vtorque"
+        self.squatted = Path("/tmp", f"vtorque-{self.entry.pw_uid}")
+        self.squatted.mkdir(mode=0o700, exist_ok=True)  # by another user, before the first command
+
+    @property
+    def runtime(self):
+        """The directory in /tmp of a user who has no session."""
+        return (self.state / "run").readlink()
+
+    @property
+    def run_dir(self):
+        """The directory of sockets, locks and proofs."""
+        return self.runtime / "vtorque"
 
     def command(self, program, *argv):
         """Return a command of the installation, for the user's site."""
@@ -102,8 +112,10 @@ class Person:
         """Stop the user's service, and take all that is theirs."""
         with suppress(pytest.fail.Exception):
             self.call("vtorque", "local", "stop", "--config", str(self.own))
+        with suppress(FileNotFoundError):
+            subprocess.run(["rm", "-rf", self.runtime], check=True)
+        self.squatted.rmdir()
         remove_user(self.entry.pw_name)
-        subprocess.run(["rm", "-rf", self.runtime], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ def require_root_owned(path: Path, uid: int = 0) -> None:
 
     A directory that others can write is accepted when it is sticky (``/tmp``): what root owns
     in it cannot be renamed or removed by others (inode(7)). A group's write permission counts as
-    others', and shows an ACL's mask too (acl(5)). Raises ConfigError with the path at fault and
-    what to do.
+    others', except for a user's private group, and shows an ACL's mask too (acl(5)). Raises
+    ConfigError with the path at fault and what to do.
     """
     _follow(path.absolute(), uid, _MAX_LINKS)
 
@@ -71,13 +71,13 @@ def _check(here: Path, uid: int) -> bool:
         raise ConfigError(f"{here}: {error.strerror}") from None
     if info.st_uid not in (0, uid):
         raise ConfigError(
-            f"{here}: is owned by uid {info.st_uid}, so that user could change what root reads: "
-            f"chown root {here}"
+            f"{here}: is owned by uid {info.st_uid}, who could change it: chown root {here}"
         )
     if stat.S_ISLNK(info.st_mode):
         return True
     sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-    if info.st_mode & _WRITABLE and not sticky:
+    private = uid and info.st_gid == uid == os.getegid()  # a group of its user alone (umask 002)
+    if info.st_mode & (stat.S_IWOTH if private else _WRITABLE) and not sticky:
         raise ConfigError(
             f"{here}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "
             f"chmod go-w {here}"

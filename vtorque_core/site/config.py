@@ -141,6 +141,7 @@ def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
     from vtorque_core.site import personal  # noqa: PLC0415 - its one user is this
 
     if personal.is_meant(path):
+        personal.require_own_directories()
         return _with_defaults(_read(personal.config(), True), personal.defaults())
     return _read(path, new or path == CONFIG_PATH)
 

@@ -17,11 +17,13 @@ from typing import Any
 
 from vtorque_core.base.errors import ConfigError
 from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.base.trust import require_root_owned
 
-VARIABLES = (
-    "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME",
-    "XDG_CACHE_HOME",
-)  # fmt: skip
+_DEFAULTS = {
+    "XDG_CONFIG_HOME": ".config", "XDG_STATE_HOME": ".local/state",
+    "XDG_DATA_HOME": ".local/share", "XDG_CACHE_HOME": ".cache",
+}  # fmt: skip
+VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 """What says where a user's directories are, to us and to libvirt."""
 
 
@@ -42,7 +44,21 @@ def is_meant(path: Path) -> bool:
 
 def config() -> Path:
     """Return where the user may say more, or otherwise. It need not be there."""
-    return _home("XDG_CONFIG_HOME", ".config") / "vtorque.toml"
+    return _home("XDG_CONFIG_HOME") / "vtorque.toml"
+
+
+def require_own_directories() -> None:
+    """Check that nobody else can change the config, the state, or what libvirt reads there.
+
+    The variables may name another user's directories, after ``su`` for example. Raises ConfigError.
+    """
+    for variable in _DEFAULTS:
+        path = config() if variable == "XDG_CONFIG_HOME" else _home(variable)
+        existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        try:
+            require_root_owned(existing, os.geteuid())
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or set {variable} to a directory of your own") from None
 
 
 def defaults() -> Mapping[str, Mapping[str, Any]]:
@@ -50,43 +66,51 @@ def defaults() -> Mapping[str, Mapping[str, Any]]:
 
     libvirt's client finds its daemon by the environment: that is made the same for all processes.
     """
-    runtime = _runtime()
+    state = _home("XDG_STATE_HOME")
+    runtime = _runtime(state / "run")
     os.environ["XDG_RUNTIME_DIR"] = str(runtime)
-    state = _home("XDG_STATE_HOME", ".local/state")
     return {
         "paths": {"state": str(state), "run": str(runtime / "vtorque"), "commands": ""},
         "node": {
             "libvirt_uri": "qemu:///session", "qemu_user": "", "guest_uids": 0,
             "subordinate_ids": 0,
         },
-        "images": {"pool": str(_home("XDG_DATA_HOME", ".local/share") / "images"), "keep": 0},
+        "images": {"pool": str(_home("XDG_DATA_HOME") / "images"), "keep": 0},
         "network": {"kind": "user", "source": ""},
         "options": {"img": {"default": "micro"}},
     }  # fmt: skip
 
 
-def _home(variable: str, default: str) -> Path:
+def _home(variable: str) -> Path:
     given = os.environ.get(variable, "")
     home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    return (Path(given) if given.startswith("/") else home / default) / "vtorque"
+    return (Path(given) if given.startswith("/") else home / _DEFAULTS[variable]) / "vtorque"
 
 
-def _runtime() -> Path:
+def _runtime(link: Path) -> Path:
     """Return a directory that is the user's alone: the session's, in memory, else one in /tmp.
 
     systemd's is taken also by processes that have not been told of it, as cron's. It lasts as long
-    as its user is logged in, and so does what has its sockets there.
+    as its user is logged in, and so does what has its sockets there. ``link``, in the user's state,
+    names the one in /tmp. Its name is random, because another user could create a known name first.
     """
-    uid = os.geteuid()
-    for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
+    for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):
             return Path(given)
-    place = Path(f"/tmp/vtorque-{uid}")  # noqa: S108 - it is looked at, and /tmp is sticky
-    with contextlib.suppress(FileExistsError):
-        place.mkdir(mode=0o700)
-    if not _is_own(place):
-        raise ConfigError(f"{place}: is not a directory of yours alone (0700): remove it")
-    return place
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for _ in range(2):  # after a reboot another user can create the name, which was visible
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(f"/tmp/vtorque-{os.geteuid()}-{os.urandom(8).hex()}")  # noqa: S108
+            place = link.readlink()
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+            if _is_own(place):
+                return place
+            link.unlink()
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    raise ConfigError(f"{place}: is not a directory of yours alone (0700)")
 
 
 def _is_own(place: Path) -> bool:

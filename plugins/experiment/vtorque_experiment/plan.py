@@ -8,12 +8,14 @@ see.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -184,14 +186,18 @@ def _seal_error(error: OSError) -> HostFault:
 
 
 def _seals_dir() -> Path:
-    """Create and return the directory of this user's seals. Raises OSError, HostFault."""
+    """Return the directory of this user's seals, and create it first if there is none.
+
+    Its name ends in random characters, so that no other user can create it before. Raises OSError.
+    """
     uid = os.geteuid()
-    place = SEALS / f"vtorque-experiment-{uid}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    about = place.lstat()
-    if about.st_uid != uid or about.st_mode != stat.S_IFDIR | 0o700:
-        raise HostFault(f"{place}: is not a directory that only you can open (0700): remove it")
-    return place
+    prefix = f"vtorque-experiment-{uid}"
+    for place in sorted(SEALS.glob(f"{prefix}*")):
+        with contextlib.suppress(FileNotFoundError):  # another user's, removed meanwhile
+            about = place.lstat()
+            if about.st_uid == uid and about.st_mode == stat.S_IFDIR | 0o700:
+                return place
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=SEALS))
 
 
 def _damaged(place: Place, why: str) -> Refused:

@@ -1,6 +1,8 @@
 """What root reads: owners and modes on the way to a file, and of a secret."""
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,25 @@ def test_a_secret_is_readable_by_its_owner_only(private):
     require_secret(private, os.getuid())
     with pytest.raises(ConfigError, match="is not a regular file"):
         require_secret(private.parent, os.getuid())
+
+
+@pytest.mark.parametrize(("gid", "own_gid", "mode", "fine"), [
+    (1234, 1234, 0o775, True), (1234, 1234, 0o777, False), (1234, 100, 0o775, False),
+    (100, 100, 0o775, False),
+])  # fmt: skip
+def test_private_group_of_a_user_counts_as_the_user(
+    monkeypatch, tmp_path, gid, own_gid, mode, fine
+):
+    """Debian and others give each user a group with the same number, and umask 002 with it."""
+    real = Path.lstat
+
+    def lstat(self):
+        found = real(self)
+        if self != tmp_path:
+            return os.stat_result((found.st_mode & ~0o022, *found[1:4], 0, *found[5:]))
+        return os.stat_result((stat.S_IFDIR | mode, *found[1:4], 1234, gid, *found[6:]))
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(os, "getegid", lambda: own_gid)
+    with contextlib.nullcontext() if fine else pytest.raises(ConfigError, match="chmod go-w"):
+        require_root_owned(tmp_path, 1234)

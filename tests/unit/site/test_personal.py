@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import re
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.resources.disk import Mount
-from vtorque_core.site import config, personal
+from vtorque_core.site import personal
 from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.policy import asked
 from vtorque_core.site.request import make_request
 
-UID = 1000
+UID = os.getuid() or 1000
 
 
 @pytest.fixture
@@ -113,11 +114,64 @@ def test_a_machine_with_a_config_or_a_state_directory_is_a_site(user, monkeypatc
     assert not personal.is_meant(config_path)
 
 
-def test_a_runtime_directory_that_others_may_have_made_is_not_used(user, monkeypatch):
+def test_runtime_directory_in_tmp_has_a_name_that_nobody_can_guess(user, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    owners: dict[Path, int] = {}
+    monkeypatch.setattr(personal, "_is_own", lambda place: owners.get(place, 0) == UID)
+    monkeypatch.setattr(Path, "mkdir", lambda self, **_: owners.setdefault(self, UID))
+    os.makedirs(user / "home/.local/state/vtorque")  # noqa: PTH103 - Path.mkdir is replaced
+    first = personal.defaults()["paths"]["run"]
+    assert re.fullmatch(rf"/tmp/vtorque-{UID}-[0-9a-f]{{16}}/vtorque", first)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert personal.defaults()["paths"]["run"] == first, "another process finds another directory"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    owners[Path(first).parent] = UID + 1  # after a reboot, another user created the name
+    assert personal.defaults()["paths"]["run"] != first
+
+
+def test_state_that_cannot_be_written_is_one_line(user, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(personal, "_is_own", lambda _: False)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match="remove it"):
-        config.read_toml(personal.CONFIG_PATH)
+    (user / "home").touch()
+    with pytest.raises(ConfigError, match=r"home/\.local/state/vtorque: Not a directory"):
+        personal.defaults()
+
+
+@pytest.mark.parametrize("variable", ["CONFIG", "STATE", "DATA", "CACHE"])
+def test_directory_that_another_user_can_change_is_refused(user, monkeypatch, variable):
+    """They may come from another user's environment, which ``su`` keeps."""
+    theirs = user / "theirs"
+    theirs.mkdir()
+    monkeypatch.setenv(f"XDG_{variable}_HOME", str(theirs))
+    load(personal.CONFIG_PATH, node=False)
+    theirs.chmod(0o777)
+    with pytest.raises(ConfigError, match=rf"chmod go-w .*; or set XDG_{variable}_HOME to a dir"):
+        load(personal.CONFIG_PATH, node=False)
+    (theirs / "vtorque").mkdir()  # no matter that this one is not writable
+    with pytest.raises(ConfigError, match=rf"XDG_{variable}_HOME"):
+        load(personal.CONFIG_PATH, node=False)
+
+
+def test_config_of_another_user_is_refused(user, monkeypatch):
+    own = personal.config()
+    own.parent.mkdir(parents=True)
+    own.write_text("")
+    load(personal.CONFIG_PATH, node=False)
+    own.chmod(0o622)
+    with pytest.raises(ConfigError, match=rf"^{own}: can be written by others"):
+        load(own, node=False)
+    own.chmod(0o600)
+    real = Path.lstat
+
+    def lstat(self):
+        found = real(self)
+        if self != own:
+            return found
+        return os.stat_result((*found[:4], UID + 1, *found[5:]))
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(ConfigError, match=rf"^{own}: is owned by uid {UID + 1}, who could"):
+        load(personal.CONFIG_PATH, node=False)
 
 
 def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
