@@ -1,10 +1,13 @@
 """From the batch system's share of a job to the hardware of its guests, by a whole start."""
 
+import json
+import types
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.support import device_cases
+from vtorque_core.api import hookimpl
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,24 @@ def test_a_share_that_the_image_cannot_live_on_is_refused_with_what_to_ask_for(t
     run = node.start(node.job({}))
     assert "needs more RAM" in str(run.error)
     assert "ask the batch system for 320M of memory on each node" in str(run.error)
+
+
+def test_hooks_of_a_start_see_names_and_sizes_of_all_guests(tmp_path):
+    told = tmp_path / "told"  # the start is a process of its own
+
+    @hookimpl
+    def vtorque_pre_boot(job):
+        told.write_text(json.dumps([(guest.hostnames, guest.slots) for guest in job.guests]))
+
+    module = types.ModuleType("acme")
+    module.vtorque_pre_boot = vtorque_pre_boot
+    plugins = device_cases.load([])
+    plugins.register("acme", module, "vtorque-acme 1.0.0")
+    share = {"cpu_count": 4, "mem_mib": 4096}
+    node = device_cases.node(tmp_path, plugins, device_cases.Case({}), share=share)
+    run = node.start(node.job({"vms_per_node": "2"}))
+    assert not run.error, run
+    first, second = json.loads(told.read_text())
+    assert first == second
+    assert len({*first[0]}) == 2 and first[1] == [2, 2]
+    node.release()

@@ -90,7 +90,6 @@ def take(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> lis
                     journal.phase(TAKEN)
                 _log.info("was booted before: %s", spare.key, extra={"guest": each.plan.index})
             found.append(each if spare is None else _become(each, spare, site))
-    start.guests = [each.plan for each in found]
     taken = {each.plan.spare for each in found}
     for key in gone:
         if key not in taken:

@@ -157,6 +157,7 @@ def _start(
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
         for each in spare.take(start, rendered, gone)
     ]
+    start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
 
     start.enter("pre-boot")
