@@ -23,7 +23,6 @@ from typing import NoReturn
 
 from vtorque_core.base import safefs
 from vtorque_core.base._launch import die_with
-from vtorque_core.base.detach import drop_priority
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.base.run_tool import NOBODY
 from vtorque_core.base.trust import effective_root
@@ -179,7 +178,6 @@ def _live(source: socket.socket, parent: int) -> None:
     """
     try:
         _have_no_files(source.fileno())
-        drop_priority()
         die_with(parent)
         if effective_root():
             if _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET):

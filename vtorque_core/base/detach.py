@@ -15,8 +15,8 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
     The argument of ``work`` is a function: ``work`` calls it when this process need not wait any
-    longer; from then on the child has no higher priority than other processes. The child runs in a
-    new session and inherits no open file. Raises OSError if fork(2) fails.
+    longer. The child runs in a new session and inherits no open file. Raises OSError if fork(2)
+    fails.
 
     Returns:
         0 as soon as the child calls that function. If the child ends before, its exit code.
@@ -41,13 +41,6 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
         os._exit(code)
 
 
-def drop_priority() -> None:
-    """Give up the CPU priority that the caller's process group may have (a negative nice value)."""
-    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-        os.setpriority(os.PRIO_PGRP, 0, 0)  # all threads of the group, setpriority(2)
-
-
 def _begun(writer: int) -> None:
-    drop_priority()
     with contextlib.suppress(BrokenPipeError):  # the hook was killed: the work continues
         os.write(writer, b"1")

@@ -143,19 +143,6 @@ def test_it_can_write_no_file(tmp_path):
         list(read_apart(writes, until=later(), files=[file.fileno()]))
 
 
-def nice_value():
-    yield str(os.getpriority(os.PRIO_PROCESS, 0)).encode()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may have a higher priority")
-def test_reader_has_no_higher_priority_than_other_processes():
-    os.setpriority(os.PRIO_PROCESS, 0, -10)
-    try:
-        assert list(read_apart(nice_value, until=later())) == [b"0"]
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
 def test_it_opens_nothing_of_roots(tmp_path):
     with pytest.raises(Unreadable, match="Permission denied"):

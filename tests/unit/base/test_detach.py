@@ -4,9 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from threading import Thread
-
-import pytest
 
 from killed import kill_parent
 from patience import eventually
@@ -60,25 +57,3 @@ def test_work_continues_after_the_hook_is_killed(tmp_path):
         os._exit(detached(work))
     assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == -signal.SIGKILL
     eventually((tmp_path / "continued").exists)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may have a higher priority")
-def test_work_and_its_threads_have_normal_priority_once_the_hook_may_return(tmp_path):
-    def nice_values():
-        stats = (each.read_text() for each in Path("/proc/self/task").glob("*/stat"))
-        return [stat.rpartition(")")[2].split()[16] for stat in stats]
-
-    def work(let_return):
-        Thread(target=time.sleep, args=(600,), daemon=True).start()
-        before = nice_values()
-        let_return()
-        (tmp_path / "values").write_text(" ".join(before + nice_values()))
-        return 0
-
-    hook = os.fork()
-    if not hook:
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
-        os._exit(detached(work))
-    assert os.waitpid(hook, 0)[1] == 0
-    eventually(lambda: (tmp_path / "values").exists() and (tmp_path / "values").read_text())
-    assert (tmp_path / "values").read_text() == "-10 -10 0 0"

@@ -11,8 +11,6 @@ from pathlib import Path
 from vtorque_core.api.setup_steps import KEPT, MARK, Installation
 
 FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
-# The scheduler waits for this prologue, and starts no other job meanwhile.
-_URGENT = "nice -n -10 "
 RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
 
 _PROLOGUE = """\
@@ -70,7 +68,7 @@ def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
         mark=f"Written by {MARK.decode()}",
         name=path.name,
         site=shlex.quote(str(path) + KEPT),
-        vtorque=_URGENT * (kind == FIRST) + shlex.join(place.hook()),
+        vtorque=shlex.join(place.hook()),
         kind=kind,
         proof=shlex.quote(str(proof)),
         log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
