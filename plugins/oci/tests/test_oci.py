@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import io
 import json
 import os
 import shutil
@@ -16,9 +18,11 @@ import pytest
 
 import oci_images as made
 from vtorque_core.api import Refused
+from vtorque_linux_guest.image import filetree
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree
 from vtorque_linux_guest.image.root_disk import write_disk
+from vtorque_linux_guest.image.tar_reader import Budget
 from vtorque_oci import layers, oci
 from vtorque_oci.blobs import opened
 from vtorque_oci.build import Options, parse_options, prepare
@@ -54,11 +58,11 @@ def read(source: Path, work: Path, most: int = 1 << 20, tag: str = "") -> Contai
 
 
 def tree_of(container: Container) -> FileTree:
-    tree = FileTree()
+    tree, budget = FileTree(), Budget()
     for path, digest in container.layers:
         file = path.open("rb")
         layers.check_digest(file, digest)
-        layers.apply(tree, file, 1 << 20, can_store)
+        layers.apply(tree, file, 1 << 20, can_store, budget)
     return tree
 
 
@@ -247,6 +251,33 @@ def test_hostile_layers_are_refused(entry: made.Entry, message: str, tmp_path: P
     container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
     with pytest.raises(Refused, match=message):
         tree_of(container)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("budget", [Budget(entries=25), Budget(headers=50_000)])
+def test_layers_of_an_image_have_one_budget(budget: Budget, tmp_path: Path) -> None:
+    attributes = {f"SCHILY.xattr.user.{n}": "x" for n in range(10)}
+    one = made.layer(*((f"f{n}", b"", "f", {"pax_headers": attributes}) for n in range(10)))
+    layers.apply(FileTree(), io.BytesIO(one), 0, can_store, dataclasses.replace(budget))
+    tree = FileTree()
+    layers.apply(tree, io.BytesIO(one), 0, can_store, budget)
+    with pytest.raises(Refused, match=r"files in all its layers|long names and attributes"):
+        for _ in range(2):
+            layers.apply(tree, io.BytesIO(one), 0, can_store, budget)
+
+
+def test_chains_of_links_are_followed_in_a_bounded_number_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filetree, "MAX_STEPS", 1_000_000)
+    chain = [(f"l{n}", "./" * 2000 + f"l{n + 1}", "l") for n in range(39)]
+    wide = [(f"w{n}", "d/../" * 800 + f"w{n + 1}", "l") for n in range(39)]
+    for links, last in ((chain, "l39"), (wide, "w39")):
+        through = [(f"{links[0][0]}/f{n}", b"", "f") for n in range(2000)]
+        data = made.layer(("d", b"", "d"), (last, b"", "d"), *links, *through)
+        tree = FileTree()
+        with pytest.raises(Refused, match="take more than 1000000 steps to follow"):
+            layers.apply(tree, io.BytesIO(data), 0, can_store, Budget())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -1,19 +1,22 @@
 """The builder ``oci``: a container becomes a guest with the site's kernel and the agent.
 
 Runs as root in ``vmgr images build NAME oci -o source=...``. Nothing of the container is run, and
-nothing of it is unpacked on this machine: its layers become a tree in memory, and that a disk.
+nothing of it is unpacked on this machine: its layers become a tree in memory, and that a disk. A
+process without rights does that (:mod:`vtorque_oci.unprivileged`).
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import files
+from io import BufferedReader
 from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool, size_mib
@@ -26,8 +29,9 @@ from vtorque_linux_guest.image.disk_initramfs import (
     busybox,
     disk_initramfs,
 )
+from vtorque_linux_guest.image.ext4 import fill_ext4
 from vtorque_linux_guest.image.ext4_xattr import can_store
-from vtorque_linux_guest.image.filetree import FileTree, directory
+from vtorque_linux_guest.image.filetree import FileTree, Node, directory
 from vtorque_linux_guest.image.initramfs import MODULES, Tree, add_modules
 from vtorque_linux_guest.image.kernel import (
     Kernel,
@@ -38,8 +42,9 @@ from vtorque_linux_guest.image.kernel import (
     vmlinux,
 )
 from vtorque_linux_guest.image.micro_builder import BOOT_MODULES, MORE_MODULES
-from vtorque_linux_guest.image.root_disk import write_disk
-from vtorque_oci import layers, oci, sif
+from vtorque_linux_guest.image.root_disk import LABEL, convert_disk
+from vtorque_linux_guest.image.tar_reader import Budget
+from vtorque_oci import layers, oci, sif, unprivileged
 from vtorque_oci.blobs import opened
 from vtorque_oci.container import Container, settings
 
@@ -88,23 +93,32 @@ class OciBuilder:
         progress("reading the container")
         container, from_sif = _read(options, work, arch)
         progress("laying the layers over each other")
+        raw, kernels = work / "root.raw", list[Kernel]()
         with ExitStack() as stack:
-            tree = FileTree()
-            for path, digest in container.layers:
-                file = stack.enter_context(path.open("rb"))
-                layers.check_digest(file, digest)
-                layers.apply(tree, file, options.size << 20, can_store)
-            if not options.setuid and (count := layers.without_privilege(tree)):
-                progress(f"{count} programs have lost setuid bits or capabilities (setuid=keep)")
-            _check_entrypoint(tree, container, options)
-            tree.remove(HOME)
-            prefix = sif.add_environment(tree) if from_sif else ()
-            prepare(tree, container, options, prefix)
-            kernel = fetch_kernel(work, progress, options.debs)
-            _boot_files(kernel, work, staging, options)
-            _equip(tree, kernel, work, options)
-            progress("writing the root disk")
-            write_disk(tree, work, staging / "root.qcow2", options.size)
+            files = [stack.enter_context(path.open("rb")) for path, _ in container.layers]
+            disk = stack.enter_context(raw.open("xb"))
+            equipment = stack.enter_context((work / "equipment").open("x+b"))
+
+            def assemble(root: unprivileged.Root) -> None:
+                tree = _assembled(container, files, options, root.step)
+                prefix = sif.add_environment(tree) if from_sif else ()
+                prepare(tree, container, options, prefix)
+                root.wait()
+                equipment.seek(0)
+                for path, node in pickle.load(equipment):  # noqa: S301 - root has written it
+                    tree.put(path, node)
+                root.step("writing the root disk")
+                fill_ext4(tree, disk.fileno(), options.size, LABEL)
+
+            def equip() -> None:
+                kernels.append(fetch_kernel(work, progress, options.debs))
+                _boot_files(kernels[0], work, staging, options)
+                pickle.dump(list(_equipment(kernels[0], work, options)), equipment)
+                equipment.flush()
+
+            keep = {file.fileno() for file in (*files, disk, equipment)}
+            unprivileged.run(assemble, keep, options.size << 20, progress, equip)
+        convert_disk(raw, staging / "root.qcow2")
         shutil.rmtree(work)
         return BuiltImage(
             guest_type="linux",
@@ -116,8 +130,26 @@ class OciBuilder:
             kernel="vmlinux",
             initrd="initrd",
             cmdline=CMDLINE,
-            labels=_labels(container, options, kernel),
+            labels=_labels(container, options, kernels[0]),
         )
+
+
+def _assembled(
+    container: Container,
+    files: Sequence[BufferedReader],
+    options: Options,
+    progress: Callable[[str], None],
+) -> FileTree:
+    """Return the files of all layers. Raises Refused."""
+    tree, budget = FileTree(), Budget()
+    for file, (_, digest) in zip(files, container.layers, strict=True):
+        layers.check_digest(file, digest)
+        layers.apply(tree, file, options.size << 20, can_store, budget)
+    if not options.setuid and (count := layers.without_privilege(tree)):
+        progress(f"{count} programs have lost setuid bits or capabilities (setuid=keep)")
+    _check_entrypoint(tree, container, options)
+    tree.remove(HOME)
+    return tree
 
 
 def parse_options(arguments: Mapping[str, str]) -> Options:
@@ -223,22 +255,25 @@ def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> 
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
-def _equip(tree: FileTree, kernel: Kernel, work: Path, options: Options) -> None:
-    """Add init, agent, busybox and the kernel's modules that a job may want."""
-    init = files("vtorque_oci").joinpath("container_init").read_text("utf-8")
-    tree.file(INIT, init.encode(), 0o755)
-    tree.file(AGENT, built_agent(work), 0o755)
-    program = busybox(work, options.debs)
-    tree.file(f"{HOME}/bin/busybox", program.read_bytes(), 0o755)
-    applets = run_tool(str(program), "--list").split()
-    for applet in (each for each in applets if each != "busybox"):
-        tree.link(f"{HOME}/bin/{applet}", "busybox")
+def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
+    """Yield init, agent, busybox and the kernel's modules that a job may want, by their paths."""
+
+    def program(content: bytes) -> Node:
+        return Node(stat.S_IFREG | 0o755, content)
+
+    yield INIT, program(files("vtorque_oci").joinpath("container_init").read_bytes())
+    yield AGENT, program(built_agent(work))
+    own = busybox(work, options.debs)
+    yield f"{HOME}/bin/busybox", program(own.read_bytes())
+    for applet in run_tool(str(own), "--list").split():
+        if applet != "busybox":
+            yield f"{HOME}/bin/{applet}", Node(stat.S_IFLNK | 0o777, b"busybox")
     carried = Tree()
     wanted = (*INITRD_MODULES, *BOOT_MODULES, *MORE_MODULES, *options.modules)
     add_modules(carried, kernel, wanted)
     for path, (mode, content) in sorted(carried.entries.items()):
         if stat.S_ISREG(mode):
-            tree.file(path, content)
+            yield path, Node(stat.S_IFREG | 0o644, content)
 
 
 def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:

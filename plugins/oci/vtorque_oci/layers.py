@@ -14,18 +14,21 @@ from typing import IO
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.filetree import FileTree, Node, add_member, is_device
-from vtorque_linux_guest.image.tar_reader import members
+from vtorque_linux_guest.image.tar_reader import Budget, members
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 
 
-def apply(tree: FileTree, file: IO[bytes], most: int, keep: Callable[[str], bool]) -> None:
+def apply(
+    tree: FileTree, file: IO[bytes], most: int, keep: Callable[[str], bool], budget: Budget
+) -> None:
     """Put a layer over what is in the tree. ``keep``: extended attributes that are kept.
 
-    Whiteouts hide what lower layers have, wherever in the layer they stand. Raises Refused.
+    ``budget``: of all layers of the image. Whiteouts hide what lower layers have, wherever in the
+    layer they stand. Raises Refused.
     """
-    listed = [member for member in members(file, most) if not is_device(member)]
+    listed = [member for member in members(file, most, budget) if not is_device(member)]
     added = []
     for member in listed:
         directory, _, name = member.path.rpartition("/")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vtorque_core.api import Refused
-from vtorque_linux_guest.image.tar_reader import Member, members
+from vtorque_linux_guest.image.tar_reader import Budget, Member, members
 from vtorque_oci.blobs import copy, digest_of, opened, unpacked
 from vtorque_oci.container import (
     ARCHITECTURES,
@@ -38,6 +38,7 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _TITLE = "org.opencontainers.image.ref.name"
+_ARCHIVE = 10_000, 4 << 20  # files, and bytes of their long names: root reads a tar file's list
 _MAX_DEPTH = 4  # an index may list indexes
 
 
@@ -99,7 +100,7 @@ def files_of(descriptor: int) -> Iterator[Files]:
         if file.read(3)[:2] in (b"\x1f\x8b", b"\x28\xb5"):
             raise Refused("is compressed as a whole: unpack it first (gunzip, zstd -d)")
         size = file.seek(0, 2)
-        found = {member.path: member for member in members(file, size)}
+        found = {member.path: member for member in members(file, size, Budget(*_ARCHIVE))}
     yield _Archive(descriptor, found)
 
 

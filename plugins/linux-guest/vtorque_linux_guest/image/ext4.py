@@ -128,6 +128,15 @@ def _has_copy(group: int) -> bool:
 def write_ext4(tree: FileTree, path: Path, size: int, label: str) -> None:
     """Write the tree as a file system of ``size`` MiB into a new file, which is sparse.
 
+    See :func:`fill_ext4`.
+    """
+    with path.open("xb") as file:
+        fill_ext4(tree, file.fileno(), size, label)
+
+
+def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
+    """Write the tree as a file system of ``size`` MiB into an open, empty file.
+
     ``label``: at most 16 bytes. Raises Refused if it is too small for the files, HostFault if the
     building machine's disk is full.
     """
@@ -137,12 +146,11 @@ def write_ext4(tree: FileTree, path: Path, size: int, label: str) -> None:
         tree.root.children["lost+found"].mtime = tree.root.mtime
     numbers, order = _number(tree.root)
     try:
-        with path.open("xb") as file:
-            disk = _plan(file.fileno(), size, max(numbers.values()))
-            os.ftruncate(file.fileno(), disk.blocks * BLOCK)
-            _write(disk, order, numbers, label)
+        disk = _plan(descriptor, size, max(numbers.values()))
+        os.ftruncate(descriptor, disk.blocks * BLOCK)
+        _write(disk, order, numbers, label)
     except OSError as error:
-        raise HostFault(f"{path.name}: {error.strerror or error}", stage="root disk") from None
+        raise HostFault(f"root disk: {error.strerror or error}", stage="root disk") from None
 
 
 def _number(root: Node) -> tuple[dict[int, int], list[tuple[Node, Node]]]:

@@ -52,7 +52,7 @@ def _packed(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[byte
     entries, values, hashes = b"", b"", []
     for index, name, value in sorted(_parts(attributes), key=lambda p: (p[0], len(p[1]), p[1])):
         values = value + bytes(-len(value) % 4) + values
-        if len(values) > room:
+        if len(entries) + len(values) > room:
             raise NoRoom
         offset = base + room - len(values) if value else 0
         hashed = _hash(name, value)

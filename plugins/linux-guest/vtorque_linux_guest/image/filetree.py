@@ -15,6 +15,11 @@ from vtorque_core.api import Refused
 from vtorque_linux_guest.image.tar_reader import MAX_ENTRIES, MAX_PATH, Member, members
 
 MAX_LINKS = 40  # as the kernel's own (path_resolution(7))
+MAX_STEPS = 50_000_000  # parts of paths that are looked up for one image: half a minute
+
+
+class _NoPath(Refused):
+    """A path leads nowhere in the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,14 @@ class FileTree:
     def __init__(self) -> None:
         self.root = directory()
         self._names = 0
+        self._steps = 0
 
     def find(self, path: str, *, follow: bool = True) -> Node | None:
         """Return what is at a path, or None. ``follow``: the last part, too, if it is a link."""
         for _ in range(MAX_LINKS):
             try:
                 parent, name = self._locate(path, make=False)
-            except (Refused, LookupError):
+            except (_NoPath, LookupError):
                 return None
             if name == "":
                 return parent
@@ -135,7 +141,7 @@ class FileTree:
         """Remove a file, or a directory with all that is in it; it may be missing."""
         try:
             parent, name = self._locate(path, make=False)
-        except (Refused, LookupError):
+        except (_NoPath, LookupError):
             return
         parent.children.pop(name, None)
 
@@ -190,7 +196,7 @@ class FileTree:
         As the kernel does it in a chroot: ``..`` of the root is the root. Raises LookupError for a
         missing directory unless it is to be made, Refused for one that is none, and for a loop.
         """
-        words = _words(path)
+        words = self._words(path)
         above: list[tuple[Node, int]] = []
         at, links, length = self.root, 0, 0
         while words:
@@ -200,7 +206,7 @@ class FileTree:
                 continue
             node = at.children.get(word)
             if make and node is None and length + len(word) > MAX_PATH:
-                raise Refused(f"{path[:200]!r} leads to a path of more than {MAX_PATH} bytes")
+                raise _NoPath(f"{path[:200]!r} leads to a path of more than {MAX_PATH} bytes")
             if not words:
                 return at, word
             if node is None:
@@ -211,24 +217,29 @@ class FileTree:
             if node.is_link:
                 links += 1
                 if links > MAX_LINKS:
-                    raise Refused(f"{path[:200]!r}: too many symbolic links")
+                    raise _NoPath(f"{path[:200]!r}: too many symbolic links")
                 target = node.read(MAX_PATH).decode("utf-8", "surrogateescape")
                 if target.startswith("/"):
                     at, above, length = self.root, [], 0
-                words += _words(target)
+                words += self._words(target)
                 continue
             if not node.is_directory:
-                raise Refused(f"{path[:200]!r}: {word!r} is not a directory")
+                raise _NoPath(f"{path[:200]!r}: {word!r} is not a directory")
             above.append((at, length))
             at, length = node, length + len(word) + 1
             if way is not None:
                 way.append(at)
         return at, ""
 
-
-def _words(path: str) -> list[str]:
-    """Return the parts of a path, last first."""
-    return [word for word in reversed(path.split("/")) if word not in ("", ".")]
+    def _words(self, path: str) -> list[str]:
+        """Return the parts of a path, last first. Raises Refused beyond the image's budget."""
+        words = [word for word in reversed(path.split("/")) if word not in ("", ".")]
+        self._steps += 1 + len(path) // 32 + len(words)
+        if self._steps > MAX_STEPS:
+            raise Refused(
+                f"its names and symbolic links take more than {MAX_STEPS} steps to follow"
+            )
+        return words
 
 
 def is_device(member: Member) -> bool:

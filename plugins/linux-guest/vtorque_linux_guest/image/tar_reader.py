@@ -17,7 +17,7 @@ from vtorque_core.api import Refused
 
 MAX_ENTRIES = 500_000
 MAX_HEADER = 1 << 20  # bytes of one extended header
-MAX_HEADERS = 256 << 20  # bytes of all of them: they are in memory until a layer is laid
+MAX_HEADERS = 256 << 20  # bytes of all of them: names and attributes are kept in memory
 MAX_NAME = 255  # bytes: ext4's limit and everybody's
 MAX_PATH = 4095  # bytes of a path and of a symbolic link's target: a page less its NUL
 _ATTRIBUTE = 256  # bytes that an extended attribute costs beside its text
@@ -60,13 +60,40 @@ class _More:
 
 
 @dataclass
+class Budget:
+    """What all tar files of one image may cost together, and have cost so far.
+
+    Attributes:
+        entries: members.
+        headers: bytes of extended headers: long names and attributes.
+    """
+
+    entries: int = 2 * MAX_ENTRIES
+    headers: int = MAX_HEADERS
+    used_entries: int = 0
+    used_headers: int = 0
+
+    def count_entry(self) -> None:
+        """Count one member. Raises Refused."""
+        self.used_entries += 1
+        if self.used_entries > self.entries:
+            raise Refused(f"has more than {self.entries} files in all its layers")
+
+    def count_headers(self, size: int) -> None:
+        """Count bytes of an extended header. Raises Refused."""
+        self.used_headers += size
+        if self.used_headers > self.headers:
+            raise Refused(f"has more than {self.headers >> 20} MiB of long names and attributes")
+
+
+@dataclass
 class _Reader:
-    """A file being read. ``spent``: bytes of extended headers so far."""
+    """A file being read."""
 
     file: IO[bytes]
     size: int
+    budget: Budget
     at: int = 0
-    spent: int = 0
 
     def block(self) -> bytes:
         """Return the next header, or nothing at the end."""
@@ -84,7 +111,7 @@ class _Reader:
         """Return the content of an extended header."""
         if not 0 <= size <= MAX_HEADER:
             raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
-        self.charge(size)
+        self.budget.count_headers(size)
         self.file.seek(self.at)
         data = self.file.read(size)
         if len(data) < size:
@@ -92,26 +119,22 @@ class _Reader:
         self.skip(size)
         return data
 
-    def charge(self, size: int) -> None:
-        self.spent += size
-        if self.spent > MAX_HEADERS:
-            raise Refused(f"has more than {MAX_HEADERS >> 20} MiB of long names and attributes")
 
-
-def members(file: IO[bytes], most: int) -> list[Member]:
+def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Member]:
     """Return the members of a plain tar file, in its order, with checked names and sizes.
 
-    ``most``: bytes that all contents together may have. Raises Refused for what is no tar file,
+    ``most``: bytes that all contents together may have. ``budget``: that of the image, if the file
+    is one of several layers. Raises Refused for what is no tar file,
     is truncated, has absolute paths, ``..``, or kinds of files that an image cannot have.
     """
-    reader = _Reader(file, file.seek(0, 2))
+    budget = budget or Budget()
+    reader = _Reader(file, file.seek(0, 2), budget)
     found: list[Member] = []
     total = 0
     if reader.size == 0:
         raise _broken("it is empty")
     for member in _members(reader):
-        if len(found) >= MAX_ENTRIES:
-            raise Refused(f"has more than {MAX_ENTRIES} files")
+        budget.count_entry()
         total += member.size
         if total > most:
             raise Refused(
@@ -182,7 +205,7 @@ def _read_records(reader: _Reader, more: _More, data: bytes) -> None:
         if key.startswith(b"GNU.sparse."):
             raise Refused("has a sparse member: make the tar file without --sparse")
         if key.startswith(_XATTR):
-            reader.charge(_ATTRIBUTE)
+            reader.budget.count_headers(_ATTRIBUTE)
             name = key.removeprefix(_XATTR).decode("utf-8", "surrogateescape")
             more.xattrs[name] = value
         elif key in (b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"):

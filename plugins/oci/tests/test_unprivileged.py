@@ -1,0 +1,114 @@
+"""The process that reads a container's layers: no rights, limits, and a bounded answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_oci import unprivileged
+from vtorque_oci.unprivileged import Root, run
+
+
+def told(
+    work: Callable[[Root], None], keep: IO[bytes] | None = None, most: int = 1 << 20
+) -> list[str]:
+    """Return the steps that ``work`` reports."""
+    steps: list[str] = []
+    run(work, [] if keep is None else [keep.fileno()], most, steps.append, lambda: None)
+    return steps
+
+
+def test_it_has_no_rights_and_only_the_files_that_it_needs(tmp_path: Path) -> None:
+    with (tmp_path / "disk").open("xb") as disk, (tmp_path / "secret").open("xb") as secret:
+
+        def work(root: Root) -> None:
+            for name in ("Uid", "Groups", "CapPrm", "CapBnd", "NoNewPrivs"):
+                lines = Path("/proc/self/status").read_text().splitlines()
+                root.step(next(" ".join(x.split()) for x in lines if x.startswith(f"{name}:")))
+            os.write(disk.fileno(), b"x")
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(secret.fileno())
+            with pytest.raises(OSError):
+                os.fork()
+            root.wait()
+
+        steps = dict(line.split(":", 1) for line in told(work, disk))
+    assert (tmp_path / "disk").read_bytes() == b"x"
+    assert steps["NoNewPrivs"] == " 1"
+    if os.geteuid() == 0:
+        assert set(steps["Uid"].split()) == {"65534"} and steps["Groups"].strip() == ""
+        assert int(steps["CapPrm"], 16) == 0
+
+
+def exhaust_memory(_: Root) -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(64 << 20))
+
+
+def exhaust_time(_: Root) -> None:
+    while True:
+        pass
+
+
+def talk(root: Root) -> None:
+    while True:
+        root.step("x" * 9000)
+
+
+def refuse(_: Root) -> None:
+    raise Refused("no \x1b[2J good")
+
+
+def end(_: Root) -> None:
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (exhaust_memory, "needs more than 256 MiB of memory"),
+        (exhaust_time, "takes more than 1 s of CPU time"),
+        (talk, "says too much"),
+        (refuse, r"^no \\x1b\[2J good$"),
+        (end, "has ended with 7"),
+        (lambda _: None, "is broken"),  # taken over, it says that it is done before root is
+    ],
+)
+def test_it_is_bounded(
+    work: Callable[[Root], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unprivileged, "CPU", 1)
+    monkeypatch.setattr(unprivileged, "MEMORY", 256 << 20)
+    with pytest.raises(Refused, match=message):
+        told(work)
+
+
+def test_files_that_it_writes_are_bounded(tmp_path: Path) -> None:
+    def work(_: Root) -> None:
+        os.pwrite(disk.fileno(), b"x", 4096)
+
+    with (tmp_path / "disk").open("xb") as disk, pytest.raises((Refused, HostFault)):
+        told(work, disk, 4096)
+    assert (tmp_path / "disk").stat().st_size <= 4096
+
+
+def test_nothing_of_it_is_left_when_root_fails() -> None:
+    pids = []
+
+    def fail() -> None:
+        raise HostFault("no kernel")
+
+    def work(root: Root) -> None:
+        root.step(str(os.getpid()))
+        root.wait()
+
+    with pytest.raises(HostFault, match="no kernel"):
+        run(work, [], 0, pids.append, fail)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(int(pids[0]), os.WNOHANG)
