@@ -21,8 +21,8 @@ from vtorque_core.base import trust
 from vtorque_core.live import images
 from vtorque_core.live.images import store
 from vtorque_images import change as pool_of
-from vtorque_oci import build
-from vtorque_oci.blobs import as_nobody
+from vtorque_oci import build, oci
+from vtorque_oci.blobs import as_nobody, opened
 from vtorque_testing import vmgr
 
 Source = Callable[[Path], Path]
@@ -220,6 +220,21 @@ def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
     with pytest.raises(Refused, match="more than 0 MiB"):
         unpacked(packed, tmp_path / "out2", 1199)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, made.zstd])
+def test_all_layers_must_be_unpacked_in_time(
+    pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci, "TIMEOUT", 0)
+    source = made.as_directory(made.layout_files([made.layer()], pack), tmp_path / "source")
+    (tmp_path / "work").mkdir()
+    with (
+        opened(str(source)) as descriptor,
+        oci.files_of(descriptor) as files,
+        pytest.raises(Refused, match="layers were not unpacked within"),
+    ):
+        oci.read_image(files, tmp_path / "work", 1 << 20, "x86_64", "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")

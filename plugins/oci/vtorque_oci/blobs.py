@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import subprocess
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from vtorque_core.api import HostFault, Refused, alone, guarded
 CHUNK = 1 << 20
 _PACKED = 1 << 16  # bytes read at once: the rest is copied at each end of a gzip member
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
-_TOOL_TIMEOUT = 1800  # seconds
+TIMEOUT = 1800  # seconds for unpacking all layers of an image
 
 
 def digest_of(text: object) -> str:
@@ -79,21 +80,24 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
         raise Refused(f"sha256:{expect[:16]}... is damaged: it has {digest.hexdigest()[:16]}...")
 
 
-def unpacked(packed: Path, target: Path, most: int) -> Path:
+def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
     """Return a layer as a plain tar file: itself, or decompressed into ``target``.
 
-    ``most``: bytes that it may have then. Raises Refused for more, for damage, and for what is
-    compressed in an unknown way.
+    ``most``: bytes that it may have then; ``seconds``: until it must be unpacked. Raises Refused
+    for more, for damage, and for what is compressed in an unknown way.
     """
+    if seconds <= 0:
+        raise _too_slow()
     with packed.open("rb", buffering=0) as file:
         magic = file.read(6)
         file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
             with target.open("xb") as out:
-                _gunzip(file, out, most)
+                _gunzip(file, out, most, seconds)
         elif magic.startswith(b"\x28\xb5\x2f\xfd"):
             # --memory: a frame may ask for any window (RFC 8878, 3.1.1.1.2)
-            as_nobody(("zstd", "-d", "-q", "-c", "--memory=256MB"), file, target, most, "zstd")
+            argv = ("zstd", "-d", "-q", "-c", "--memory=256MB")
+            as_nobody(argv, file, target, most, "zstd", seconds)
         elif magic.startswith((b"BZh", b"\xfd7zXZ", b"PK")):
             raise Refused("a layer is compressed neither with gzip nor with zstd")
         else:
@@ -102,9 +106,9 @@ def unpacked(packed: Path, target: Path, most: int) -> Path:
     return target
 
 
-def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
+def _gunzip(file: IO[bytes], out: IO[bytes], most: int, seconds: float) -> None:
     """Decompress all members of a gzip file, block by block."""
-    left = most
+    left, until = most, time.monotonic() + seconds
     stream = zlib.decompressobj(wbits=31)
     data = b""
     try:
@@ -112,6 +116,8 @@ def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
             data = data or file.read(_PACKED)
             if not data:
                 break
+            if time.monotonic() > until:
+                raise _too_slow()
             if stream.eof:
                 stream = zlib.decompressobj(wbits=31)
             part = stream.decompress(data, CHUNK)
@@ -133,6 +139,10 @@ def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
         raise Refused("a layer is truncated")
 
 
+def _too_slow() -> Refused:
+    return Refused(f"its layers were not unpacked within {TIMEOUT} s")
+
+
 def too_large(most: int) -> Refused:
     """Return the refusal of what unpacks to more than ``most`` bytes."""
     return Refused(
@@ -142,19 +152,24 @@ def too_large(most: int) -> Refused:
 
 
 def as_nobody(
-    argv: tuple[str, ...], stdin: IO[bytes], target: Path, most: int, package: str
+    argv: tuple[str, ...],
+    stdin: IO[bytes],
+    target: Path,
+    most: int,
+    package: str,
+    seconds: float = TIMEOUT,
 ) -> None:
     """Run a tool on a stranger's data without any rights, its output into a new file.
 
-    Within 1 GiB of memory and ``most`` bytes of output. Raises Refused with its last words;
-    HostFault if it is missing.
+    Within 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises Refused with its last
+    words; HostFault if it is missing.
     """
     limits = (
         "--as=1073741824",
         "--stack=1048576",
         f"--fsize={most}",
         "--core=0",
-        f"--cpu={_TOOL_TIMEOUT}",
+        f"--cpu={TIMEOUT}",
     )
     with target.open("xb") as out:
         try:
@@ -169,11 +184,11 @@ def as_nobody(
                     "MALLOC_ARENA_MAX": "2",
                 },
                 cwd="/",
-                timeout=_TOOL_TIMEOUT,
+                timeout=seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Refused(f"{argv[0]} did not end within {_TOOL_TIMEOUT} s") from None
+            raise _too_slow() from None
     if done.returncode == 127:
         raise HostFault(f"{argv[0]} is not installed: apt-get install {package}")
     if done.returncode != 0:

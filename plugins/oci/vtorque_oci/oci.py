@@ -11,6 +11,7 @@ import json
 import os
 import posixpath
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.tar_reader import Budget, Member, members
-from vtorque_oci.blobs import copy, digest_of, opened, unpacked
+from vtorque_oci.blobs import TIMEOUT, copy, digest_of, opened, unpacked
 from vtorque_oci.container import (
     ARCHITECTURES,
     MAX_JSON,
@@ -106,12 +107,18 @@ def files_of(descriptor: int) -> Iterator[Files]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """One image being read into ``work``. ``most``: bytes that all its layers may unpack to."""
+    """One image being read into ``work``.
+
+    Attributes:
+        most: bytes that all its layers may unpack to.
+        until: when they must all be unpacked, by time.monotonic().
+    """
 
     files: Files
     work: Path
     most: int
     arch: str
+    until: float
 
 
 def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Container:
@@ -119,7 +126,7 @@ def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Cont
 
     ``tag`` chooses one of several images. Raises Refused.
     """
-    reading = _Reading(files, work, most, arch)
+    reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT)
     if files.part("index.json") is not None:
         return _read_layout(reading, tag)
     if files.part("manifest.json") is not None:
@@ -246,7 +253,8 @@ def _layer(
         raise Refused(f"{path[:200]} has {size >> 20} MiB, more than the root disk (-o size=)")
     packed = reading.work / f"layer{number}"
     copy(descriptor, offset, size, packed, digest)
-    return unpacked(packed, reading.work / f"layer{number}.tar", left)
+    seconds = reading.until - time.monotonic()
+    return unpacked(packed, reading.work / f"layer{number}.tar", left, seconds)
 
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
