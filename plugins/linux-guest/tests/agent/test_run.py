@@ -182,7 +182,16 @@ def test_cwd_umask_and_limits(agent: LocalAgent, session: Session) -> None:
             Start(
                 argv=(FileArg("s"),), env=ENV, files=(GuestFileData("s", b"#!/no/interpreter\n"),)
             ),
-            "its interpreter (#! line) does not exist here",
+            "its interpreter /no/interpreter (#! line) does not exist here",
+        ),
+        (
+            Start(
+                argv=("", FileArg("s")),
+                env=ENV,
+                files=(GuestFileData("s", b"#! /no/interpreter -u\n"),),
+                mode=Mode.LOGIN,
+            ),
+            "cannot run s: its interpreter /no/interpreter (#! line) does not exist here",
         ),
     ],
 )

@@ -147,7 +147,14 @@ def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("text", "more", "code", "words"),
     [
-        (b"#!/no/such/shell\n", {}, 127, b"interpreter"),
+        (b"#!/no/python3\n", {}, 127, b"image tiny does not have its interpreter /no/python3 (#!"),
+        (
+            b"#!/no/python3 -u\n",
+            {"login": True},
+            127,
+            b"have its interpreter /no/python3 (#! line)",
+        ),
+        (b"#!/no/python3\n", {"login": True}, 127, b"vmgr images list shows the images"),
         (b"#!/bin/sh\r\n", {}, 127, b"interpreter"),
         (b"#!/etc/passwd\n", {}, 126, b"Permission denied"),
         (b"echo\n", {"interpreter": "/no/shell"}, 127, b"/no/shell (-S): image tiny does not have"),
@@ -162,6 +169,19 @@ def test_what_cannot_be_run(guest: Guest, text: bytes, more: dict, code: int, wo
     assert err.startswith(b"vtorque: ")
     assert words in err
     assert err.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("login", [False, True])
+@pytest.mark.parametrize("line", [b"#!/usr/bin/env no-python", b"#! /usr/bin/env -S no-python -u"])
+def test_program_that_env_does_not_find_is_named(guest: Guest, line: bytes, login: bool) -> None:
+    environ = {"PATH": "/usr/bin:/bin"}
+    code, out, err = guest.run(line + b"\n", environ=environ, login=login)
+    assert (code, out) == (127, b"")
+    assert b"if env did not find no-python (#! line), image tiny does not have it" in err
+
+
+def test_exit_status_127_of_another_program_has_no_hint(guest: Guest) -> None:
+    assert guest.run(b"#!/bin/sh\nexit 127\n")[::2] == (127, b"")
 
 
 def test_prologue_script_epilogue_in_order_with_one_environment(guest: Guest) -> None:

@@ -235,6 +235,28 @@ static void use_login_shell(struct start *s) {
             s->env[i] = entry;
 }
 
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+/* Give up if the interpreter that a script's first line names (execve(2)) does not exist. */
+static void check_interpreter(const char *script, int error_fd) {
+    char line[256], what[300];
+    int fd = open(script, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    if (n < 3 || line[0] != '#' || line[1] != '!')
+        return;
+    line[n] = '\0';
+    char *rest = NULL, *name = strtok_r(line + 2, " \t\n", &rest);
+    if (name == NULL || name[0] != '/' || access(name, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR))
+        return;
+    snprintf(what, sizeof what, "its interpreter %s (#! line) does not exist here", name);
+    give_up(error_fd, "cannot run ", base_name(script), what);
+}
+
 static _Noreturn void run(char **argv, int error_fd) {
     if (strchr(argv[0], '/') == NULL)
         execvp(argv[0], argv);
@@ -244,14 +266,13 @@ static _Noreturn void run(char **argv, int error_fd) {
         argv[-1] = conf.shell;
         execve(conf.shell, argv - 1, environ);
     }
-    if (errno == ENOENT && strchr(argv[0], '/') != NULL && access(argv[0], F_OK) == 0)
-        give_up(error_fd, "cannot run ", argv[0], "its interpreter (#! line) does not exist here");
+    int code = errno;
+    if (code == ENOENT && strchr(argv[0], '/') != NULL && access(argv[0], F_OK) == 0) {
+        check_interpreter(argv[0], error_fd);
+        give_up(error_fd, "cannot run ", argv[0], "its interpreter or dynamic linker does not exist here");
+    }
+    errno = code;
     give_up(error_fd, "cannot run ", argv[0], strerror(errno));
-}
-
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
 }
 
 static bool is_one_of(const char *words, const char *name) {
@@ -275,6 +296,8 @@ static _Noreturn void login_exec(const struct start *s, int error_fd) {
     snprintf(name, sizeof name, "-%.200s", base_name(shell));
     argv[n++] = command != NULL || s->argc < 3 ? name : shell;
     if (command != NULL && s->argc > 2) {
+        if (s->sent) /* the shell's own message names neither the interpreter nor its absence */
+            check_interpreter(s->argv[2], error_fd);
         argv[n++] = "-c";
         argv[n++] = command;
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import resource
 import signal
 import socket
@@ -45,6 +46,13 @@ from vtorque_linux_guest.job.stream import Session
 
 EXIT_CANNOT_RUN = 126  # found, but cannot be run (POSIX sh, 2.8.2)
 EXIT_NOT_FOUND = 127
+MISSING_INTERPRETER = re.compile(
+    r"cannot run (.*): its interpreter (.*) \(#! line\) does not exist here", re.DOTALL
+)
+"""The agent's reason (``start.c``)."""
+
+ENV_LINE = re.compile(rb"#![ \t]*/\S*/env[ \t]+(?:-\S+[ \t]+|\w+=\S*[ \t]+)*([^\s-]\S*)")
+OTHER_IMAGES = "Choose an image that has it (-vm img=); vmgr images list shows the images"
 HELLO_SECONDS = 60.0
 RETRY = 0.05  # seconds until a connection is tried again that is expected to come
 KILL_SECONDS = 10.0
@@ -311,6 +319,11 @@ class _Job:
         for lost in status.lost:
             self._say(f"output was lost: {lost}")
         self._explain_signal(status.signal)
+        if status.code == EXIT_NOT_FOUND and (program := _program_of_env(start)):
+            self._say(
+                f"exit status 127: if env did not find {program} (#! line), {self._image()} does "
+                f"not have it. {OTHER_IMAGES}"
+            )
         return status.code
 
     def _explain_signal(self, number: int | None) -> None:
@@ -322,15 +335,24 @@ class _Job:
             name = signal.strsignal(number) or "unknown"
             self._say(f"the script was killed by signal {number} ({name})")
 
+    def _image(self) -> str:
+        return f"image {self.guest.image}" if self.guest.image else "the image"
+
     def _explain_failure(self, reason: str) -> str:
-        """Return the agent's reason; for a missing ``-S`` shell, a message that says what to do."""
+        """Return the agent's reason, or for a missing program, a message that says what to do."""
+        if found := MISSING_INTERPRETER.fullmatch(reason):
+            script, interpreter = found.groups()
+            return (
+                f"cannot run {script}: {self._image()} does not have its interpreter {interpreter} "
+                f"(#! line). {OTHER_IMAGES}"
+            )
         shell, missing = self.script.interpreter, "No such file or directory"
         if reason not in (
             f"cannot run {shell}: {missing}",
             f"cannot run the shell {shell}: {missing}",
         ):
             return reason
-        image = f"image {self.guest.image}" if self.guest.image else "the image"
+        image = self._image()
         return (
             f"cannot run the shell {shell} (-S): {image} does not have it. Name a shell of the "
             "image with -S, or choose an image that has this one (-vm img=)"
@@ -350,6 +372,14 @@ class _Job:
 
         with raw_terminal(self.streams.stdin, self.ending.events):
             yield
+
+
+def _program_of_env(start: Start | SessionState) -> str:
+    """Return the program that env(1) looks for in the PATH, if a script's first line is env's."""
+    if isinstance(start, SessionState) or not start.files:
+        return ""
+    found = ENV_LINE.match(start.files[0].data)
+    return os.fsdecode(found[1]) if found else ""
 
 
 def _limits(script: Script) -> dict[int, tuple[int, int]]:
