@@ -48,7 +48,7 @@ from vtorque_testing import recorded_root
 from vtorque_testing.faults import Noted, Run, around_create, in_child, survive
 from vtorque_testing.planned import PlannedNode
 from vtorque_testing.recorded_image import put_image
-from vtorque_testing.recorded_mounts import cover
+from vtorque_testing.recorded_mounts import cover, user_namespace
 from vtorque_testing.watched import named, state
 
 
@@ -233,6 +233,7 @@ class RecordedNode:
             tools: texts of programs that stand for system tools of these names.
             share: as of the class.
         """
+        user_namespace()  # before the node's processes are forked
         data = _tables(top)
         for name, table in (tables or {}).items():
             data[name] = {**data.get(name, {}), **table}
