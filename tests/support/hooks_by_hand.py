@@ -173,7 +173,7 @@ def as_before(node, before, where, seconds=120):
 
 def kill_libvirtd():
     """Kill this machine's libvirtd, not a scripts/cluster's; tini above it then ends by itself."""
-    ours = ["pgrep", "--ns", str(os.getpid()), "--nslist", "pid", "-x", "libvirtd"]
+    ours = ["pgrep", "--ns", str(os.getpid()), "--nslist", "pid", "-u", "0", "-x", "libvirtd"]
     found = subprocess.run(ours, capture_output=True, check=False, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,28 @@ def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     results = list(node.scripts_check(missing))
     assert [r.status for r in results] == ["failed", "ok", "ok"]
     assert results[0].fix
+
+
+def test_health_connects_to_virtlogd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, conf = tmp_path / "sock", tmp_path / "qemu.conf"
+    monkeypatch.setattr(node, "VIRTLOGD", place)
+    monkeypatch.setattr(node, "QEMU_CONF", conf)
+    site: Any = SimpleNamespace(owner=0)
+
+    def found() -> list[tuple[str, str]]:
+        return [(each.status, each.message) for each in node.virtlogd_check(site)]
+
+    for problem in ("No such file or directory", "Connection refused"):
+        ((status, message),) = found()
+        assert status == "failed" and f"virtlogd does not answer at {place}" in message
+        assert problem in message
+        with socket.socket(socket.AF_UNIX) as listener:
+            place.unlink(missing_ok=True)
+            listener.bind(str(place))
+            listener.listen()
+            assert found() == [("ok", f"virtlogd answers at {place}")]
+    conf.write_text('# stdio_handler = "logd"\nstdio_handler = "file"\n')
+    assert found() == []
 
 
 def test_health_reports_that_acls_are_not_evaluated() -> None:

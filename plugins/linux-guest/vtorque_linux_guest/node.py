@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, Roo
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.api.values import is_personal
 from vtorque_linux_guest.boot import cloud_config, user_cloud_config
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
@@ -20,6 +23,10 @@ from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
+VIRTLOGD = Path("/run/libvirt/virtlogd-sock")
+_VIRTLOGD_TIMEOUT = 5.0  # seconds
+QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+_NO_VIRTLOGD = re.compile(r'^\s*stdio_handler\s*=\s*"file"', re.MULTILINE)
 _log = logging.getLogger(__name__)
 _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
@@ -156,7 +163,27 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("failed", str(error), fix=f"chown root: and chmod go-w {where}")
 
 
+def virtlogd_check(site: Site) -> Iterator[HealthResult]:
+    """Check that virtlogd answers, which writes the consoles of guests."""
+    conf = QEMU_CONF.read_text("utf-8", "replace") if QEMU_CONF.exists() else ""
+    if is_personal(site) or _NO_VIRTLOGD.search(conf):
+        return  # libvirtd of a user's session starts its own virtlogd
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_VIRTLOGD_TIMEOUT)
+        try:
+            connection.connect(str(VIRTLOGD))
+        except OSError as error:
+            yield HealthResult(
+                "failed",
+                f"virtlogd does not answer at {VIRTLOGD} ({error}): no guest can start",
+                fix="start virtlogd as root (systemctl start virtlogd.socket)",
+            )
+        else:
+            yield HealthResult("ok", f"virtlogd answers at {VIRTLOGD}")
+
+
 vtorque_health_checks = always(
+    HealthCheck("virtlogd", virtlogd_check),
     HealthCheck("linux guest cloud-config", cloud_config_check),
     HealthCheck("linux guest agent", agent_check),
     HealthCheck("linux guest shares", acl_check),

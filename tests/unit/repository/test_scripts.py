@@ -87,6 +87,70 @@ def test_the_wheels_script_says_what_it_does_and_makes_nothing(tmp_path):
     assert done.returncode == 1 and "there is no option --hlep" in done.stderr
 
 
+PYTHON_DOUBLE = """#!/bin/sh
+# Stands for a Python whose virtual environments have a pip that writes its arguments.
+[ "$2" = venv ] || exit 0
+mkdir -p "$3/bin"
+cat > "$3/bin/pip" <<'END'
+#!/bin/sh
+printf '%s\n' "$@" > "{top}/arguments"
+mkdir -p "$4"; touch "$4/x.whl"
+END
+chmod +x "$3/bin/pip"
+"""
+
+
+def test_named_distributions_are_added_to_the_default_wheels(tmp_path):
+    python = tmp_path / "python3"
+    python.write_text(PYTHON_DOUBLE.replace("{top}", str(tmp_path)))
+    python.chmod(0o755)
+
+    def built(*names):
+        done = subprocess.run(
+            [str(SCRIPTS / "wheels"), "out", *names], cwd=tmp_path, check=False, timeout=180,
+            env={**os.environ, "PYTHON": str(python)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        words = (tmp_path / "arguments").read_text().splitlines()
+        return words[words.index("-w") + 2 :]
+
+    top = SCRIPTS.parent
+    names = ("images", "jobs", "joblog", "linux-guest", "local", "pbs", "report")
+    default = [str(top), *(f"{top}/plugins/{name}" for name in names)]
+    assert built() == default
+    more = [f"{top}/plugins/experiment", f"{top}/plugins/report[html]", f"{top}/testing"]
+    assert built("experiment", "jobs", "report[html]", "testing") == [*default, *more]
+
+
+def test_wheels_of_an_unknown_distribution_are_an_error(tmp_path):
+    for name in ("acme", "", "../x"):
+        done = subprocess.run(
+            [str(SCRIPTS / "wheels"), "out", name], cwd=tmp_path, check=False, timeout=180,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 1 and f"there is no distribution {name}" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+NAMED = "printf vtq-daemon > /proc/self/comm; echo; read -r _"
+
+
+def test_own_lists_only_processes_of_root():
+    """An ordinary user may run a virtlogd and a libvirtd, too."""
+    is_root = os.geteuid() == 0
+    users = [65534, 0] if is_root else [os.geteuid()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    started = [subprocess.Popen(["bash", "-c", NAMED], user=user, **pipes) for user in users]
+    try:
+        for process in started:
+            process.stdout.readline()
+        listed = bash('own "$1" || true', "vtq-daemon").stdout.split()
+    finally:
+        for process in started:
+            process.communicate(b"\n")
+    assert listed == ([str(started[1].pid)] if is_root else [])
+
+
 def test_the_parts_of_the_long_run_name_files_that_are_there():
     table = re.search(r'^parts="\n(.*?)^"', (SCRIPTS / "test").read_text(), re.M | re.S)[1]
     found = {
