@@ -69,6 +69,54 @@ def test_a_submission_imports_nothing_heavy(vsub):
     code, err, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     assert code != 0
     assert "local.sock" in err
+@pytest.mark.parametrize(
+    ("is_own", "path", "said"),
+    [
+        (True, None, "vsub: using the site config {config}\n"),
+        (False, None, ""),
+        (True, "other.toml", ""),
+    ],
+)
+def test_vsub_of_a_users_installation_names_the_site_config(
+    tmp_path, site, monkeypatch, capfd, is_own, path, said
+):
+    """It is not told where the user names a config, nor by the vsub that root installed."""
+    monkeypatch.setattr(vsub_module, "CONFIG_PATH", Path(site))
+    prefix = tmp_path / "prefix"
+    prefix.mkdir()
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    if os.geteuid() == 0:
+        os.chown(prefix, 65534, 65534)
+    user = prefix.stat().st_uid if is_own else 0
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if path:
+        (tmp_path / path).write_text(Path(site).read_text())
+    words = ["--config", str(tmp_path / path)] if path else []
+    assert vsub_module.submit([*words, "--dry-run", "-vm", "none", str(tmp_path / "job.sh")]) == 0
+    assert capfd.readouterr().err == said.format(config=site)
+
+
+@pytest.mark.parametrize(
+    ("accel", "failure", "is_node", "wanted"),
+    [
+        ("auto", "no /dev/kvm", True, "tcg"),
+        ("auto", "", True, "kvm"),
+        ("auto", "no /dev/kvm", False, "kvm"),
+        ("kvm", "no /dev/kvm", True, "kvm"),
+        ("tcg", "", True, "tcg"),
+    ],
+)
+def test_dry_run_shows_the_accelerator_of_a_node(
+    tmp_path, monkeypatch, accel, failure, is_node, wanted
+):
+    tables = {"paths": {"run": str(tmp_path / "run")}, "node": {"accel": accel}}
+    site = build(Raw(tmp_path / "vtorque.toml", "", tables), Plugins())
+    monkeypatch.setattr(dry_run.kvm, "probed", lambda *_: kvm.Probe(failure))
+    if is_node:
+        (tmp_path / "run").mkdir()
+    assert dry_run._accelerator(site) == wanted
+
+
     assert not [m for m in modules if m.startswith(HEAVY)]
 
 
