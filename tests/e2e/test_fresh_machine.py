@@ -58,8 +58,20 @@ def script(*lines):
     return "\n".join([head, *lines, VERSIONS])
 
 
+FOLLOW_HINT = r"""
+hint=$(~/vtorque/bin/vmgr images sync 2>&1 || true)
+echo "$hint"
+make=$(sed -n "s/.*in a checkout: \(.*\))$/\1/p" <<<"$hint")
+install=$(sed -n "s/.*: \(\/.*pip install .*\) (WHEELS: .*/\1/p" <<<"$hint")
+bash -euxc "${make//WHEELS/wheels}"
+bash -euxc "${install//WHEELS/wheels}"
+~/vtorque/bin/vmgr images sync --help
+"""
+
+
 def test_readme_runs_a_job_without_root(machine):
-    user = block("README.md", "scripts/wheels") + "cat job.sh.o1\n"
+    """A hint of vmgr for a distribution that is not installed works as printed, too."""
+    user = block("README.md", "scripts/wheels") + "cat job.sh.o1\n" + FOLLOW_HINT
     said = machine(
         script(
             "useradd -m -s /bin/bash ada; chown -R ada: .",

@@ -6,6 +6,8 @@ alone, and from a directory of wheels, never from an index.
 
 from __future__ import annotations
 
+import sys
+
 CORE = "vtorque-core"
 TESTING = "vtorque-testing"
 """For authors of plugins; not for nodes."""
@@ -26,10 +28,14 @@ BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque":
 def how_to_install(distribution: str, version: str = "") -> str:
     """Return what to do to have a distribution, which need not be one of ours."""
     wanted = distribution + (f"=={version}" if version else "")
+    name = distribution.removeprefix("vtorque-")
     if distribution not in (CORE, TESTING, *PLUGINS.values()):
         exactly = f" {version}" if version else ""
         return f"install {distribution}{exactly} from where its author offers it"
-    return f"pip install --no-index --find-links WHEELS '{wanted}' (WHEELS: where its wheels are)"
+    return (
+        f"{sys.prefix}/bin/pip install --no-index --find-links WHEELS '{wanted}' "
+        f"(WHEELS: a directory of wheels; in a checkout: scripts/wheels WHEELS {name})"
+    )
 
 
 def how_to_get(plugin: str) -> str:

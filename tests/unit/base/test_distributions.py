@@ -1,6 +1,7 @@
 """What messages tell an admin to install is ours, and comes from no index."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -45,8 +46,9 @@ def test_a_site_without_its_batch_system_is_told_what_to_install():
 
 
 def test_ours_come_from_a_directory_of_wheels():
-    assert how_to_get("iocm").startswith(
-        "pip install --no-index --find-links WHEELS 'vtorque-iocm'"
+    assert how_to_get("iocm") == (
+        f"{sys.prefix}/bin/pip install --no-index --find-links WHEELS 'vtorque-iocm' "
+        "(WHEELS: a directory of wheels; in a checkout: scripts/wheels WHEELS iocm)"
     )
     assert "'vtorque-iocm==1.0'" in how_to_install("vtorque-iocm", "1.0")
 

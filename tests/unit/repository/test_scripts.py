@@ -80,7 +80,7 @@ def test_bash_understands_the_script(name):
 def test_the_wheels_script_says_what_it_does_and_makes_nothing(tmp_path):
     argv = [str(SCRIPTS / "wheels"), "--help"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Build wheels") and "[DIR [PLUGIN...]]" in done.stdout
+    assert done.stdout.startswith("Build wheels") and "[DIR [DISTRIBUTION...]]" in done.stdout
     assert not list(tmp_path.iterdir())
     argv[-1] = "--hlep"
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ import pytest
 
 from vtorque_core.api import vm_options
 from vtorque_core.api.values import Option, hookimpl
+from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError
 from vtorque_core.base.record import setting
 from vtorque_core.base.sizes import count
@@ -152,7 +153,7 @@ def test_settings_of_nobody(plugins):
 
 # -- errors -----------------------------------------------------------------------------------
 
-WHEEL = "pip install --no-index --find-links WHEELS 'vtorque-iocm' (WHEELS: where its wheels are)"
+WHEEL = how_to_get("iocm")
 ERRORS = [
     ("[nodes]", 1, "[nodes]: there is no such table; did you mean node?"),
     ("x = 1", 1, "[x]: there is no such table"),
