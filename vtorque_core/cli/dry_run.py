@@ -14,7 +14,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.claims import Placement, PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
-from vtorque_core.base import names
+from vtorque_core.base import kvm, names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, overridden, render
@@ -57,15 +57,23 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     guests = plan.placed(planned, placements, job, site, secret)
     for path, place in overridden(site.templates).items():
         sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
+    accel = _accelerator(site)
     for each in plan.prepare(guests, planned, job, site, plugins):
-        sys.stdout.write(_example(each.plan, each.merged, site))
+        sys.stdout.write(_example(each.plan, each.merged, site, accel))
     return 0
 
 
-def _example(guest: GuestPlan, merged: MergedDomain, site: Site) -> str:
+def _accelerator(site: Site) -> kvm.Accel:
+    """Return what guests run with here. On a submit host: kvm, unless the site emulates all."""
+    if site.owner or site.paths.run.is_dir():
+        return kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+    return kvm.Accel("tcg" if site.node.accel == "tcg" else "kvm")
+
+
+def _example(guest: GuestPlan, merged: MergedDomain, site: Site, accel: kvm.Accel) -> str:
     """Return the domain with made-up names for what only a node starts: daemons and filters."""
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}
-    spec = DomainSpec(guest, "kvm", uefi=str(site.node.uefi))
+    spec = DomainSpec(guest, accel.type, uefi=str(site.node.uefi))
     return render(spec, merged, sockets=sockets, taps=taps, overrides=site.templates)
