@@ -20,7 +20,7 @@ def number(point, **what):
         ({"pattern": r"rate (\S+)"}, 3.5),
         ({"pattern": r"rate (\S+)", "which": "first"}, 1.5),
         ({"pattern": r"rate (\S+)", "which": "sum"}, 5.0),
-        ({"pattern": r"^\d+$"}, 42.0),
+        ({"pattern": r"^(\d+)$"}, 42.0),
         ({"json": "a.1.b", "file": "out.json"}, 7.0),
         ({"json": "list", "file": "out.json", "which": "max"}, 9.0),
         ({"json": "t"}, 0.25),

@@ -139,6 +139,35 @@ def _typed(values: Mapping[str, Any]) -> Definition:
     )
 
 
+def _pattern_problem(pattern: str) -> tuple[str, str] | None:
+    """Return why a pattern can find no number, and what to do."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is not a regular expression: {error}", ""
+    if groups:
+        return None
+    return "has no group, which says where the number is", "put its digits in one: ([0-9.]+)"
+
+
+def _bad_take(take: Take, found: Definition, name: str) -> Iterator[Refusal]:
+    if take.name in BUILT_IN:
+        yield Refusal("each point has a number of that name", key="take", value=take.name,
+                      where=name, fix="take another name")  # fmt: skip
+    if take.report is not None and not found.report:
+        yield Refusal("reports are not kept", key=f"take.{take.name}.report",
+                      value=take.report, where=name, fix="add report = true")  # fmt: skip
+    if take.file.startswith("/") or ".." in Path(take.file).parts:
+        yield Refusal("is not in the point's directory", key=f"take.{take.name}.file",
+                      value=take.file, where=name)  # fmt: skip
+    if take.pattern is not None and (problem := _pattern_problem(take.pattern)):
+        yield Refusal(problem[0], key=f"take.{take.name}.pattern", value=take.pattern,
+                      where=name, fix=problem[1])  # fmt: skip
+    if take.metric is not None and take.metric.split() != [take.metric]:
+        yield Refusal("no metric has a name with spaces", key=f"take.{take.name}.metric",
+                      value=take.metric, where=name)  # fmt: skip
+
+
 def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> Iterator[Refusal]:
     """Yield what a schema cannot say."""
     if not found.scripts:
@@ -147,20 +176,7 @@ def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> It
         yield Refusal("is given twice", key="script", value=str(values["script"]), where=name,
                       fix="drop it: matrix.script has the scripts")  # fmt: skip
     for take in found.takes:
-        if take.name in BUILT_IN:
-            yield Refusal("each point has a number of that name", key="take", value=take.name,
-                          where=name, fix="take another name")  # fmt: skip
-        if take.report is not None and not found.report:
-            yield Refusal("reports are not kept", key=f"take.{take.name}.report",
-                          value=take.report, where=name, fix="add report = true")  # fmt: skip
-        if take.file.startswith("/") or ".." in Path(take.file).parts:
-            yield Refusal("is not in the point's directory", key=f"take.{take.name}.file",
-                          value=take.file, where=name)  # fmt: skip
-        try:
-            re.compile(take.pattern or "")
-        except (re.error, RecursionError, OverflowError) as error:
-            yield Refusal(f"is no regular expression: {error}", key=f"take.{take.name}.pattern",
-                          value=take.pattern, where=name)  # fmt: skip
+        yield from _bad_take(take, found, name)
     for axis in (axis for each in found.exclude for axis in each):
         if axis not in found.matrix:
             yield Refusal("is not in the matrix", key="exclude", value=axis, where=name,

@@ -56,9 +56,8 @@ def number(take: Take, point: Path) -> float:
 
 def _matches(pattern: str, text: str) -> Iterator[float]:
     for match in re.finditer(pattern, text, re.MULTILINE):
-        said = match[1] if match.re.groups else match[0]
         try:
-            yield float((said or "").replace("_", ""))
+            yield float((match[1] or "").replace("_", ""))
         except ValueError:
             continue
 
