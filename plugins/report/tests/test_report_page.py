@@ -56,7 +56,14 @@ def whole(tmp_path_factory):
 
 def test_each_guest_has_its_plots_and_each_plot_its_words(whole):
     _, seen = whole
-    titles = ["CPU", "Steal", "Memory", "Disk", "Network", 'loss{fold="2",phase="train"}']
+    titles = [
+        "CPU",
+        "Steal",
+        "Memory",
+        "Disk, without shared directories",
+        "Network",
+        'loss{fold="2",phase="train"}',
+    ]
     labels = [value for _, name, value in seen.attributes if name == "aria-label"]
     for guest in (0, 1):
         for title in titles:
@@ -171,5 +178,5 @@ def test_without_the_drawing_library_the_page_has_tables_and_says_so(tmp_path, w
     text, seen = rendered(kept_data.make(tmp_path, seconds=600.0, guests=2))
     assert "svg" not in seen.elements and 'class="plot"' not in text
     assert seen.elements.count("table") == whole[1].elements.count("table")
-    assert "without plots, since vl-convert-python is not installed" in text
+    assert "because vl-convert-python is not installed" in text
     assert "without plots" not in whole[0]

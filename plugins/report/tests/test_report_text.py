@@ -16,7 +16,7 @@ import forked
 import kept_data
 from vtorque_core.api import Paths
 from vtorque_core.cli.vmgr import main
-from vtorque_report import load, plots, plugin, text
+from vtorque_report import figures, load, plots, plugin, text
 from vtorque_testing.planned import PlannedNode, with_core
 
 BIN = Path(sys.executable).parent
@@ -124,9 +124,23 @@ def test_a_page_without_plots_is_no_error(site, tmp_path):
     page = tmp_path / "page.html"
     done = vmgr(site, "42.srv", "--html", str(page))
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"vmgr report: {page} is without plots, since vl-convert")
+    assert done.stderr.startswith(f"vmgr report: {page} is without plots, ")
+    assert done.stderr.endswith("in a checkout: scripts/wheels WHEELS 'report[html]')\n")
+    assert f"{sys.prefix}/bin/pip install --no-index" in done.stderr
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert vmgr(site, "42.srv", "--html", "-").stdout == page.read_text()
+
+
+def test_disk_figures_say_that_shares_are_not_counted(site):
+    assert re.search(r"(?m)^disk .* written [^,]*,\s+without shared", vmgr(site, "42.srv").stdout)
+
+
+@pytest.mark.parametrize(("of_guest", "cell"), [(True, "1.0 GiB"), (False, "1.0 GiB (QEMU)")])
+def test_memory_that_qemu_held_is_marked(of_guest, cell):
+    found = figures.Figures(ram=4 << 30, memory=float(1 << 30), memory_of_guest=of_guest)
+    assert text.cells(found)[2] == cell
+    ((_, _, said),) = text.shares(found)
+    assert said.startswith("at most" if of_guest else "QEMU held at most")
 
 
 @pytest.mark.full  # the browser's tests make one, too

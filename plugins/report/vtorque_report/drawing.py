@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from importlib import resources, util
 from typing import Any
@@ -15,7 +16,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; their tables are there"
+CANNOT_DRAW = (
+    "without plots, but with their tables, because vl-convert-python is not installed. Install it: "
+    f"{sys.prefix}/bin/pip install --no-index --find-links WHEELS 'vtorque-report[html]' "
+    "(WHEELS: a directory of wheels; in a checkout: scripts/wheels WHEELS 'report[html]')"
+)
 
 _renderer: list[Callable[..., str]] = []
 

@@ -75,13 +75,13 @@ def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
     yield from _plot("Steal", "% of the time vCPUs wanted to run", {"steal": shares}, axis, top=5.0)
     yield from _plot(
         "Memory", "", {
-            "used": gauges(lines, axis, f.USED),
-            "on the node": gauges(lines, axis, f.RESIDENT),
+            "used in the guest": gauges(lines, axis, f.USED),
+            "held by QEMU on the node": gauges(lines, axis, f.RESIDENT),
             "asked for": gauges(lines, axis, f"{f.GUEST}memory_assigned_bytes"),
         }, axis, per="",
     )  # fmt: skip
     series = {"read": rates(lines, axis, f.READ), "written": rates(lines, axis, f.WRITTEN)}
-    yield from _plot("Disk", "", series, axis, per="/s")
+    yield from _plot("Disk, without shared directories", "", series, axis, per="/s")
     series = {"received": rates(lines, axis, f.RECEIVED), "sent": rates(lines, axis, f.SENT)}
     yield from _plot("Network", "", series, axis, per="/s")
     names = dict.fromkeys(n for line in guest.lines for n in line.values if n.startswith(APP))

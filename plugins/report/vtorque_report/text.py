@@ -102,7 +102,8 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
 def amounts(total: Figures) -> Iterator[tuple[str, str]]:
     """Yield what is just so much."""
     if total.disk is not None:
-        yield "disk", f"read {size(total.disk[0])}, written {size(total.disk[1])}"
+        amount = f"read {size(total.disk[0])}, written {size(total.disk[1])}"
+        yield "disk", f"{amount}, without shared directories"
     if total.network is not None:
         yield "network", f"received {size(total.network[0])}, sent {size(total.network[1])}"
     if total.boot is not None:
@@ -154,10 +155,14 @@ def cells(figures: Figures) -> Sequence[str]:
     return (
         "-" if figures.busy is None else percent(figures.busy),
         "-" if figures.stolen is None else percent(figures.stolen),
-        "-" if figures.memory is None else size(figures.memory),
+        "-" if figures.memory is None else size(figures.memory) + _source(figures),
         *(("-", "-") if disk is None else map(size, disk)),
         *(("-", "-") if network is None else map(size, network)),
     )
+
+
+def _source(figures: Figures) -> str:
+    return "" if figures.memory_of_guest else " (QEMU)"
 
 
 def _phases(phases: Sequence[Phase], where: str) -> Table:
