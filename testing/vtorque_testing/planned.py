@@ -6,6 +6,7 @@ what policy, ledger and rendering make of the plugin's hooks; a test only says w
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -277,6 +278,8 @@ def check_schema(xml: str) -> None:
 
     Needs xmllint (Debian: libxml2-utils) and libvirt's own schemas.
     """
+    assert shutil.which("xmllint"), "xmllint is missing. As root: apt-get install libxml2-utils"
+    assert Path(SCHEMA).exists(), f"{SCHEMA} is missing. As root: apt-get install libvirt0"
     command = ["xmllint", "--noout", "--relaxng", SCHEMA, "-"]
     done = subprocess.run(
         command, input=xml.encode(), capture_output=True, check=False, timeout=180

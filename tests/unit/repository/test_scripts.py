@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_wheels_of_an_unknown_distribution_are_an_error(tmp_path):
         )  # fmt: skip
         assert done.returncode == 1 and f"there is no distribution {name}" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+WITHOUT_SPHINX = "import runpy, sys; sys.modules['sphinx'] = None; runpy.run_path(sys.argv[1])"
+
+
+def test_docs_without_sphinx_says_so_in_one_line():
+    argv = [sys.executable, "-c", WITHOUT_SPHINX, str(SCRIPTS / "docs")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"scripts/docs: .* has no sphinx\. .*\n", done.stderr)
 
 
 NAMED = "printf vtq-daemon > /proc/self/comm; echo; read -r _"

@@ -7,7 +7,7 @@ import pytest
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.libvirt_domain import MemoryBacking
 from vtorque_core.base.errors import Refused
-from vtorque_testing.planned import MACHINES, NoFit
+from vtorque_testing.planned import MACHINES, NoFit, check_schema
 
 ACME = """
     import os
@@ -127,3 +127,9 @@ def test_every_machine_is_one(name, vtorque_node, vtorque_plugin):
 def test_a_guest_with_other_fields(vtorque_guest):
     assert vtorque_guest(vcpus=4).vcpus == 4
     assert vtorque_guest().hostname == "vn1"
+
+
+def test_missing_xmllint_is_named_with_its_package(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AssertionError, match="apt-get install libxml2-utils"):
+        check_schema("<domain/>")
