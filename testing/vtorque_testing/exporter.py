@@ -26,7 +26,11 @@ AWKWARD = 'a "b" \\c, d=e {f} é'
 
 
 class ExporterHarness(Protocol):
-    """The exporter, and a double of what its samples go to."""
+    """The exporter, and a double of what its samples go to.
+
+    If samples arrive after ``write()`` has returned, set ``asynchronous = True``: the contract then
+    waits for them, a minute at most.
+    """
 
     def open(self) -> Sink:
         """Return the open exporter."""
@@ -136,4 +140,4 @@ def _until(harness: ExporterHarness, *samples: Sample) -> None:
         found = [(name, value, dict(labels)) for name, value, labels in harness.received()]
         return all(each in found for each in wanted)
 
-    until(there, f"{wanted} arrived; there is {list(harness.received())}")
+    until(harness, there, lambda: f"sent: {wanted}; received: {list(harness.received())}")

@@ -22,7 +22,11 @@ from vtorque_testing.far_end import ends, until
 
 
 class SinkHarness(Protocol):
-    """The sink, and a double of what its records go to."""
+    """The sink, and a double of what its records go to.
+
+    If records arrive after ``handle()`` has returned, set ``asynchronous = True``: the contract
+    then waits for them, a minute at most.
+    """
 
     def open(self) -> logging.Handler:
         """Return the open sink."""
@@ -91,7 +95,11 @@ class SinkContract:
             handler.close()
         handler = harness.open()
         handler.handle(record("again"))
-        until(lambda: ("42.srv", "again") in harness.received(), "the next one arrived")
+        until(
+            harness,
+            lambda: ("42.srv", "again") in harness.received(),
+            lambda: f"sent: the record 'again'; received: {list(harness.received())}",
+        )
         handler.close()
 
     def test_closing_twice_is_right(self, harness: SinkHarness) -> None:
@@ -102,5 +110,9 @@ class SinkContract:
 
 
 def _until(harness: SinkHarness, wanted: Sequence[tuple[str, str]]) -> None:
-    until(lambda: len(harness.received()) >= len(wanted), f"{len(wanted)} records arrived")
+    until(
+        harness,
+        lambda: len(harness.received()) >= len(wanted),
+        lambda: f"sent: {list(wanted)}; received: {list(harness.received())}",
+    )
     assert list(harness.received()) == list(wanted)

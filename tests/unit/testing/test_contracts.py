@@ -237,6 +237,40 @@ def test_an_exporters_defect_is_found(kind):
         run_all(ExporterContract(), kind)
 
 
+def _never(_seconds):
+    raise RuntimeError("the contract waits")
+
+
+class LosesAll(Exporter):
+    def write(self, samples, deadline):
+        pass
+
+
+def test_missing_samples_fail_without_waiting(monkeypatch):
+    monkeypatch.setattr(far_end.time, "sleep", _never)
+    with pytest.raises(AssertionError, match=r"sent: .*received: \[\]; .* asynchronous = True"):
+        ExporterContract().test_samples_arrive(LosesAll())
+
+
+class ArrivesLater(Exporter):
+    asynchronous = True
+    under_way = ()
+
+    def write(self, samples, deadline):
+        super().write([], deadline)
+        self.under_way = samples
+
+    def received(self):
+        late, self.under_way = self.under_way, ()
+        found = list(self.arrived)
+        self.arrived += [self.one(each) for each in late]
+        return found
+
+
+def test_samples_of_an_asynchronous_far_end_may_arrive_later():
+    run_all(ExporterContract(), ArrivesLater)
+
+
 # -- sinks -------------------------------------------------------------------------------------
 
 
@@ -304,6 +338,17 @@ class Waits(Sink):
         if self.is_silent:
             threading.Event().wait(60)
         super().emit(record)
+
+
+class LosesRecords(Sink):
+    def send(self, job, message):
+        pass
+
+
+def test_missing_records_fail_without_waiting(monkeypatch):
+    monkeypatch.setattr(far_end.time, "sleep", _never)
+    with pytest.raises(AssertionError, match=r"sent: .*received: \[\]; .* asynchronous = True"):
+        SinkContract().test_a_record_arrives(LosesRecords())
 
 
 def test_a_sound_sink_passes():
