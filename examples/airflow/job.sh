@@ -4,6 +4,7 @@
 #VSUB -vm img=airflow,vcpus=1,ram=512M
 # The case lies beside this script: submit from there. All ranks work in a copy of it.
 set -e
+cd "${PBS_O_WORKDIR:-.}"  # PBS starts jobs in the home
 export WM_PROJECT_DIR=/usr/share/openfoam  # where Debian has OpenFOAM's etc/
 run=$(mktemp -d "$PWD/run.XXXXXX")
 trap 'rm -rf "$run"' EXIT

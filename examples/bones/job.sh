@@ -4,6 +4,7 @@
 #VSUB -vm img=bones,vcpus=1,ram=512M
 # A task each specimen: its number is the seed of its structure. Submit from this directory.
 set -e
+cd "${PBS_O_WORKDIR:-.}"  # PBS starts jobs in the home
 specimen=${PBS_ARRAYID:-${PBS_ARRAY_INDEX:-${SLURM_ARRAY_TASK_ID:-1}}}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
