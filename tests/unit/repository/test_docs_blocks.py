@@ -22,7 +22,7 @@ from vtorque_core.site.config import parse_toml, problems
 from vtorque_core.site.plugins import Plugins
 
 LANGUAGES = {
-    "console", "diff", "ini", "json", "mermaid", "python", "sh", "text", "toml", "xml", "yaml"
+    "console", "diff", "ini", "json", "python", "sh", "text", "toml", "xml", "yaml"
 }  # fmt: skip
 PROGRAMS = {"vmgr": vmgr.vmgr, "vtorque": admin.vtorque}
 FILE = re.compile(r"(?:\./)?((?:scripts|bench|doc|plugins|tests|testing)\b[^\[]*)(?:\[\w+)?")

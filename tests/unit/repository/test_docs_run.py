@@ -349,7 +349,7 @@ NOT_RUN = {
         "plugins/scam/README.md": ("mount -t resctrl",),
     },
 }
-NO_CODE = ("mermaid", "text")  # a picture; output, formats, lines of other programs' files
+NO_CODE = ("text",)  # output, formats, lines of other programs' files
 
 
 def is_install(block):

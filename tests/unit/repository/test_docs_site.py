@@ -58,6 +58,22 @@ def test_each_command_has_its_manual(site):
         assert [word for word in words if word not in text] == []
 
 
+def test_signatures_show_the_fields_of_records(site):
+    pages = {
+        path.name: re.sub("<[^>]*>", "", path.read_text())
+        for path in (site / "reference").glob("*.html")
+    }
+    assert [name for name, text in pages.items() if "*args: Any, **given: Any" in text] == []
+    text = pages["vtorque_core.api.disk_file.html"]
+    assert re.search(r"DiskFile\(\s*path: str,\s*size_mib: int = 0,\s*file_system: Literal", text)
+
+
+def test_landing_page_has_no_source_of_a_diagram_and_a_copyright(site):
+    text = (site / "index.html").read_text()
+    assert "sequenceDiagram" not in text and "->>" not in text.replace("&gt;", ">")
+    assert re.search(r"Copyright &#169; the vTorque authors", text)
+
+
 LOOKED_AT = [
     "index",
     "doc/security",
@@ -65,6 +81,10 @@ LOOKED_AT = [
     "reference/vmgr",
     "reference/vtorque_core.api.hooks",
 ]
+UNCOPIED = """
+[...document.querySelectorAll('.highlight')]
+  .filter(each => !each.querySelector('button.copy')).length
+"""
 LUMINANCES = """
 [document.body, ...document.querySelectorAll('.highlight')].map(each =>
   getComputedStyle(each).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => +a + +b) / 3)
@@ -80,6 +100,7 @@ def test_pages_in_a_browser_are_quiet_and_fit(site, tmp_path):
             asked = {url.partition(":")[0] for url in browser.requests}
             assert asked <= {"file", "data"}
             assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+            assert browser.value(UNCOPIED) == 0
             shades = browser.value(LUMINANCES)
             assert all((shade < 128) == dark for shade in shades), (page, dark, shades)
     finally:
