@@ -30,8 +30,7 @@ def how_to_install(distribution: str, version: str = "") -> str:
     wanted = distribution + (f"=={version}" if version else "")
     name = distribution.removeprefix("vtorque-")
     if distribution not in (CORE, TESTING, *PLUGINS.values()):
-        exactly = f" {version}" if version else ""
-        return f"install {distribution}{exactly} from where its author offers it"
+        return f"install {wanted} from where its author offers it"
     return (
         f"{sys.prefix}/bin/pip install --no-index --find-links WHEELS '{wanted}' "
         f"(WHEELS: a directory of wheels; in a checkout: scripts/wheels WHEELS {name})"

@@ -140,7 +140,7 @@ def test_an_uninstalled_plugin_leaves_an_orphan_and_the_way_out(paths, start, tm
     report = teardown(journal.path, paths, Plugins())
     assert numbers(report.orphaned) == [card]
     assert report.orphaned[0].message.endswith(
-        "install vtorque-acme 1.0.0 from where its author offers it, then vtorque reap 42.srv; "
+        "install vtorque-acme==1.0.0 from where its author offers it, then vtorque reap 42.srv; "
         "or vtorque reap --abandon 42.srv:3"
     )
     assert numbers(report.held) == [2, 1]

@@ -29,8 +29,7 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import ExtraNetwork, Network
 
-_HOME_TIMEOUT = 10.0  # seconds; a home on NFS may hang
-_UNSHARE_TIMEOUT = 10.0  # seconds
+_CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
@@ -50,13 +49,10 @@ _PACKAGES = {
     "qemu-storage-daemon": "qemu-utils, on Debian 12 qemu-system-common",
     VIRTIOFSD: "virtiofsd, on Debian 12 qemu-system-common",
 }
-_OWN_PACKAGES = {
+_OWN = ("qemu-img", "virtlogd", "setpriv", VIRTIOFSD)
+_OWN_PACKAGES = {tool: _PACKAGES[tool] for tool in _OWN} | {
     "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-img": "qemu-utils",
     "libvirtd": "libvirt-daemon-system",
-    "virtlogd": "libvirt-daemon-system",
-    "setpriv": "util-linux",
-    VIRTIOFSD: "virtiofsd, on Debian 12 qemu-system-common",
     "musl-gcc": "musl-tools and gcc, for the first image",
 }
 
@@ -216,7 +212,7 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 def check_namespaces(_: Site) -> Iterator[HealthResult]:
     """Check that a user may create a user namespace, in which virtiofsd confines itself."""
-    problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _UNSHARE_TIMEOUT)
+    problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _CHILD_TIMEOUT)
     if problem:
         yield failed(
             f"no user namespace for virtiofsd: {problem}",
@@ -311,11 +307,9 @@ def check_alike(site: Site) -> Iterator[HealthResult]:
 def check_directories(site: Site) -> Iterator[HealthResult]:
     """Check that vTorque's own directories exist and are root's alone to write."""
     for path in (site.paths.state, site.paths.run):
-        if site.owner and not path.is_dir():
-            yield ok(f"{path} is made by the first job")
-            continue
         if not path.is_dir():
-            yield failed(f"{path} does not exist", "run vtorque setup install")
+            missing = failed(f"{path} does not exist", "run vtorque setup install")
+            yield ok(f"{path} is made by the first job") if site.owner else missing
             continue
         status = path.stat()
         if status.st_uid != site.owner or status.st_mode & 0o022:
@@ -379,7 +373,7 @@ def check_user(site: Site, name: str) -> Iterator[HealthResult]:
     if user.pw_uid == 0:
         yield failed("root's jobs do not run in guests", "submit as an ordinary user")
         return
-    if problem := children.in_child(lambda: _enter_home(user), _HOME_TIMEOUT):
+    if problem := children.in_child(lambda: _enter_home(user), _CHILD_TIMEOUT):
         yield failed(
             f"{name} cannot enter {user.pw_dir}: {problem}",
             "check the mount, owner and mode of the home directory",
