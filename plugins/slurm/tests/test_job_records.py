@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
 from vtorque_core.api import HostFault, Refused
-from vtorque_slurm.job_records import features, offered_mib, one_of, parse_job
+from vtorque_slurm.job_records import features, launch_failure, offered_mib, one_of, parse_job
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
@@ -47,6 +47,36 @@ def test_a_time_limit_is_written_as_pbs_does(shown, limit):
     assert parse_job(text, "7").limit == limit
     assert parse_job(text.replace("   OverSubscribe=", line), "7").limit == ""
     assert parse_job(RECORD.format(**FACTS), "7").limit == ""
+
+
+FILES = "   WorkDir=/home/ada\n   StdErr={}\n   StdIn=/dev/null\n   StdOut={}\n"
+
+
+def ended(reason, out="/home/ada/nodir/x.log", err="/home/ada/nodir/x.log", **facts):
+    text = RECORD.format(**FACTS | {"state": "COMPLETING"} | facts)
+    text = text.replace("Reason=Prolog", f"Reason={reason}")
+    return text.replace("   WorkDir=/home/ada\n", FILES.format(err, out))
+
+
+def test_launch_failure_names_the_output_files():
+    why = launch_failure(ended("JobLaunchFailure"), "7")
+    assert why == (
+        "Slurm could not start the script (JobLaunchFailure): see whether the directories of "
+        "/home/ada/nodir/x.log exist and are yours to write"
+    )
+    why = launch_failure(ended("JobLaunchFailure", err="/x/e\x1b"), "7")
+    assert "/home/ada/nodir/x.log and /x/e" in why and "\x1b" not in why
+
+
+def test_other_ends_are_no_launch_failure():
+    assert launch_failure(ended("NonZeroExitCode"), "7") == ""
+    assert launch_failure(ended("JobLaunchFailure"), "8") == ""
+
+
+def test_forged_launch_failure_is_refused():
+    line = "x\n   JobState=FAILED Reason=JobLaunchFailure Dependency=(null)"
+    with pytest.raises(Refused):
+        launch_failure(ended("None", comment=line), "7")
 
 
 @pytest.mark.parametrize("place", ["name", "comment"])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_doubles import Slurm
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, Paths, job_log, kept_records
 from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_slurm import batch_commands, hostlist
@@ -223,6 +223,53 @@ def test_marking(node, slurm):
     assert step.done()
     step.undo()
     assert not step.done()
+
+
+def keep(tmp_path, seconds, **facts):
+    place = kept_records.Place(Paths(tmp_path, tmp_path), os.getuid(), "7.0")
+    phases = [{"name": "run", "guest": None, "start": 1.0, "seconds": seconds}]
+    place.add_facts(job="7", node="n1", phases=phases, **facts)
+    return place
+
+
+def answering(slurm, tmp_path, reason):
+    """Have scontrol show the job's end; return the node's adapter, and the file of its calls."""
+    text = f"JobId=7 JobName=t\n   JobState=FAILED Reason={reason} Dependency=(null)\n"
+    text += "   StdErr=/home/ada/nodir/x\n   StdOut=/home/ada/nodir/x\n"
+    (tmp_path / "shown").write_text(text)
+    program = f"#!/bin/sh\necho called >> {tmp_path}/asked\ncat {tmp_path}/shown\n"
+    (slurm.bin / "scontrol").write_text(program)
+    (tmp_path / "slurm.conf").touch()
+    settings = Settings(bindir=str(slurm.bin), conf=str(tmp_path / "slurm.conf"))
+    return SlurmNode(settings, tmp_path / "journal", tmp_path / "proof"), tmp_path / "asked"
+
+
+def test_reason_of_a_script_that_slurm_did_not_start_is_kept(slurm, tmp_path):
+    place = keep(tmp_path, 0.2)
+    adapter, _ = answering(slurm, tmp_path, "JobLaunchFailure")
+    adapter.account("7", Usage(1.0, 300))
+    reason = place.facts()["reason"]
+    assert reason.startswith("Slurm could not start the script (JobLaunchFailure)")
+    assert "/home/ada/nodir/x" in reason
+    assert [entry["message"] for entry in job_log.entries(place)] == [f"ended: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "facts", "reason", "is_asked"),
+    [
+        (0.2, {}, "NonZeroExitCode", True),
+        (60.0, {}, "JobLaunchFailure", False),
+        (0.2, {"reason": "refused"}, "JobLaunchFailure", False),
+    ],
+)
+def test_controller_is_not_asked_about_other_jobs(
+    slurm, tmp_path, seconds, facts, reason, is_asked
+):
+    place = keep(tmp_path, seconds, **facts)
+    adapter, asked = answering(slurm, tmp_path, reason)
+    adapter.account("7", Usage(1.0, 300))
+    assert place.facts().get("reason") == facts.get("reason")
+    assert asked.exists() == is_asked
 
 
 def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):

@@ -23,10 +23,15 @@ def record(client: Client, job_id: str, account: str | None = None) -> JobRecord
 
     See :func:`vtorque_slurm.job_records.parse_job`.
     """
+    return job_records.parse_job(shown(client, job_id), job_id, account)
+
+
+def shown(client: Client, job_id: str) -> str:
+    """Return what scontrol prints of one job, not of all of its array. Raises HostFault."""
     text = client.ask("scontrol", "show", "job", "-d", job_id)
     if one := job_records.one_of(text, job_id):
         text = client.ask("scontrol", "show", "job", "-d", one)
-    return job_records.parse_job(text, job_id, account)
+    return text
 
 
 def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
@@ -75,6 +75,23 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
         granted=granted,
         qos="" if account is None else _qos(record, account),
         limit=_limit(record),
+    )
+
+
+def launch_failure(text: str, job_id: str) -> str:
+    """Return why Slurm did not start a job's script, in one line; empty: it did, or is not known.
+
+    ``text``: what ``scontrol show job -d`` prints of it alone. Raises HostFault, Refused.
+    """
+    found = _records(text)
+    if not found[0].startswith(f"JobId={job_id} ") or len(found) > 1:
+        return ""
+    if _one(r"   JobState=\w+ Reason=(\w+) .*", found[0]) != "JobLaunchFailure":
+        return ""
+    files = dict.fromkeys(_one(rf"   Std{each}=(.*)", found[0]) for each in ("Out", "Err"))
+    return (
+        "Slurm could not start the script (JobLaunchFailure): see whether the directories of "
+        f"{' and '.join(printable(file, 300) for file in files)} exist and are yours to write"
     )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Paths, Refused, printable
 from vtorque_core.api.batch_system import (
     BareNode,
     BatchJob,
@@ -30,6 +30,7 @@ from vtorque_slurm import (
     cpus,
     hostlist,
     inside_guests,
+    launch_failure,
     moving,
     request_channel,
     slurm_conf,
@@ -48,6 +49,7 @@ class SlurmNode(NodeAdapter):
     def __init__(self, settings: Settings, journal: Path, proofs: Path) -> None:
         self._settings = settings
         self._places = (journal, proofs)
+        self._paths = Paths(journal.parent, proofs.parent)
         self._client = Client(settings)
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
@@ -190,7 +192,9 @@ class SlurmNode(NodeAdapter):
         slurmdbd there is no place. QEMU is not adopted into the job's extern step, as
         pam_slurm_adopt does with sessions: that is an interface of Slurm's library, not of a
         command, and it would take from libvirt the control group in which it pins the guest.
+        Also keep why Slurm did not start the script, if it did not.
         """
+        launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
             return
         line = f"vtorque {controller_updates.this_node(self._client)}: "

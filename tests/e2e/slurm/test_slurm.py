@@ -131,6 +131,25 @@ def test_what_sbatch_refuses_it_refuses_itself(clean):
     assert b"to start at" in said.stderr
 
 
+def test_script_that_slurm_cannot_start_has_a_reason_everywhere(clean):
+    """Slurm opens the output file on the node, after the guest has booted."""
+    script = clean.script("#!/bin/sh\ntouch ran\n")
+    done = clean.user("vsub", "--parsable", "-w", "n1", "-o", "nodir/x.log", script)
+    job_id = done.stdout.decode().strip()
+    clean.wait_state(job_id, "FAILED")
+    clean.wait(lambda: not clean.guests("n1"), what="release of the guest")
+    wanted = "Slurm could not start the script (JobLaunchFailure)"
+
+    def shown(*words):
+        return clean.user("vmgr", *words, machine="n1", check=False).stdout.decode()
+
+    clean.wait(lambda: wanted in shown("ps", "--all", "--json"), what="the kept reason")
+    assert f"/home/{slurm.USER}/nodir/x.log" in shown("ps", "--all", "--json")
+    assert wanted in " ".join(shown("logs", job_id).split())
+    assert wanted in " ".join(shown("report", job_id).split())
+    assert not (clean.home / "ran").exists()
+
+
 def test_two_nodes(clean):
     """Both guests are there and known by name before the script runs, though one node is slow."""
     slow = "/etc/slurm/vtorque/prolog.d/99-slow"

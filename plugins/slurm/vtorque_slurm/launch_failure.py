@@ -1,0 +1,43 @@
+"""Keep the reason of a job whose script Slurm did not start: no process of the job can."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vtorque_core.api import HostFault, Paths, Refused, kept_records
+from vtorque_core.api.kept_records import LOG
+from vtorque_slurm import controller_updates, job_records
+from vtorque_slurm.batch_commands import Client
+
+_SHORT = 10.0  # seconds: such a job ends at once, and the controller is not asked about others
+
+
+def keep(client: Client, paths: Paths, job_id: str) -> None:
+    """Add the reason to the facts and the log of an ended job. Best effort, as root, in Epilog."""
+    places = kept_records.find(paths, job_id)
+    facts = places[-1].facts() if places else {}
+    if facts.get("reason") or not 0 <= _run_seconds(facts) < _SHORT:
+        return
+    with contextlib.suppress(HostFault, Refused, OSError):
+        why = job_records.launch_failure(controller_updates.shown(client, job_id), job_id)
+        if not why:
+            return
+        places[-1].add_facts(reason=why)
+        entry = {"t": time.time(), "level": "ERROR", "plugin": "slurm", "job": job_id}
+        entry |= {"node": facts.get("node", ""), "message": f"ended: {why}"}
+        with os.fdopen(places[-1].append(LOG), "ab") as log:
+            log.write(json.dumps(entry).encode() + b"\n")
+
+
+def _run_seconds(facts: Mapping[str, Any]) -> float:
+    """Return how long the phase of the script took, -1 if it did not begin."""
+    phases = facts.get("phases")
+    for phase in phases if isinstance(phases, list) else []:
+        if phase["name"] == "run" and phase["guest"] is None:
+            return float(phase["seconds"])
+    return -1.0
