@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.children import readable
@@ -52,10 +52,9 @@ class Service:
     lie anywhere. ``uid``, ``gid``, ``groups`` are the job's user, ``socket_owner`` is the uid that
     QEMU runs as. ``subordinate_id`` is the guest's root in the daemon's user namespace; None:
     there is none in it. ``owner_check`` demands that the source belongs to ``uid`` (a home does,
-    a site's software tree does not). ``program`` is the daemon.
+    a site's software tree does not). ``program`` is the daemon. ``nofile`` is the limit of its
+    descriptors.
     """
-
-    nofile: ClassVar[int]
 
     source: str
     socket: str
@@ -69,6 +68,7 @@ class Service:
     readonly: bool = False
     owner_check: bool = True
     program: str = ""
+    nofile: int = 1024
 
     @classmethod
     def beside(cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any) -> Self:

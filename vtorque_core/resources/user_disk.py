@@ -24,7 +24,6 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import printable
@@ -47,7 +46,6 @@ class DiskFile(user_daemon.Service):
     into a raw disk must not make QEMU take it for one.
     """
 
-    nofile: ClassVar[int] = 1024
     program: str = STORAGE_DAEMON
 
     @property

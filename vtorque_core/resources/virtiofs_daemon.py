@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
 
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.run_tool import run_tool
@@ -27,6 +27,8 @@ from vtorque_core.resources import user_daemon
 from vtorque_core.resources._user_daemon_exec import MOUNTED
 
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"
+_FILE_MAX = Path("/proc/sys/fs/file-max")
+_LEAST_FILES, _MOST_FILES = 100_000, 1_000_000
 _READY = b"Waiting for vhost-user socket connection"
 # A file that was open when the guest was saved, and that another has taken the place of or that is
 # gone, gives EIO when the guest goes on. By default the guest reads the other one, or cannot go on.
@@ -45,7 +47,7 @@ class SharedDirectory(user_daemon.Service):
     ``comes``: its guest comes from another node.
     """
 
-    nofile: ClassVar[int] = 1_000_000  # virtiofsd's own: one descriptor per file of the guest's
+    nofile: int = _LEAST_FILES
     program: str = VIRTIOFSD
     comes: bool = False
 
@@ -73,6 +75,20 @@ class SharedDirectory(user_daemon.Service):
         goes. Raises HostFault.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
+
+
+def file_limit(ram_mib: int) -> int:
+    """Return the limit of a daemon's descriptors: it holds one for each file that its guest caches.
+
+    A guest needs more than 1 KiB of memory to cache a file. It therefore never reaches one
+    descriptor per KiB, unless it has less memory than 100,000 files need. An eighth of the node's
+    files is left to eight such daemons; by default the kernel allows one file per 10 KiB of memory.
+
+    Args:
+        ram_mib: the guest's memory in MiB.
+    """
+    of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
+    return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))
 
 
 def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:

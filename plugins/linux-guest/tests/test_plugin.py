@@ -166,6 +166,17 @@ def test_health_reports_that_acls_are_not_evaluated() -> None:
     assert "access control lists are not evaluated in guests" in result.message
 
 
+@pytest.mark.parametrize(("most", "status"), [(100_000, "warning"), (2**63 - 1, "ok")])
+def test_health_reports_too_few_descriptors_for_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: str
+) -> None:
+    (tmp_path / "file-max").write_text(f"{most}\n")
+    monkeypatch.setattr(node, "FILE_MAX", tmp_path / "file-max")
+    (result,) = node.descriptors_check(Site(Settings()))
+    assert (result.status, f"fs.file-max is {most}" in result.message) == (status, True)
+    assert ("sysctl" in (result.fix or "")) is (status == "warning")
+
+
 NONE = Site(Settings(precancel="/none"))
 
 

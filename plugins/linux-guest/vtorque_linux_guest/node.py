@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import re
 import socket
@@ -30,6 +31,7 @@ _NO_VIRTLOGD = re.compile(r'^\s*stdio_handler\s*=\s*"file"', re.MULTILINE)
 _log = logging.getLogger(__name__)
 _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in the guest"
 
+FILE_MAX = Path("/proc/sys/fs/file-max")
 vtorque_settings = always(Settings)
 vtorque_resources = always(Seed, SiteEpilogue)
 
@@ -126,6 +128,21 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
     )
 
 
+def descriptors_check(_: Site) -> Iterator[HealthResult]:
+    """Report whether the daemons of shares could use up the descriptors of the node."""
+    most = int(FILE_MAX.read_text(encoding="ascii"))
+    kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
+    if most >= kib:
+        yield HealthResult("ok", f"fs.file-max is {most}: each guest caches at most a file per KiB")
+        return
+    yield HealthResult(
+        "warning",
+        f"fs.file-max is {most}: a daemon of a share may hold an eighth of it, or 100,000. If "
+        "enough guests use that, no user's process can open a file",
+        fix=f"write fs.file-max={kib} to a file in /etc/sysctl.d, then call sysctl --system",
+    )
+
+
 def scripts_check(site: Site) -> Iterator[HealthResult]:
     """Say which of the admin's scripts run in guests, and whether they are safe to run."""
     settings = site[Settings]
@@ -187,5 +204,6 @@ vtorque_health_checks = always(
     HealthCheck("linux guest cloud-config", cloud_config_check),
     HealthCheck("linux guest agent", agent_check),
     HealthCheck("linux guest shares", acl_check),
+    HealthCheck("linux guest descriptors", descriptors_check),
     HealthCheck("linux guest scripts", scripts_check),
 )

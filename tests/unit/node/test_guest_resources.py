@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from vtorque_core.api.libvirt_domain import Interface
-from vtorque_core.node.start import start_order
+from vtorque_core.api.libvirt_domain import Filesystem, Interface
+from vtorque_core.node.start import guest_resources, start_order
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.config import Site
 
@@ -26,3 +26,15 @@ def test_limit_of_a_nic_does_not_depend_on_the_order_of_nics(monkeypatch):
     assert [type(each) for each in filters] == [Netfilter, Netfilter]
     assert [each.guard for each in filters] == [GUARD, GUARD]
     assert {each.connections for each in filters} == {Site().network.max_connections}
+
+
+def test_descriptors_of_a_share_are_limited_by_the_guests_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
+    user = SimpleNamespace(uid=1000, gid=1000, groups=(), subordinate_id=0)
+    plan = SimpleNamespace(
+        user=user, qemu_uid=0, run_dir=tmp_path, comes=False, ram_mib=512
+    )  # fmt: skip
+    shares = [Filesystem("home", "/home/ada", "/home/ada")]
+    merged = SimpleNamespace(lists=lambda kind: shares if kind is Filesystem else [])
+    (daemon,) = guest_resources.daemons(SimpleNamespace(plan=plan, merged=merged))
+    assert daemon.service.nofile == 512_000

@@ -246,3 +246,22 @@ def test_setgroups_succeeds_without_effect() -> None:
         print(os.getgroups() == before, os.getpid() > 0)
     """
     assert said_by(script) == "True True\n"
+
+
+@pytest.mark.parametrize(
+    ("ram_mib", "file_max", "limit"),
+    [
+        (64, 2_466_174, 100_000),  # the least, in which a small guest's cache has room
+        (256, 2_466_174, 262_144),  # one per KiB of the guest's memory
+        (4096, 2_466_174, 308_271),  # by default the kernel allows a file per 10 KiB of memory
+        (4096, 400_000, 100_000),
+        (512, 2**63 - 1, 524_288),  # systemd sets the largest number that there is
+        (65536, 2**63 - 1, 1_000_000),  # below fs.nr_open
+    ],
+)
+def test_limit_of_files_depends_on_memory_and_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ram_mib: int, file_max: int, limit: int
+) -> None:
+    (tmp_path / "file-max").write_text(f"{file_max}\n")
+    monkeypatch.setattr(virtiofs_daemon, "_FILE_MAX", tmp_path / "file-max")
+    assert virtiofs_daemon.file_limit(ram_mib) == limit

@@ -15,7 +15,7 @@ from vtorque_core.plan.domain.render import DomainSpec
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
-from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd
+from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd, file_limit
 from vtorque_core.site.config import Site
 
 
@@ -58,7 +58,7 @@ def daemons(each: Prepared) -> Iterable[Resource]:
     for share in each.merged.lists(Filesystem):
         stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
         of_share = {"subordinate_id": root, "readonly": share.readonly, "comes": each.plan.comes}
-        of_share["owner_check"] = share.user_owned
+        of_share |= {"owner_check": share.user_owned, "nofile": file_limit(each.plan.ram_mib)}
         yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
