@@ -205,6 +205,21 @@ def test_hostile_values_arrive_as_they_are(
     assert not Path("/tmp/vtorque-pwned").exists()
 
 
+def test_text_files_have_their_modes_and_replace_those_of_the_image(fake_root) -> None:
+    (fake_root.path / "data").mkdir()
+    (fake_root.path / "data/b").write_text("of the image")
+    (fake_root.path / "data/b").chmod(0o600)
+    modes = {"/data/a": 0o644, "/data/b": 0o755, "/data/c d": 0o755, "/data/e": 0o640}
+    items = [GuestFile(path, path.encode(), mode=mode) for path, mode in modes.items()]
+    ran = fake_root.setup(PLAN, items)
+    assert (ran.code, ran.output) == (0, "")
+    found = {path: fake_root.path / path[1:] for path in modes}
+    assert {path: file.read_text() for path, file in found.items()} == {
+        path: path for path in modes
+    }
+    assert {path: file.stat().st_mode & 0o7777 for path, file in found.items()} == modes
+
+
 def _escaped(path: Path) -> str:
     return str(path).replace("'", "'\\''")
 
