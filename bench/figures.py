@@ -35,7 +35,9 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         """Return it for ``--json``."""
-        return {**asdict(self), "ratio": self.baseline and self.judged, "held": self.held}
+        ratio = self.baseline and self.judged
+        more = None if self.baseline is None else self.ours - self.baseline
+        return {**asdict(self), "more": more, "ratio": ratio, "held": self.held}
 
 
 def compare(
@@ -52,15 +54,20 @@ def compare(
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Return the figures as aligned lines; ``n`` is how often ours was measured."""
-    rows = [("figure", "unit", "ours", "baseline", "ratio", "limit", "n", "held")]
+    """Return the figures as aligned lines.
+
+    ``n`` is how often ours was measured. ``more`` is ours less the baseline, in the same unit: an
+    emulated guest is slow, and a ratio hides what we add.
+    """
+    rows = [("figure", "unit", "ours", "baseline", "more", "ratio", "limit", "n", "held")]
     for f in figures:
+        more = "" if f.baseline is None else f"{f.ours - f.baseline:.3g}"
         ratio = "" if f.baseline is None else f"{f.judged:.2f}x"
         limit = "" if f.limit is None else f"{f.limit:g}{'x' if f.baseline is not None else ''}"
         held = {None: "", True: "yes", False: "NO"}[f.held]
         base = "" if f.baseline is None else f"{f.baseline:.3g}"
         count = str(len(f.samples.get("ours", ())))
-        rows.append((f.name, f.unit, f"{f.ours:.3g}", base, ratio, limit, count, held))
+        rows.append((f.name, f.unit, f"{f.ours:.3g}", base, more, ratio, limit, count, held))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
     return "".join(line.rstrip() + "\n" for line in lines)

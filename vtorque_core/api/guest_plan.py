@@ -126,7 +126,7 @@ class GuestPlan:
         guests_per_node: how many guests the job has on each node.
         ram_mib: guest RAM in MiB.
         hostnames: of all guests of the job in rank order, this one's included. Empty until the
-            guests are placed: ``vtorque_guest_context`` is the first hook that sees them.
+            phase ``render domain``; ``vtorque_guest_context`` is the first hook that sees them.
         slots: the vCPUs of the same guests, which differ where ``vcpus=job`` and the batch system
             gives the job other numbers of CPUs on its nodes. Empty as long as ``hostnames``.
         request: ``guest[OPTION]`` reads it.
