@@ -64,8 +64,9 @@ def submit(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv[:1]):
         sys.stdout.write(help_text(site, plugins))
         return 0
-    own = 0 != os.geteuid() == Path(sys.prefix).stat().st_uid
-    if own and config == CONFIG_PATH and not site.owner:  # the user may expect another site
+    installed_by_user = os.geteuid() != 0 and Path(sys.prefix).stat().st_uid == os.geteuid()
+    if installed_by_user and config == CONFIG_PATH and not site.owner:
+        # Such a user may expect a site of their own.
         sys.stderr.write(f"vsub: using the site config {site.path}\n")
     submitter = plugins.batch_system(site.batch.system).submitter(site)
     args = submitter.split([arg for arg in argv if arg != DRY_RUN])
