@@ -1,6 +1,6 @@
-"""Run tests of functions on all cores, and tests of whole jobs one after the other.
+"""Run unit tests on all cores, and e2e tests one after the other.
 
-Tests of whole jobs check that the machine is as it was before, so nothing may run beside them.
+An e2e test checks that the machine is as it was before, so nothing else may run at the same time.
 With ``--machines N`` they run in N machines of ``scripts/machine`` at once, each with its own node.
 """
 

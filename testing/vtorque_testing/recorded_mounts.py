@@ -16,9 +16,9 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18  # mount(2)
 def user_namespace() -> int | None:
     """Return a descriptor of the user namespace of all recorded nodes; None for root.
 
-    Call it first in the process that forks those of the nodes. In a namespace of its own, the
-    process that releases a job could not look at the daemons that another process has started:
-    ptrace(2), "Ptrace access mode checking". All ids in it but the caller's are nobody's.
+    Call it before the processes of the nodes are forked, so that they share it. From another user
+    namespace, the process that releases a job cannot read /proc of the job's daemons (ptrace(2),
+    "Ptrace access mode checking"). Only the caller's ids are mapped.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:

@@ -375,7 +375,7 @@ PUBLISHED, INSIDE, INSIDE6, OUT6 = 8080, "198.18.0.9", "fd00:18::9", "fd00:18::1
 
 @pytest.fixture
 def publishing(node):
-    """Have the node forward some of its ports to a container and to the guest itself."""
+    """Add DNAT rules that forward ports of the node to a container and to the guest itself."""
     run("ip", "neighbor", "add", INSIDE, "lladdr", ROUTER_MAC, "dev", "out")
     run("ip", "address", "add", f"{OUT6}/64", "dev", "out", "nodad")
     run("ip", "neighbor", "add", INSIDE6, "lladdr", ROUTER_MAC, "dev", "out")

@@ -43,7 +43,7 @@ class Person:
 
     @property
     def runtime(self):
-        """The directory in /tmp of a user who has no session."""
+        """Return the runtime directory in /tmp of a user without a session."""
         return (self.state / "run").readlink()
 
     @property

@@ -186,7 +186,7 @@ def _seal_error(error: OSError) -> HostFault:
 
 
 def _seals_dir() -> Path:
-    """Return the directory of this user's seals, and create it first if there is none.
+    """Return the directory of this user's seals; create it if it does not exist.
 
     Its name ends in random characters, so that no other user can create it before. Raises OSError.
     """

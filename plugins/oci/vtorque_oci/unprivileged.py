@@ -1,9 +1,9 @@
-"""Run the part of a build that reads a stranger's layers in a process without rights.
+"""Read the layers of an untrusted image in a process without privileges.
 
-That process is a fork of root's, because the modules and open files that it needs are there. It
-becomes nobody, keeps only the files that it is given, and has limits of memory, CPU time and size
-of files. Root takes from it lines of text, whose number and length are bounded. As root (else: as
-the caller, for tests).
+The process is forked from root's process, which has loaded the modules and opened the files. It
+changes to the user nobody, closes all other files, and has limits for memory, CPU time and file
+size. Root reads lines of text from it, of limited number and length. Runs as root; in tests also as
+an ordinary user.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def keep(tmp_path, seconds, **facts):
 
 
 def answering(slurm, tmp_path, reason):
-    """Have scontrol show the job's end; return the node's adapter, and the file of its calls."""
+    """Return an adapter whose scontrol shows a failed job, and the file that lists its calls."""
     text = f"JobId=7 JobName=t\n   JobState=FAILED Reason={reason} Dependency=(null)\n"
     text += "   StdErr=/home/ada/nodir/x\n   StdOut=/home/ada/nodir/x\n"
     (tmp_path / "shown").write_text(text)

@@ -103,7 +103,7 @@ def listed(paths: Paths, uid: int) -> list[Entry]:
 
 
 def age(paths: Paths, uid: int) -> float:
-    """Return how many seconds ago root has written a user's list; 0: there is none."""
+    """Return the age in seconds of the list that root writes for a user; 0 if there is none."""
     with suppress(OSError):
         return max(0.0, time.time() - (place(paths, uid) / LIST).stat().st_mtime)
     return 0.0

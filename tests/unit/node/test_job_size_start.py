@@ -42,7 +42,7 @@ def test_a_share_that_the_image_cannot_live_on_is_refused_with_what_to_ask_for(t
 
 
 def test_hooks_of_a_start_see_names_and_sizes_of_all_guests(tmp_path):
-    told = tmp_path / "told"  # the start is a process of its own
+    told = tmp_path / "told"  # the start runs in another process
 
     @hookimpl
     def vtorque_pre_boot(job):

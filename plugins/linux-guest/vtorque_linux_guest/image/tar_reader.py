@@ -61,7 +61,7 @@ class _More:
 
 @dataclass
 class Budget:
-    """What all tar files of one image may cost together, and have cost so far.
+    """The limits for all tar files of one image together, and what was used of them.
 
     Attributes:
         entries: members.
