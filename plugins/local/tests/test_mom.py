@@ -150,6 +150,8 @@ def test_without_cgroups_what_has_the_jobs_cookie_is_ended(task, monkeypatch):
     [
         (500, ("unified", "pids"), "pids", "500"),  # version 2 has no controllers beside version 1
         (500, ("v2", "pids"), "v2", "500"),
+        (500, ("v2-busy", "pids"), "pids", "500"),  # the service is in the parent: cgroups(7)
+        (500, ("v2-busy",), "v2-busy", None),
         (500, ("unified", "systemd"), "unified", None),
         (0, ("unified", "pids"), "unified", None),
         (500, (), None, None),
@@ -167,8 +169,12 @@ def test_cgroup_of_a_job_limits_its_processes_where_one_can(
     def mkdir(path, *args, **how):
         make(path, *args, **how)
         (path / "cgroup.procs").touch()
-        if path.parent.name in ("pids", "v2"):
+        if path.parent.name in ("pids", "v2", "v2-busy"):
             (path / "pids.max").write_text("max")
+        if path.parent.name.startswith("v2"):
+            kind = "domain invalid" if path.parent.name == "v2-busy" else "domain"
+            (path / "cgroup.type").write_text(f"{kind}\n")
+            (path.parent / "cgroup.subtree_control").touch()
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
@@ -178,6 +184,8 @@ def test_cgroup_of_a_job_limits_its_processes_where_one_can(
     assert left == [found] * bool(found), "no other one is left"
     if limit is not None:
         assert Path(found, "pids.max").read_text() == limit
+    if "v2-busy" in kinds:
+        assert (tmp_path / "v2-busy/cgroup.subtree_control").read_text() == "-pids"
 
 
 def test_what_every_job_waits_for_imports_little():

@@ -58,6 +58,10 @@ def _is_limited(path: Path, pids: int) -> bool:
         control = path.parent / "cgroup.subtree_control"
         if control.exists():
             control.write_text("+pids")
+            # Below a cgroup that has processes itself, no process could join (cgroups(7), threads).
+            if (path / "cgroup.type").read_text() != "domain\n":
+                control.write_text("-pids")
+                return False
     try:
         os.close(os.open(path / "pids.max", os.O_WRONLY))
         (path / "pids.max").write_text(str(pids))
