@@ -77,6 +77,8 @@ def _check(here: Path, uid: int) -> bool:
         return True
     sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
     private = uid and info.st_gid == uid == os.getegid()  # a group of its user alone (umask 002)
+    if private and "system.posix_acl_access" in os.listxattr(here):
+        private = False  # the mode then shows the ACL's mask
     if info.st_mode & (stat.S_IWOTH if private else _WRITABLE) and not sticky:
         raise ConfigError(
             f"{here}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "

@@ -57,6 +57,8 @@ def require_own_directories() -> None:
         existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
         try:
             require_root_owned(existing, os.geteuid())
+            if existing != path and existing.stat().st_mode & stat.S_ISVTX:
+                raise ConfigError(f"{path}: does not exist, and others can create it")
         except ConfigError as error:
             raise ConfigError(f"{error}; or set {variable} to a directory of your own") from None
 
@@ -115,7 +117,8 @@ def _runtime(link: Path) -> Path:
 
 def _is_own(place: Path) -> bool:
     try:
+        require_root_owned(place, os.geteuid())
         status = place.lstat()
-    except OSError:
+    except (ConfigError, OSError):
         return False
     return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700

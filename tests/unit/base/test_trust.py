@@ -100,3 +100,6 @@ def test_private_group_of_a_user_counts_as_the_user(
     monkeypatch.setattr(os, "getegid", lambda: own_gid)
     with contextlib.nullcontext() if fine else pytest.raises(ConfigError, match="chmod go-w"):
         require_root_owned(tmp_path, 1234)
+    monkeypatch.setattr(os, "listxattr", lambda _: ["system.posix_acl_access"])
+    with pytest.raises(ConfigError, match="chmod go-w"):  # the mode shows the ACL's mask
+        require_root_owned(tmp_path, 1234)

@@ -20,6 +20,7 @@ from vtorque_core.site.policy import asked
 from vtorque_core.site.request import make_request
 
 UID = os.getuid() or 1000
+IS_OWN = personal._is_own  # the fixture replaces it
 
 
 @pytest.fixture
@@ -150,6 +151,28 @@ def test_directory_that_another_user_can_change_is_refused(user, monkeypatch, va
     (theirs / "vtorque").mkdir()  # no matter that this one is not writable
     with pytest.raises(ConfigError, match=rf"XDG_{variable}_HOME"):
         load(personal.CONFIG_PATH, node=False)
+
+
+@pytest.mark.parametrize("variable", ["CONFIG", "STATE", "DATA", "CACHE"])
+def test_missing_directory_that_another_user_can_create_is_refused(user, monkeypatch, variable):
+    (user / "shared").mkdir()
+    (user / "shared").chmod(0o1777)
+    monkeypatch.setenv(f"XDG_{variable}_HOME", str(user / "shared/own"))
+    with pytest.raises(ConfigError, match=rf"others can create it; or set XDG_{variable}_HOME"):
+        load(personal.CONFIG_PATH, node=False)
+    (user / "shared/own").mkdir(mode=0o700)
+    load(personal.CONFIG_PATH, node=False)
+
+
+def test_runtime_directory_below_one_that_others_can_change_is_not_used(user):
+    own = user / "others/own"
+    own.mkdir(parents=True)
+    own.chmod(0o700)
+    if os.getuid() == 0:
+        os.chown(own, UID, UID)
+    assert IS_OWN(own)
+    own.parent.chmod(0o777)
+    assert not IS_OWN(own)
 
 
 def test_config_of_another_user_is_refused(user, monkeypatch):
