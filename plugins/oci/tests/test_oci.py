@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,16 @@ def test_layers_of_an_image_have_one_budget(budget: Budget, tmp_path: Path) -> N
     with pytest.raises(Refused, match=r"files in all its layers|long names and attributes"):
         for _ in range(2):
             layers.apply(tree, io.BytesIO(one), 0, can_store, budget)
+
+
+@pytest.mark.parametrize("kind", [b"g", b"x", b"L"])
+def test_headers_without_content_count_too(kind: bytes) -> None:
+    info = tarfile.TarInfo("name")
+    info.type = kind
+    data = info.tobuf(tarfile.USTAR_FORMAT) * 200 + made.layer(("f", b"", "f"))
+    layers.apply(FileTree(), io.BytesIO(data), 0, can_store, Budget())
+    with pytest.raises(Refused, match="long names and attributes"):
+        layers.apply(FileTree(), io.BytesIO(data), 0, can_store, Budget(headers=50_000))
 
 
 def test_chains_of_links_are_followed_in_a_bounded_number_of_steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -69,9 +70,15 @@ def end(_: Root) -> None:
     os._exit(7)
 
 
+def close_pipe_and_sleep(root: Root) -> None:
+    os.closerange(3, 64)
+    time.sleep(3600)
+
+
 @pytest.mark.parametrize(
     ("work", "message"),
     [
+        (close_pipe_and_sleep, "has closed its pipe and does not end"),
         (exhaust_memory, "needs more than 256 MiB of memory"),
         (exhaust_time, "takes more than 1 s of CPU time"),
         (talk, "says too much"),
@@ -85,6 +92,7 @@ def test_it_is_bounded(
 ) -> None:
     monkeypatch.setattr(unprivileged, "CPU", 1)
     monkeypatch.setattr(unprivileged, "MEMORY", 256 << 20)
+    monkeypatch.setattr(unprivileged, "_END", 1.0)
     with pytest.raises(Refused, match=message):
         told(work)
 

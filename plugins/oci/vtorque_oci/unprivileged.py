@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.children import readable
 
 MEMORY = 1 << 30  # bytes beside what this process has already
 CPU = 900  # seconds of CPU time
 _WALL = 4 * CPU  # seconds: a disk can be slow
+_END = 60.0  # seconds to end after the last line
 _NOBODY = 65534
 _LINE, _LINES = 4096, 1000  # bytes of a line, lines
 _STEP, _READY, _DONE, _REFUSED, _FAULT = b"+", b"?", b".", b"-", b"!"
@@ -99,6 +101,8 @@ def run(
                 return
             else:
                 raise HostFault(text) if kind == _FAULT else Refused(text or _BROKEN)
+        if not _ends(pid):
+            raise Refused("the process that reads it has closed its pipe and does not end")
         _, status = os.waitpid(pid, 0)
         raise Refused(_why(os.waitstatus_to_exitcode(status)))
     finally:
@@ -107,6 +111,15 @@ def run(
         if status is None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def _ends(pid: int) -> bool:
+    """Wait for the end of a child that has nothing more to say; return whether it came in time."""
+    ended = os.pidfd_open(pid)
+    try:
+        return readable([ended], _END)
+    finally:
+        os.close(ended)
 
 
 def _why(code: int) -> str:

@@ -65,7 +65,7 @@ class Budget:
 
     Attributes:
         entries: members.
-        headers: bytes of extended headers: long names and attributes.
+        headers: bytes of extended headers: long names and attributes, and a block for each header.
     """
 
     entries: int = 2 * MAX_ENTRIES
@@ -111,7 +111,7 @@ class _Reader:
         """Return the content of an extended header."""
         if not 0 <= size <= MAX_HEADER:
             raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
-        self.budget.count_headers(size)
+        self.budget.count_headers(_BLOCK + size)
         self.file.seek(self.at)
         data = self.file.read(size)
         if len(data) < size:
@@ -160,6 +160,7 @@ def _members(reader: _Reader) -> Iterator[Member]:
         elif kind == b"g":
             if not 0 <= size <= reader.size - reader.at:
                 raise _broken("a header has a size below zero, or ends beyond the file's end")
+            reader.budget.count_headers(_BLOCK)
             reader.skip(size)
         else:
             yield _member(reader, head, more)
