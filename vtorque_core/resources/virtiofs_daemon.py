@@ -85,7 +85,7 @@ def file_limit(ram_mib: int) -> int:
     files is left to eight such daemons; by default the kernel allows one file per 10 KiB of memory.
 
     Args:
-        ram_mib: the guest's memory in MiB.
+        ram_mib: the guest's memory in MiB, divided by its number of shares.
     """
     of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))

@@ -55,10 +55,12 @@ def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
 def daemons(each: Prepared) -> Iterable[Resource]:
     """Return the daemons that serve a guest its shares and its user's disk."""
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
-    for share in each.merged.lists(Filesystem):
+    shares = each.merged.lists(Filesystem)
+    most = file_limit(each.plan.ram_mib // max(1, len(shares)))
+    for share in shares:
         stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
         of_share = {"subordinate_id": root, "readonly": share.readonly, "comes": each.plan.comes}
-        of_share |= {"owner_check": share.user_owned, "nofile": file_limit(each.plan.ram_mib)}
+        of_share |= {"owner_check": share.user_owned, "nofile": most}
         yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
