@@ -606,6 +606,9 @@ FRAMES = {
     "router advertisement behind destination options": (
         IPV6, behind_header(60, b"\0\x01\x04\0\0\0\0"), False, False
     ),
+    "router advertisement behind an authentication header": (
+        IPV6, behind_header(51, b"\0\0\0\0\0\0\0"), False, False
+    ),
     "router advertisement in one fragment": (IPV6, behind_header(44, bytes(7)), False, False),
     "first fragment of a router advertisement": (
         IPV6, behind_header(44, b"\0\0\x01\0\0\0\x07"), False, False
