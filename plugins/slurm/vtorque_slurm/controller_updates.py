@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from vtorque_core.api import HostFault, printable
 from vtorque_core.api.batch_system import BareNode, BatchJob
@@ -23,14 +24,18 @@ def record(client: Client, job_id: str, account: str | None = None) -> JobRecord
 
     See :func:`vtorque_slurm.job_records.parse_job`.
     """
-    return job_records.parse_job(shown(client, job_id), job_id, account)
+    return job_records.parse_job(shown(client.ask, job_id), job_id, account)
 
 
-def shown(client: Client, job_id: str) -> str:
-    """Return what scontrol prints of one job, not of all of its array. Raises HostFault."""
-    text = client.ask("scontrol", "show", "job", "-d", job_id)
+def shown(ask: Callable[..., str], job_id: str) -> str:
+    """Return what scontrol prints of one job, not of all of its array. Raises HostFault.
+
+    ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` where nothing should wait for a controller
+    that does not answer.
+    """
+    text = ask("scontrol", "show", "job", "-d", job_id)
     if one := job_records.one_of(text, job_id):
-        text = client.ask("scontrol", "show", "job", "-d", one)
+        text = ask("scontrol", "show", "job", "-d", one)
     return text
 
 
