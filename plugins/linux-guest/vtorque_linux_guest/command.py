@@ -74,8 +74,9 @@ def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the guests that have been moved to nodes that are not the job's, as far as known."""
     nodes = facts.get("elsewhere")
     for node in nodes.values() if isinstance(nodes, dict) else ():
-        guests = node.get("guests") if isinstance(node, dict) else None
-        yield from (each for each in guests or () if isinstance(each, dict))
+        known = node.get("guests") if isinstance(node, dict) else None
+        guests = known if isinstance(known, list) else []
+        yield from (each for each in guests if isinstance(each, dict))
 
 
 def _is_guest(found: object, rank: int) -> bool:
