@@ -55,8 +55,7 @@ def test_the_sites_epilogue_runs_in_every_guest(clean, scripts, how):
         result = clean.job("#!/bin/sh\necho done\n", *size)
         assert (result.code, result.err.decode()) == (0, "")
         assert result.out.decode().splitlines() == ["done", f"0 epilogue of {clean.user}, rank 0"]
-        job = clean.as_user("vmgr", "ps", "--all", "--json").stdout
-        job = re.findall(rb'"id": "([^"]+)"', job)[-1].decode()
+        job = result.done.stdout.decode().strip()
     else:
         job = cancelled(clean, STUBBORN, *size)
     log = clean.as_user("vmgr", "logs", job).stdout.decode()
