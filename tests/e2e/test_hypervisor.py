@@ -60,6 +60,7 @@ def boot_sector(again: bool = False) -> bytes:
 @pytest.fixture(scope="module", autouse=True)
 def libvirt() -> Iterator[None]:
     """Start libvirt, under a subreaper, unless it answers; end only what was started here."""
+    hypervisor.close()  # an earlier test in this process may have killed the other end
     started: list[subprocess.Popen[bytes]] = []
     probe = ("virsh", "-c", URI, "version")
     if subprocess.run(probe, capture_output=True, timeout=180, check=False).returncode != 0:
