@@ -18,6 +18,7 @@ import pytest
 from slurm_cluster import REPO
 from users import TIMEOUT
 from vtorque_core.api.submission import to_token
+from vtorque_core.base import hypervisor
 from vtorque_core.site.request import Request
 from vtorque_pbs import convention as pbs
 
@@ -181,6 +182,7 @@ def kill_libvirtd():
     while any(Path("/proc", pid).exists() for pid in found.stdout.split()):
         assert time.monotonic() < deadline, "libvirtd survives SIGKILL"
         time.sleep(0.02)
+    hypervisor.close()  # a later test in this process would use the dead connection
 
 
 def start_libvirtd(node):
