@@ -80,7 +80,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
     """
     with closing(os.open(part, _LOOK, dir_fd=directory)) as below:
         status = os.fstat(below)
-        _check(status, path, part)
+        _check(status, path, part, below)
         if stat.S_ISLNK(status.st_mode):
             return Path(os.readlink("", dir_fd=below))
         if not stat.S_ISDIR(status.st_mode):
@@ -88,11 +88,32 @@ def _step(directory: int, part: str, path: str) -> int | Path:
         return os.dup(below)
 
 
-def _check(status: os.stat_result, path: str, part: str) -> None:
+def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
+    """Return whether another user than root and ``uid`` may write a file or directory.
+
+    A user's private group counts as the user (umask 002), unless ``place`` has an ACL: its mask is
+    shown as the group's permission (acl(5)). A symbolic link has all permissions, and they mean
+    nothing.
+    """
+    shared = stat.S_IWGRP | stat.S_IWOTH
+    if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):
+        shared = stat.S_IWOTH
+    return bool(status.st_mode & shared) and not stat.S_ISLNK(status.st_mode)
+
+
+def _has_acl(place: str | Path) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(place)
+    except OSError:  # its file system has none
+        return False
+
+
+def _check(status: os.stat_result, path: str, part: str, descriptor: int) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise HostFault(f"{path}: {part} belongs to uid {status.st_uid}, not to root")
-    is_link = stat.S_ISLNK(status.st_mode)  # has all permissions, and they mean nothing
-    if not is_link and status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+    place = f"/proc/self/fd/{descriptor}"
+    sticky = status.st_mode & stat.S_ISVTX
+    if not sticky and others_can_write(status, os.geteuid(), place):
         raise HostFault(
             f"{path}: {part} can be written by others (mode {status.st_mode & 0o7777:o})"
         )

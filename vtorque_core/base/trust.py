@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from vtorque_core.base.errors import ConfigError
+from vtorque_core.base.safefs import others_can_write
 
 _MAX_LINKS = 40  # as the kernel, path_resolution(7)
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def require_root_owned(path: Path, uid: int = 0) -> None:
@@ -76,10 +76,7 @@ def _check(here: Path, uid: int) -> bool:
     if stat.S_ISLNK(info.st_mode):
         return True
     sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-    private = uid and info.st_gid == uid == os.getegid()  # a group of its user alone (umask 002)
-    if private and "system.posix_acl_access" in os.listxattr(here):
-        private = False  # the mode then shows the ACL's mask
-    if info.st_mode & (stat.S_IWOTH if private else _WRITABLE) and not sticky:
+    if not sticky and others_can_write(info, uid, here):
         raise ConfigError(
             f"{here}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "
             f"chmod go-w {here}"

@@ -1,6 +1,7 @@
 """Descriptors are closed and errors name their file, also where the work fails."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,19 @@ def test_naming_turns_oserror_into_hostfault_with_path_reason_and_stage() -> Non
 def test_naming_leaves_other_errors_as_they_are() -> None:
     with pytest.raises(HostFault, match=r"^it is gone$"), safefs.naming("/a/path"):
         raise HostFault("it is gone")
+
+
+@pytest.mark.parametrize(
+    ("uid", "own_gid", "mode", "can"),
+    [
+        (1234, 1234, 0o775, False),
+        (1234, 1234, 0o777, True),
+        (1234, 100, 0o775, True),
+        (0, 0, 0o775, True),
+    ],
+)
+def test_private_group_of_a_user_is_no_other_user(monkeypatch, tmp_path, uid, own_gid, mode, can):
+    """With umask 002, Debian's users have directories that their group can write."""
+    status = os.stat_result((stat.S_IFDIR | mode, 0, 0, 2, uid, uid, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "getegid", lambda: own_gid)
+    assert safefs.others_can_write(status, uid, tmp_path) is can
