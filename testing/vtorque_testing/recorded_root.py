@@ -25,10 +25,10 @@ def doubles() -> Iterator[Double]:
     ours = (os.geteuid(), strangers)
     of_walk, of_path = safefs._check, trust._check
 
-    def check_status(status: os.stat_result, path: str, part: str) -> None:
+    def check_status(status: os.stat_result, path: str, part: str, place: int) -> None:
         if status.st_uid in ours:
             status = os.stat_result((*status[:4], 0, *status[5:10]))
-        of_walk(status, path, part)
+        of_walk(status, path, part, place)
 
     def check_path(here: Path, uid: int) -> bool:
         try:
