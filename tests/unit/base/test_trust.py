@@ -40,7 +40,8 @@ def test_others_may_not_own_it(private):
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_others_may_not_write_it(private, mode):
+def test_others_may_not_write_it(private, monkeypatch, mode):
+    monkeypatch.setattr(os, "getegid", lambda: 100)  # no private group
     private.chmod(mode)
     with pytest.raises(ConfigError, match=f"{private}: can be written by others .*{mode:o}.*chmod"):
         trusted(private)
