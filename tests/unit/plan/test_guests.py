@@ -252,7 +252,7 @@ def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned, monkeypat
         plans = [one.plan for one in guests]
         told.append(plan.peer_guests(plans, job, site, plugins))
         prepared = plan.prepare(plans, guests, job, site, plugins)
-        assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins are told, too"
+        assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins get other sizes"
     assert told[0] == told[1]
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),

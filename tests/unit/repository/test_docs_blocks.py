@@ -183,7 +183,7 @@ def test_what_is_installed_of_the_checkout_needs_nothing_of_ours_besides():
 
 
 def lines_of(page):
-    """Return the shell lines of a page, in order; a line that goes on is one."""
+    """Return the shell lines of a page in order, with continued lines joined."""
     found = [block.text for block in blocks("sh") if block.page == page]
     return [line for text in found for line in text.replace("\\\n", " ").splitlines()]
 
