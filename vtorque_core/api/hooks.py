@@ -497,7 +497,7 @@ def vtorque_beside_script(
     own; of the job's environment it has what the batch system has set (``PBS_*``, ``SLURM_*``).
     When the script has ended, or the start has failed, it gets SIGTERM, and SIGKILL 0.2 s later;
     when the job shell was killed, nobody ends it. Whatever becomes of it changes nothing for the
-    job. ``batch`` is the site's batch system. Raising: nobody is told.
+    job. ``batch`` is the site's batch system. Raising: not reported.
 
     Example::
 
