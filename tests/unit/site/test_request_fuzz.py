@@ -1,7 +1,7 @@
 """Anything that arrives where a request travels is read whole, or refused in one line.
 
 Valid requests are bent at random places: a short run of what a coverage-guided fuzzer did at
-length (doc/security.md, "Fuzzed").
+length (bench/results/laboratory.md, "Fuzzing").
 """
 
 from __future__ import annotations
