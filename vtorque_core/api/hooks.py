@@ -1,10 +1,14 @@
-"""The plugin API: every hook, in life-cycle order.
+"""The plugin API: every hook, in the order of a job's life.
 
-Contributions return typed data and have no side effects; actions run once per job and node, as
-root, in one thread, in the sorted order of plugin names. There is no firstresult, no ordering
-request and no wrapper. A raising plugin is named and never stops another's hook; what it costs
-the job is said with each hook. A hook is a function under ``hookimpl``, or ``always(...)`` if it
-takes nothing and its answer never changes. Every example below is run by a test.
+A hook implementation is a function under ``hookimpl``, or ``always(...)`` if it takes no arguments
+and always returns the same. It may take fewer arguments than listed. Contributions return typed
+data and have no side effects. Actions run once per job and node, as root, in one thread, in the
+sorted order of plugin names. There are no wrappers, no first result and no requests for an order.
+An error in one plugin is reported with the plugin's name and does not stop other plugins' hooks.
+
+``Module`` is the module that has the hook: declaring (``vtorque1``) or acting (``vtorque1.node``).
+"Does not start" means: ``Refused`` ends the job with the reason and exit status 121; HostFault and
+every other exception are faults of the node (122). A test runs every example.
 """
 
 from __future__ import annotations
@@ -39,10 +43,11 @@ if TYPE_CHECKING:
 
 @hookspec
 def vtorque_settings() -> Iterable[type[Any]]:
-    """Return the frozen dataclass that is this plugin's ``[plugin.<name>]`` table.
+    """Return the frozen dataclass of this plugin's table ``[plugin.<name>]``.
 
-    In either module; called whenever the site config is read. Raising leaves the plugin out and
-    reports it.
+    Module: either.
+    Called: whenever the site config is read, by any user.
+    Errors: the plugin is reported as broken.
 
     Example::
 
@@ -60,9 +65,13 @@ def vtorque_settings() -> Iterable[type[Any]]:
 
 @hookspec
 def vtorque_guest_types() -> Iterable[GuestType]:
-    """Return the guest types this plugin brings. Declaring module; any user.
+    """Return the guest types of this plugin.
 
-    Two plugins with the same name are refused, naming both. Raising leaves the plugin out.
+    Two plugins with a guest type of the same name are both named in an error.
+
+    Module: declaring.
+    Called: by every command, as any user.
+    Errors: the plugin is disabled.
 
     Example::
 
@@ -80,9 +89,13 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
 @hookspec
 def vtorque_batch_systems() -> Iterable[BatchSystem]:
-    """Return the batch systems this plugin brings. Declaring module; any user.
+    """Return the batch systems of this plugin.
 
-    The site chooses one with ``[batch] system``. Raising leaves the plugin out.
+    The site selects one with ``[batch] system``.
+
+    Module: declaring.
+    Called: by every command, as any user.
+    Errors: the plugin is disabled.
 
     Example::
 
@@ -100,9 +113,11 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 
 @hookspec
 def vtorque_image_builders() -> Iterable[ImageBuilder]:
-    """Return the image builders this plugin brings. Declaring module; used by ``vmgr images``.
+    """Return the image builders of this plugin.
 
-    Raising leaves the plugin out.
+    Module: declaring.
+    Called: by ``vmgr images build``, as root.
+    Errors: the plugin is disabled.
 
     Example::
 
@@ -119,10 +134,15 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
 @hookspec
 def vtorque_commands() -> Iterable[Command]:
-    """Return click commands of ``vmgr``, ``vtorque`` or a group of theirs: ``"vmgr images sync"``.
+    """Return click commands of ``vmgr``, ``vtorque`` or one of their groups.
 
-    Declaring module; never used by vsub. A command of the core's of the same name stays.
-    Raising leaves the plugin out.
+    The words of a command are for example ``"vmgr images sync"``. A command of the core with the
+    same name wins. ``load()`` imports the command only when it is used or listed. With
+    ``@click.pass_obj`` a command of ``vmgr`` gets the path of the site config.
+
+    Module: declaring.
+    Called: by ``vmgr`` and ``vtorque``, as any user; never by ``vsub``.
+    Errors: the plugin is disabled.
 
     Example::
 
@@ -141,10 +161,14 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_elsewhere(
     command: click.Command, of_job: OfJob, config: Path
 ) -> Iterable[click.Command]:
-    """Return what is called in place of a command about a job: it may run where the job does.
+    """Return the command that replaces a command about a job of another node.
 
-    Declaring module; in ``vmgr``, for a command whose ``Command.of_job`` is set, as the calling
-    user, with the site config in use. Raising leaves the command out.
+    The returned command may run on the job's node. It is requested only for commands whose
+    ``Command.of_job`` is set.
+
+    Module: declaring.
+    Called: by ``vmgr``, as the calling user.
+    Errors: the command is left out.
 
     Example::
 
@@ -163,9 +187,13 @@ def vtorque_elsewhere(
 
 @hookspec
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the resource kinds this plugin acquires, so that teardown can release them.
+    """Return the resource classes that this plugin acquires and teardown must release.
 
-    Acting module; root on the node. Raising refuses the jobs that need this plugin.
+    A record whose class no plugin returns becomes an orphan.
+
+    Module: acting.
+    Called: at start and teardown, on the node, as root.
+    Errors: jobs that need this plugin are refused, and its records stay.
 
     Example::
 
@@ -191,9 +219,13 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 
 @hookspec
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return checks for ``vtorque doctor``. Acting module; as the user who calls doctor.
+    """Return the checks that ``vtorque doctor`` runs.
 
-    Raising shows as a failed check of this plugin.
+    The ``fix`` of a result says what the admin must do.
+
+    Module: acting.
+    Called: by ``vtorque doctor``, as its caller.
+    Errors: doctor shows a failed check of this plugin.
 
     Example::
 
@@ -210,11 +242,14 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 @hookspec
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
-    r"""Return what ``vtorque setup install`` does to a node for this plugin, and takes back.
+    r"""Return what ``vtorque setup install`` applies for this plugin, and uninstall reverts.
 
-    Acting module; root. After the batch system's own steps, taken back before them; nobody's jobs
-    are on the node then. ``vtorque doctor`` does not ask them: a health check may. Raising ends the
-    install; at an uninstall it is told, and the others' steps are taken back.
+    They run after the batch system's steps, and are reverted before them. No job is on the node
+    then. ``vtorque doctor`` does not check them; add a health check for that.
+
+    Module: acting.
+    Called: by ``vtorque setup``, as root.
+    Errors: the installation stops; an uninstallation reports the error and continues.
 
     Example::
 
@@ -235,10 +270,13 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
 
 @hookspec
 def vtorque_options() -> Iterable[Option[Any]]:
-    """Return the ``-vm`` keys this plugin brings. Declaring module; pure.
+    """Return the options of this plugin: its ``-vm`` keys.
 
-    Their limits are the site's: ``[options.<key>]``. Raising leaves the plugin out: its keys are
-    then unknown.
+    The site sets their limits in ``[options.<key>]``.
+
+    Module: declaring.
+    Called: at submission as the user and on the node as root; no side effects.
+    Errors: the plugin is disabled, so its keys are unknown.
 
     Example::
 
@@ -253,12 +291,14 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
 @hookspec
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
-    """Judge the parsed request as a whole: return refusals of combinations of keys. Pure.
+    """Check combinations of options in the whole parsed request, and return refusals.
 
-    It parses nothing: ``request`` has typed values of all keys, each within the site's policy.
-    ``site`` has the settings of declaring modules. Declaring module; as the user at submission,
-    again as root on the node. Raising refuses
-    the job and names the plugin.
+    Nothing is parsed here: ``request`` has the typed value of each key, within the site's limits.
+    ``site`` has the settings of declaring modules.
+
+    Module: declaring.
+    Called: at submission as the user and on the node as root; no side effects.
+    Errors: the job is refused.
 
     Example::
 
@@ -277,12 +317,16 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
 @hookspec
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
-    """Return what the guests of a node need together beside vCPUs and RAM, for ``vsub`` to ask for.
+    """Return what the guests of one node need together in addition to vCPUs and RAM.
 
-    On any node: which one it will be is not known yet. Guests whose size is the job's leave it
-    free. What the job really takes, ``vtorque_plan`` claims. Arguments as of
-    ``vtorque_parse_args``; called with several numbers of vCPUs. Declaring module; as the user at
-    submission, again as root on the node. Pure. Raising refuses the job and names the plugin.
+    ``vsub`` requests it from the batch system, on whichever node the job will run. Guests whose
+    size follows the job leave it free. ``vtorque_plan`` claims the resources themselves. The
+    arguments are those of ``vtorque_parse_args``; the hook may be called with several numbers of
+    vCPUs.
+
+    Module: declaring.
+    Called: at submission as the user and on the node as root; no side effects.
+    Errors: the job is refused.
 
     Example::
 
@@ -303,11 +347,15 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 def vtorque_saved(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterable[SavedGuest]:
-    """Return the guests that the job's on this node go on with, in order; none: they are booted.
+    """Return the checkpoints of the job's guests on this node, in the guests' order.
 
-    Acting module; root on the node. Changes nothing. The plugin also brings each guest's disk
-    (``vtorque_pre_boot``), where :func:`vtorque_core.api.guest_plan.root_disk` says. Raising
-    refuses the job.
+    The guests are restored from them. If there are none, the guests boot. The plugin also provides
+    each guest's disk in ``vtorque_pre_boot``, at the path of
+    :func:`vtorque_core.api.guest_plan.root_disk`.
+
+    Module: acting.
+    Called: on the node, as root; no side effects.
+    Errors: the job does not start.
 
     Example::
 
@@ -328,12 +376,16 @@ def vtorque_saved(
 
 @hookspec
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
-    """Return what this guest needs of the node, or why it cannot be had. Changes nothing; root.
+    """Return the claims of one guest on this node, or a refusal.
 
-    It may look at the node (sysfs, a tool with a short time limit), but only if ``guest.host`` has
-    nodes: ``vsub --dry-run`` calls it too, on a front end and as the user. A Notice is told to the
-    user, and the job runs. The ledger answers all claims of a job in one locked transaction; the
-    answer is ``guest.placement`` in all later hooks. Raising refuses the job.
+    The hook may read sysfs or call a tool with a short time limit, but only if ``guest.host`` has
+    nodes. ``vsub --dry-run`` also calls it, on a submit host as the user, where it has none. A
+    Notice is shown to the user, and the job runs. The ledger answers all claims of a job in one
+    transaction. All later hooks find the answer in ``guest.placement``.
+
+    Module: acting.
+    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Errors: the job does not start.
 
     Example::
 
@@ -349,12 +401,16 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 @hookspec
 def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
-    """Return items that this node may give to none of these guests, though they are free here.
+    """Return items that this node must not give to these guests although they are free.
 
-    Those of a guest that has left for another node, and has them there; a plugin that is off for
-    this job is asked, too. Acting module; root on the node, before the ledger's lock is taken,
-    again each time that a start looks for room. What a guest has here that may leave in between is
-    to be said, too. Raising refuses the job.
+    An example is the address of a guest that has migrated to another node and still uses it.
+    Include items of guests that may leave between this call and the ledger's decision. The hook is
+    called even if the plugin is disabled for the job.
+
+    Module: acting.
+    Called: on the node, as root, before the ledger's lock is acquired, and again whenever a waiting
+    start retries.
+    Errors: the job does not start.
 
     Example::
 
@@ -373,10 +429,14 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]
 
 @hookspec
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
-    """Return what must hold inside the guest. Pure; root.
+    """Return what must hold inside the guest.
 
-    An item that the guest type does not support refuses the job before anything is acquired; an
-    item that fails inside fails the start with its name. Raising refuses the job.
+    A context item that the guest type does not support refuses the job before anything is acquired.
+    An item that fails inside the guest fails the start, and the message names it.
+
+    Module: acting.
+    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Errors: the job does not start.
 
     Example::
 
@@ -392,9 +452,13 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
 
 @hookspec
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
-    """Return virtual hardware for this guest. Pure; root.
+    """Return virtual hardware for this guest.
 
-    Raising, or a conflict with another plugin, refuses the job and names both.
+    A conflict with another plugin refuses the job; the message names both.
+
+    Module: acting.
+    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Errors: the job does not start.
 
     Example::
 
@@ -413,10 +477,14 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 
 @hookspec
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Acquire what the guests need before they start: ``job.acquire(resource, guest=guest)``.
+    """Acquire what guests need before they boot: ``job.acquire(resource, guest=guest)``.
 
-    Once per job and node, as root. Raising HostFault (or anything else) sends the job elsewhere;
-    raising Refused ends it with the reason.
+    The core's directories, disks, shares and packet filters and the guest type's resources already
+    exist. HostFault and unexpected exceptions let the job run on another node; Refused ends it.
+
+    Module: acting.
+    Called: once per job and node, as root.
+    Errors: everything is released, and the job does not start.
 
     Example::
 
@@ -434,7 +502,12 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
-    Once per job and node, as root. Raising: as ``vtorque_pre_boot``.
+    ``job.deadline`` limits the whole start, and ``acquire`` fails after it. ``job.warn`` tells user
+    and admin what the job has to do without.
+
+    Module: acting.
+    Called: once per job and node, as root.
+    Errors: everything is released, and the job does not start.
 
     Example::
 
@@ -451,9 +524,14 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookspec
 def vtorque_teardown(job: EndedJob) -> None:
-    """Take a last look (final counters) before anything is released. Releases nothing.
+    """Read final counters before anything is released.
 
-    Once per job and node, as root, also after a failed start. Raising is logged.
+    The hook sees only what the journal contains, and releases nothing.
+
+    Module: acting.
+    Called: once per job and node, as root, also after a failed start, in a child process with a
+    time limit.
+    Errors: the error is logged.
 
     Example::
 
@@ -467,11 +545,14 @@ def vtorque_teardown(job: EndedJob) -> None:
 
 @hookspec
 def vtorque_ended(place: Place, site: Site) -> None:
-    """Act when all of a job attempt is released on this node, and ``place`` has the last of it.
+    """Act after everything of a job attempt is released on this node.
 
-    As root in the epilogue, or in whatever releases it (the reaper, another job's start); after a
-    failed start, too, and again if something was left to release. No lock is held, but the batch
-    system waits. Raising is logged, and so is more than 30 s.
+    ``place`` has the final records. The hook is called after failed and refused starts too, and
+    again if a later teardown released something. No lock is held, but the batch system waits.
+
+    Module: acting.
+    Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
+    Errors: the error is logged.
 
     Example::
 
@@ -490,14 +571,17 @@ def vtorque_ended(place: Place, site: Site) -> None:
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterable[Sequence[str]]:
-    """Return commands that run beside the job, on its first node, as its owner.
+    """Return commands that run beside the script on the job's first node.
 
-    Declaring module; called in the job shell as soon as root has begun to start the guests, also of
-    interactive jobs. Each command is started once, without input or output, in a session of its
-    own; of the job's environment it has what the batch system has set (``PBS_*``, ``SLURM_*``).
-    When the script has ended, or the start has failed, it gets SIGTERM, and SIGKILL 0.2 s later;
-    when the job shell was killed, nobody ends it. Whatever becomes of it changes nothing for the
-    job. ``batch`` is the site's batch system. Raising: not reported.
+    Each command starts once, as soon as root starts the guests, without input or output and in its
+    own session. Of the job's environment it gets only the batch system's variables (``PBS_*``,
+    ``SLURM_*``). After the script or a failed start it gets SIGTERM, and SIGKILL 0.2 s later. If
+    the job shell is killed, nothing stops the command. The command cannot affect the job. ``batch``
+    is the site's batch system.
+
+    Module: declaring.
+    Called: in the job shell, as the job's owner, also for interactive jobs.
+    Errors: the error is ignored.
 
     Example::
 
@@ -515,10 +599,13 @@ def vtorque_beside_script(
 
 @hookspec
 def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterable[JobOnNode]:
-    """Return what the nodes of running jobs say of them: ``vmgr ps --phase``.
+    """Return phase and guests of running jobs on their nodes, for ``vmgr ps --phase``.
 
-    Declaring module; as the user who asks. ``config`` is the site config's file. What is returned
-    may be a stranger's text. Raising is told the user, who gets the rest.
+    ``config`` is the path of the site config. The returned text is untrusted.
+
+    Module: declaring.
+    Called: by ``vmgr ps --phase``, as its caller.
+    Errors: the caller sees the error and the other plugins' answers.
 
     Example::
 
@@ -534,11 +621,13 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 @hookspec
 def vtorque_kept(site: Site) -> Iterable[Place]:
-    """Return what is kept of jobs of the caller's in other places than this node.
+    """Return the places outside this node that have records of the caller's ended jobs.
 
-    Declaring module; as the user who asks (``vmgr report``, ``logs``, ``ps --all``), never as
-    root. What a Place has is read when somebody asks for it. Raising is told the user, who gets
-    the rest.
+    The records of a Place are read only when they are needed.
+
+    Module: declaring.
+    Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
+    Errors: the caller sees the error and the other plugins' answers.
 
     Example::
 
@@ -557,14 +646,17 @@ def vtorque_kept(site: Site) -> Iterable[Place]:
 
 @hookspec
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
-    """Return commands whose output goes to the end of the job's error output.
+    """Return commands whose output is appended to the job's error output.
 
-    Declaring module; called in the job shell, as the job's owner, on the job's first node, when its
-    script has ended with ``code``; not for interactive jobs. The guests are still there. ``place``
-    is what is kept of the job on this node, ``site`` has the settings of declaring
-    modules. A command has no input, a fixed environment, and what it writes to its own error output
-    is lost. All commands of all plugins have one second together and then are killed. Raising, a
-    missing program and exit codes change nothing for the job, and nobody is told.
+    The guests still exist. ``code`` is the script's exit status. ``place`` has the job's records on
+    this node, and ``site`` the settings of declaring modules. A command has no input and a fixed
+    environment; its standard error is discarded. All commands of all plugins together have one
+    second and are then killed.
+
+    Module: declaring.
+    Called: in the job shell on the first node, as the job's owner, after the script; not for
+    interactive jobs.
+    Errors: the error is ignored.
 
     Example::
 

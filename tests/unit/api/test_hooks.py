@@ -44,11 +44,11 @@ def test_the_example_runs(name):
         assert all(c.item is not None for c in found)
 
 
-def test_the_docstring_says_who_when_and_what_raising_does():
+def test_docstring_has_module_time_of_call_and_effect_of_an_error():
     for name in HOOKS:
         doc = inspect.getdoc(getattr(hooks, name))
-        assert re.search(r"[Rr]aising|failed start", doc), name
-        assert re.search(r"module|root|Pure|any user", doc), name
+        fields = r"Module: (declaring|acting|either)\.\nCalled: .+?\.\nErrors: .+?\.\n\nExample"
+        assert re.search(fields, doc, re.DOTALL), name
 
 
 def test_the_order_in_the_file_is_the_life_cycle():

@@ -172,10 +172,10 @@ HOOKS = [name for name in vars(hooks) if name.startswith("vtorque_")]
 
 def test_every_hook_has_a_heading_with_its_arguments():
     headings = [
-        f"\n### `{name}({', '.join(inspect.signature(getattr(hooks, name)).parameters)})`\n"
+        f"\n## `{name}({', '.join(inspect.signature(getattr(hooks, name)).parameters)})`\n"
         for name in HOOKS
     ]
-    assert [each for each in headings if each not in text("plugins.md")] == []
+    assert [each for each in headings if each not in text("generated/hooks.md")] == []
 
 
 def test_no_hook_is_described_that_does_not_exist():
