@@ -57,12 +57,21 @@ def test_first_jobs(tmp_path):
     assert (code, said) == (3, f"on {host}, kernel {os.uname().release}, as {name} in {tmp_path}\n")
 
 
+def test_study_estimates_pi(tmp_path):
+    code, said = bash(block("doc/tutorial.md", "#!/bin/sh"), tmp_path, N="1000")
+    study = tomllib.loads(block("doc/tutorial.md", "title ="))
+    assert code == 0
+    assert 2.9 < float(re.search(study["take"]["pi"]["pattern"], said)[1]) < 3.4
+    python = block("doc/tutorial.md", "#!/usr/bin/python3")
+    assert bash(f"python3 - <<'END'\n{python}END", tmp_path)[1].startswith("pi is about 3.1")
+
+
 def test_scripts_ask_for_what_there_is():
     node, seen = PlannedNode.make(with_core("none")), 0
     for each in every():
         if each.language == "sh" and (asked := vm_directives(each.text.encode())):
             seen += bool(node.submitted(*asked).pairs)
-    assert seen == 4
+    assert seen == 5
 
 
 def test_a_jobs_own_numbers(tmp_path):
@@ -264,6 +273,12 @@ RUN = {
     ("doc/ten-minutes-user.md", f"{HERE}::test_first_jobs"): ("echo",),
     ("doc/ten-minutes-user.md", f"{HERE}::test_scripts_ask_for_what_there_is"): ("#VSUB",),
     ("doc/ten-minutes-user.md", LAPTOP): ("vsub -j oe", "vmgr ps"),
+    ("doc/software.md", CLOUD): ("#cloud-config",),
+    ("doc/tutorial.md", f"{HERE}::test_study_estimates_pi"): (
+        "#!/bin/sh",
+        "#!/usr/bin/python3",
+        "title =",
+    ),
     ("doc/user.md", f"{HERE}::test_first_jobs"): ("#!/bin/bash",),
     ("doc/user.md", LAPTOP): ("$ vsub",),
     ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests"): ("import mmap",),
@@ -333,7 +348,17 @@ NOT_RUN = {
             "vmgr migrate",
             "#!/bin/sh",
         ),
+        "doc/software.md": ("printf", "vmgr images build hpc", "skopeo"),
         "doc/ten-minutes-user.md": ("vsub -h", "vsub -l nodes"),
+        "doc/tutorial.md": (
+            "vsub -j oe -o pi.out pi.sh",
+            "vmgr logs",
+            "vsub -j oe -o pi.out -v N",
+            "vsub -t",
+            "vmgr images list",
+            "vsub -v N",
+            "vmgr experiment run",
+        ),
         "doc/user.md": ("vsub -vm", "vmgr ps"),
     },
     "shows what jobs and nodes of one time were": {

@@ -101,9 +101,9 @@ def test_user_data_is_valid_cloud_config(plan, schema, jsonschema, image, ntp) -
 
 @pytest.mark.integration
 def test_the_manuals_are_valid_cloud_config(schema, jsonschema) -> None:
-    """Those of doc/guests.md and doc/pool.md."""
+    """Those of doc/guests.md, doc/pool.md and doc/software.md."""
     shown = [b.text for b in blocks("yaml") if b.text.startswith("#cloud-config\n")]
-    assert len(shown) == 3
+    assert len(shown) == 4
     for text in shown:
         jsonschema.Draft4Validator(schema).validate(yaml.safe_load(text))
 
