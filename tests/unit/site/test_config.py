@@ -483,4 +483,4 @@ def test_the_example_sets_what_must_be_set(plugins):
 def test_the_manual_has_the_example():
     core = Plugins()
     core.register("core", vm_options, "vtorque-core")
-    assert f"```toml\n{example(core)}```" in (ROOT / "doc" / "config.md").read_text()
+    assert f"```toml\n{example(core)}```" in (ROOT / "doc" / "generated" / "config.md").read_text()
