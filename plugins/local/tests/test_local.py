@@ -163,6 +163,19 @@ def test_default_names_directives_and_one_stream(site):
     assert (site.root / "second.o2").exists()
 
 
+def test_options_of_workflow_tools_are_taken(site):
+    """As dask-jobqueue, Parsl and PSI/J write them for OpenPBS."""
+    text = (
+        "#!/bin/bash\n#PBS -m n\n#PBS -A project\n#PBS -r n\n#PBS -p 10\n#PBS -M me@example.org\n"
+        "#PBS -l select=1:ncpus=2:mem=489MB:mpiprocs=2\n#PBS -l place=scatter:shared\n"
+        "echo $PBS_NUM_PPN; cat $PBS_NODEFILE | wc -l\n"
+    )
+    args = site.submitter.split((site.script(text),))
+    assert (args.vcpus_given, args.mib_given) == (2, 489)
+    assert site.submit("-W", "block=true", "-o", "out", site.script(text)) == 0
+    assert (site.root / "out").read_text() == "2\n2\n"
+
+
 def test_script_from_standard_input(site):
     argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true"]
     script = b"#!/bin/sh\necho hi; exit 3\n"
@@ -444,6 +457,11 @@ def test_interactive_job_has_the_terminal(site):
         (("-W", "depend=afterok:1"), "-W depend"),
         (("-l", "gres=gpu"), "-l gres"),
         (("-l", "nodes=2"), "nodes=2"),
+        (("-l", "select=2:ncpus=1"), "select=2:ncpus=1"),
+        (("-l", "select=1:ngpus=1"), "select=1:ngpus=1"),
+        (("-l", "select=1:ncpus=0"), "ncpus=0"),
+        (("-l", "select=1:mem=lots"), "mem=lots"),
+        (("-m", "abe"), "-m abe: no mail is sent here"),
         (("-l", "walltime=soon"), "walltime=soon"),
         (("-l", "mem=lots"), "mem=lots"),
         (("-N", "1x"), "-N 1x"),

@@ -80,9 +80,13 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
                 )
         if letter in tables:
             tables[letter].update(given)
+        elif letter in _WITHOUT_EFFECT:
+            _WITHOUT_EFFECT[letter](value)
         else:
             name, check = _OPTIONS[letter]
             found[name] = check(value)
+    chunk = _chunk(found["resources"].get("select", "1"))
+    found["resources"] |= {"mem": chunk["mem"]} if "mem" in chunk else {}
     for key, name, number in (("walltime", "walltime", walltime), ("mem", "mib", pbs.mem_mib)):
         value = found["resources"].get(key)
         try:
@@ -97,7 +101,7 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
         raise UsageError(f"-W block={printable(block)}: is not true or false")
     if found.get("array") and found.get("interactive"):
         raise UsageError("-t: an interactive job has no tasks")
-    found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else 0
+    found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else int(chunk.get("ncpus", "0"))
     if found["walltime"]:
         found["resources"]["walltime"] = pbs.show_walltime(found["walltime"])
     return QsubJob(**found)
@@ -202,6 +206,20 @@ def terminal_kept() -> Iterator[None]:
         termios.tcsetattr(0, termios.TCSADRAIN, saved)
 
 
+def _chunk(select: str) -> dict[str, str]:
+    """Return the resources of OpenPBS's ``-l select=1:ncpus=2:mem=1gb``. Raises UsageError."""
+    count, *pairs = select.split(":")
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if count != "1" or set(found) - {"ncpus", "mem", "mpiprocs", "ompthreads"}:
+        raise UsageError(
+            f"-l select={printable(select)}: is not 1 or 1:ncpus=N:mem=SIZE: there is one node"
+        )
+    for name in set(found) - {"mem"}:
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", found[name], re.ASCII):
+            raise UsageError(f"-l select=: {name}={printable(found[name])}: is not 1 to 9999")
+    return found
+
+
 def _join(value: str) -> str:
     if value not in ("oe", "eo", "n"):
         raise UsageError(f"-j {printable(value)}: is not oe, eo or n")
@@ -234,4 +252,26 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "I": ("interactive", lambda _: True),
     "X": ("display", lambda _: True),
 }
-SUPPORTED = (*(f"-{each}" for each in _OPTIONS), "-l nodes", "-l walltime", "-l mem", "-W block")
+
+
+def _no_mail(value: str) -> None:
+    if value != "n":
+        raise UsageError(
+            f"-m {printable(value)}: no mail is sent here; write -m n, or leave it out"
+        )
+
+
+# Jobs have neither priorities nor accounts here, and none is run twice.
+_WITHOUT_EFFECT: dict[str, Callable[[str], object]] = {
+    "A": str,
+    "M": str,
+    "m": _no_mail,
+    "p": str,
+    "r": str,
+}
+_RESOURCES = ("mem", "nodes", "place", "select", "walltime")
+SUPPORTED = (
+    *(f"-{each}" for each in (*_OPTIONS, *_WITHOUT_EFFECT)),
+    *(f"-l {each}" for each in _RESOURCES),
+    "-W block",
+)
