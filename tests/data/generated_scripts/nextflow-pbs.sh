@@ -1,0 +1,99 @@
+#!/bin/bash
+#PBS -N nf-align_(1)
+#PBS -o @HOME@/work/3f/9ac1d2/.command.log
+#PBS -j oe
+#PBS -l nodes=1:ppn=1
+#PBS -l walltime=00:05:00
+#PBS -l mem=512mb
+NXF_CHDIR=@HOME@/work/3f/9ac1d2
+# TASK: align (1)
+set -e
+set -u
+NXF_DEBUG=${NXF_DEBUG:=0}; [[ $NXF_DEBUG > 1 ]] && set -x
+entry=${1:-run_task}
+
+now_in_milliseconds() {
+  local time=$(date +%s%3N)
+  if [[ ${#time} == 10 ]]; then echo ${time}000
+  elif [[ $time == *%3N ]]; then echo ${time/\%3N/000}
+  elif [[ ${#time} == 13 ]]; then echo $time
+  else echo "unexpected time: $time"; exit 1
+  fi
+}
+
+end_processes() {
+  declare -a children
+  while read P PP; do
+    children[$PP]+=" $P"
+  done < <(ps -e -o pid= -o ppid=)
+  end_all() {
+    [[ $1 != $$ ]] && kill $1 2>/dev/null || true
+    for i in ${children[$1]:=}; do end_all $i; done
+  }
+  end_all $1
+}
+
+make_scratch() {
+  local base=${1:-/tmp}
+  mkdir -p "$base"
+  TMPDIR="$base" mktemp -d -t nxf.XXXXXXXXXX
+}
+
+when_it_exits() {
+  local status=${task_status:=$?}
+  printf -- $status > @HOME@/work/3f/9ac1d2/.exitcode
+  set +u
+  rm -rf $NXF_SCRATCH || true
+  sync || true
+  exit $status
+}
+
+when_terminated() {
+  set +e
+  [[ "${pid:-}" ]] && end_processes $pid
+}
+
+launch() {
+  /bin/bash -euo pipefail @HOME@/work/3f/9ac1d2/.command.sh
+}
+
+stage_in() {
+  true
+  rm -f reads.txt
+  ln -s @HOME@/reads.txt reads.txt
+}
+
+stage_out() {
+  true
+  [[ ${task_status:=0} != 0 ]] && return
+  IFS=$'\n'
+  for name in $(eval "ls -1d counts.txt" | sort | uniq); do
+    mkdir -p @HOME@/work/3f/9ac1d2/$(dirname $name)
+    cp -fRL $name @HOME@/work/3f/9ac1d2/
+  done || true
+  unset IFS
+}
+
+run_task() {
+  trap when_it_exits EXIT
+  trap when_terminated TERM INT USR2
+  trap '' USR1
+
+  [[ "${NXF_CHDIR:-}" ]] && cd "$NXF_CHDIR"
+  NXF_SCRATCH="$(set +u; make_scratch $TMPDIR)"
+  touch .command.begin
+  echo started $(now_in_milliseconds)
+  set +u
+  set -u
+  [[ $NXF_SCRATCH ]] && cd $NXF_SCRATCH
+  export NXF_TASK_WORKDIR="$PWD"
+  stage_in
+
+  set +e
+  (set -o pipefail; (launch | tee .command.out) 3>&1 1>&2 2>&3 | tee .command.err) &
+  pid=$!
+  wait $pid || task_status=$?
+  stage_out
+}
+
+$entry

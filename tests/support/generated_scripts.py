@@ -1,0 +1,131 @@
+"""Job scripts of workflow tools (tests/data/generated_scripts), and what has to come of them.
+
+The tools themselves are not installed. A worker is a stand-in that prints its name, the kernel and
+its arguments; PSI/J's launchers are stand-ins that redirect and run the rest of their command line.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data/generated_scripts"
+DIRECTORIES = (
+    "bin", "logs", "venv/bin", "parsl/scripts", "psij", "smk/.snakemake/slurm_logs/rule_a",
+    *(f".psij/work/{executor}" for executor in ("pbs", "pbs_classic", "slurm")),
+    "work/3f/9ac1d2",
+)  # fmt: skip
+WORKER = '#!/bin/sh\necho "worker ${0##*/} $(uname -r) $*"\n'
+WORKERS = ("bin/python3", "bin/process_worker_pool.py", "venv/bin/python3")
+# Arguments: job, four of the tool's own, standard input, output, error; of two the number of tasks.
+SINGLE_LAUNCH = 'shift 4; in=$1 out=$2 err=$3; shift 3\n"$@" >$out 2>$err <$in\n'
+MULTI_LAUNCH = SINGLE_LAUNCH.replace("shift 3", "shift 4")
+LAUNCHERS = {
+    "single_launch.sh": SINGLE_LAUNCH,
+    "multi_launch.sh": MULTI_LAUNCH,
+    "srun_launch.sh": MULTI_LAUNCH.replace('"$@"', 'srun "$@"'),
+}
+TASK = """#!/bin/bash -ue
+cat reads.txt | tr -d '\\n' | wc -c > counts.txt
+echo counted; uname -r >&2
+"""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A generated job script.
+
+    ``wanted``: what has to match in which file below the home; ``{job}`` stands for the job's id.
+    """
+
+    name: str
+    wanted: dict[str, str]
+    short: bool = False
+
+    def content(self, home):
+        """Return the script for a user of this home directory."""
+        return (DATA / self.name).read_text().replace("@HOME@", str(home))
+
+    def later_directories(self, job):
+        """Return the directories that the tool makes when it knows the job's id."""
+        found = {
+            name.format(job=job).rpartition("/")[0] for name in self.wanted if "{job}/" in name
+        }
+        return found | {f"log_test/{job}_{n}" for n in range(3) if "array" in self.name}
+
+    def arguments(self, home):
+        """Return the submission's arguments where there is no script."""
+        return json.loads(self.content(home))
+
+
+DASK = (
+    r"^worker python3 {kernel} -m distributed.cli.dask_worker tcp://192.0.2.2:40001 --name \w+-0 "
+)
+POOL = r"worker process_worker_pool.py {kernel} --debug --max_workers_per_node=1 .*/000$"
+SNAKEMAKE = r"^worker python3 {kernel} -m snakemake --snakefile \S+/smk/Snakefile .*--mode remote$"
+SUBMITIT = r"^worker python3 {kernel} -u -m submitit.core._submit \S+/log_test/%j$"
+PSIJ = {"psij/psij.out": r"^hello it's \$HOME$"}
+NEXTFLOW = {
+    "work/3f/9ac1d2/.exitcode": "^0$",
+    "work/3f/9ac1d2/counts.txt": "^4$",
+    "work/3f/9ac1d2/.command.log": r"^started \d{{13}}$(?s:.*)^{kernel}$",
+}
+
+POOL_ALONE = f"(?s)Launching worker: 1.*{POOL}"
+PBS = (
+    Generated("dask-pbs.sh", {"logs/dask-worker.o*": DASK}, short=True),
+    Generated("nextflow-pbs.sh", NEXTFLOW, short=True),
+    Generated("parsl-torque.sh", {"parsl/scripts/*.stdout": POOL_ALONE}),
+    Generated("parsl-pbspro.sh", {"parsl/scripts/*.stdout": f"^{POOL}"}, short=True),
+    Generated("psij-torque.sh", PSIJ | {".psij/work/pbs_classic/{job}.ec": "^0$"}),
+    Generated("psij-pbspro.sh", PSIJ | {".psij/work/pbs/{job}.ec": "^0$"}),
+    Generated("snakemake-pbs.sh", {"snakemake-pbs.sh.o*": SNAKEMAKE}),
+)
+POOL_BY_SRUN = f"(?s)Found nodes : 1$.*^0: {POOL}.*^Done$"
+SNAKEMAKE_STEP = SNAKEMAKE.replace("--mode", "--jobs 1 --mode")
+SLURM = (
+    Generated("dask-slurm.sh", {"logs/dask-worker-{job}.out": DASK}),
+    Generated("nextflow-slurm.sh", NEXTFLOW),
+    Generated("parsl-slurm-srun.sh", {"parsl/scripts/*.stdout": POOL_BY_SRUN}),
+    Generated("parsl-slurm-single.sh", {"parsl/scripts/*.stdout": POOL_ALONE}),
+    Generated("psij-slurm-single.sh", PSIJ | {".psij/work/slurm/{job}.ec": "^0$"}),
+    Generated(
+        "psij-slurm-multiple.sh",
+        PSIJ | {".psij/work/slurm/{job}.nodefile": r"^vn\d\n$"},
+        short=True,
+    ),
+    Generated("psij-slurm-srun.sh", PSIJ | {".psij/work/slurm/{job}.ec": "^0$"}),
+    Generated(
+        "snakemake-slurm.json",
+        {"smk/.snakemake/slurm_logs/rule_a/{job}.log": SNAKEMAKE_STEP},
+    ),
+    Generated(
+        "submitit-array.sh",
+        {f"log_test/{{job}}_{n}/{{job}}_{n}_0_log.out": SUBMITIT for n in range(3)},
+    ),
+    Generated("submitit.sh", {"log_test/{job}/{job}_0_log.out": SUBMITIT}, short=True),
+)
+
+
+def prepare(home, script):
+    """Put into the home what the tool has there when it submits; return the files."""
+    for name in DIRECTORIES:
+        (home / name).mkdir(parents=True, exist_ok=True)
+    files = dict.fromkeys(WORKERS, WORKER)
+    files |= {"reads.txt": "ACGT\n", "work/3f/9ac1d2/.command.sh": TASK}
+    for path in re.findall(rf"{home}/(\.psij/\S+)/(\w+_launch\.sh)", script):
+        files["/".join(path)] = LAUNCHERS[path[1]]
+    for name, content in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(content)
+        (home / name).chmod(0o755)
+
+
+def check(home, generated, job, *, kernel=r"(?!{host})\S+"):
+    """Fail unless every file that the job has to write is there and has the wanted text."""
+    kernel = kernel.format(host=re.escape(os.uname().release))
+    for name, pattern in generated.wanted.items():
+        (path,) = home.glob(name.format(job=job))
+        wanted = pattern.format(job=job, kernel=kernel)
+        assert re.search(wanted, path.read_text(), re.MULTILINE), (name, path.read_text(), wanted)
