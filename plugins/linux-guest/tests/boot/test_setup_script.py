@@ -338,6 +338,15 @@ def at(offset: int, text: bytes) -> bytes:
         (at(0, b"<<< Oracle VM VirtualBox Disk Image >>>\n"), "a vdi"),
         (at(0, b"LUKS\xba\xbe"), "an encrypted disk (LUKS)"),
         (at(4086, b"SWAPSPACE2"), "swap space"),
+        (at(0, b"QED\0\0\0\1\0"), "a qed"),
+        (at(0, b"WithoutFreeSpace\2"), "a Parallels disk"),
+        (at(0, b"PK\3\4"), "an archive or a compressed file"),
+        (at(0, b"\xfd7zXZ\0"), "an archive or a compressed file"),
+        (
+            b"data/".ljust(257, b"\0") + b"ustar\0".ljust(8000, b"\0"),
+            "an archive or a compressed file",
+        ),
+        (at(512, b"LABELONE"), "a volume of LVM"),
         (at(512, b"EFI PART"), "a partition table"),
         (at(510, b"\x55\xaa"), "a partition table"),
         (bytes(8192), "an empty disk: make a file system in it, as with mkfs.ext4"),
@@ -351,6 +360,31 @@ def test_a_disk_without_a_file_system_is_named_by_what_it_begins_like(fake_root,
     ran = fake_root.setup(PLAN, [Mount("disk", "vtdata", "/data")])
     assert ran.output == f"no file system found; the file begins like {like}\n"
     assert (ran.code, ran.steps[-1]) == (1, "mount /data")
+
+
+@pytest.mark.parametrize(
+    ("offset", "magic", "name"),
+    [
+        (0x10040, b"_BHRfS_M", "btrfs"),
+        (0x8001, b"CD001\1", "ISO 9660 or UDF"),
+        (0, b"XFSB\0\0", "XFS"),
+        (0, b"hsqs", "squashfs"),
+        (3, b"NTFS    ".ljust(507, b"\0") + b"\x55\xaa", "NTFS"),
+        (3, b"EXFAT   ".ljust(507, b"\0") + b"\x55\xaa", "exFAT"),
+        (54, b"FAT16   ".ljust(456, b"\0") + b"\x55\xaa", "FAT"),
+        (82, b"FAT32   ".ljust(428, b"\0") + b"\x55\xaa", "FAT"),
+    ],
+)
+def test_a_file_system_that_the_image_cannot_mount_is_named(fake_root, offset, magic, name):
+    fake_root.stub("mount", "#!/bin/sh\necho 'wrong fs type' >&2\nexit 32\n")
+    fake_root.write("/sys/block/vdb/serial", "vtdata")
+    fake_root.write("/dev/vdb", "")
+    (fake_root.path / "dev/vdb").write_bytes(at(offset, magic) + bytes(1 << 17))
+    ran = fake_root.setup(PLAN, [Mount("disk", "vtdata", "/data")])
+    assert ran.output == (
+        f"the disk has a file system ({name}) that this image cannot mount: wrong fs type; "
+        "use ext4\n"
+    )
 
 
 def test_a_disk_whose_file_system_is_damaged_has_what_mount_says(fake_root):

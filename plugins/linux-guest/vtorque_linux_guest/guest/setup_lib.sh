@@ -148,10 +148,27 @@ find_disk() {
     if [ -z "$DISK" ]; then fail "no disk has the serial $1"; fi
 }
 
+# offset, count: those bytes of DISK, with a dot for each that is not printable ASCII.
+disk_text() {
+    dd if="$DISK" bs=1 skip="$1" count="$2" 2>/dev/null | tr -c ' -~' .
+}
+
+# Prints which file system DISK has, if it is one that Linux often lacks; magic(5) has the offsets.
+disk_file_system() {
+    case $(disk_text 65600 8) in _BHRfS_M) echo btrfs ;; esac
+    case $(disk_text 32769 5) in CD001 | BEA01 | NSR0[23]) echo 'ISO 9660 or UDF' ;; esac
+    case $(disk_text 0 4) in XFSB) echo XFS ;; hsqs) echo squashfs ;; esac
+    case $(disk_text 3 8) in 'NTFS    ') echo NTFS ;; 'EXFAT   ') echo exFAT ;; esac
+    case $(disk_text 54 5)$(disk_text 82 5) in FAT* | ?????FAT32) echo FAT ;; esac
+}
+
 # options, target. What DISK begins like says why it cannot be mounted.
 mount_disk() {
     if said=$(mount -o "$1" "$DISK" "$2" 2>&1 </dev/null 3>&- 4>&-); then return; fi
-    like=
+    like=$(disk_file_system)
+    if [ -n "$like" ]; then
+        fail "the disk has a file system ($like) that this image cannot mount: $said; use ext4"
+    fi
     begins=$(dd if="$DISK" bs=4096 count=1 2>/dev/null | tr -c ' -~' .)
     case $begins in
     KDMV* | COWD* | '# Disk DescriptorFile'*) like='a vmdk' ;;
@@ -159,11 +176,15 @@ mount_disk() {
     vhdxfile*) like='a vhdx' ;;
     '<<< '*) like='a vdi' ;;
     QFI*) like='a qcow2, whose name must end in .qcow2' ;;
+    'QED.'*) like='a qed' ;;
+    'WithoutFreeSpac'* | 'WithouFreSpacExt'*) like='a Parallels disk' ;;
     LUKS*) like='an encrypted disk (LUKS)' ;;
     *SWAPSPACE2 | *SWAP-SPACE) like='swap space' ;;
-    PK*) like='a zip archive' ;;
+    PK* | BZh* | '.7zXZ'* | 7z*) like='an archive or a compressed file' ;;
     *'EFI PART'*) like='a partition table' ;;
+    *LABELONE*) like='a volume of LVM' ;;
     *)
+        case $(disk_text 257 5) in ustar) like='an archive or a compressed file' ;; esac
         if [ "$(printf %.512s "$begins" | tail -c 2)" = U. ]; then like='a partition table'; fi
         ;;
     esac
