@@ -84,7 +84,7 @@ def test_readme_runs_a_job_without_root(machine):
 
 def test_readme_makes_a_node(machine):
     page = (REPO / "README.md").read_text()
-    (demo,) = re.findall(r"^- `(scripts/demo)` ", page, re.MULTILINE)
+    (demo,) = re.findall(r"`(scripts/demo)`", page)
     (clean,) = re.findall(r"`(scripts/demo --clean)`", page)
     said = machine(script(demo, clean))
     assert "exit code 42" in said and "Hello from v" in said
@@ -93,7 +93,7 @@ def test_readme_makes_a_node(machine):
 
 def test_readme_runs_the_tests(machine):
     page = (REPO / "README.md").read_text()
-    (fast,) = re.findall(r"^- `(scripts/test --fast)` ", page, re.MULTILINE)
+    (fast,) = re.findall(r"`(scripts/test --fast)`", page)
     # A user has a clone, and so git.
     clone = "apt-get -qq update; apt-get -qq install -y git; git init -q .; git add -A"
     said = machine(script(clone, fast))
