@@ -27,6 +27,8 @@ def debian(node):
     return node
 
 
+@pytest.mark.full
+@pytest.mark.releases
 def test_a_job_in_a_debian_guest(debian, clean):
     """And ssh into it while the job runs, with a checked host key."""
     job = debian.submit(

@@ -115,6 +115,7 @@ def seed_of(script: str) -> dict[str, bytes]:
     return {"vtorque/agent.conf": CONF.encode(), "vtorque/setup.sh": setup.encode()}
 
 
+@pytest.mark.full
 def test_micro_has_the_same_bytes_each_time(micro: Image, pool: Path) -> None:
     started = time.monotonic()
     again = build(MicroBuilder(), {}, pool, "again")
@@ -138,12 +139,6 @@ def test_micro_initramfs_has_nothing_of_this_machine(micro: Image) -> None:
     assert str(Path(__file__).parents[2]).encode() not in content
 
 
-def test_micro_is_ready_at_once(micro: Image, tmp_path: Path) -> None:
-    with boot(micro, tmp_path, seed_of(":"), ram=256) as guest:
-        took = guest.wait_ready(60)
-    sys.stdout.write(f"micro READY in {took:.2f} s\n")
-
-
 def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
     script = """
     exec >/dev/console 2>&1
@@ -160,9 +155,10 @@ def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
     """
     late = "(sleep 3; ls -l /dev/virtio-ports; echo zombies: $(ps -o stat | grep -c ^Z)) &"
     with boot(micro, tmp_path, seed_of(script + late), ram=micro.min_ram_mib) as guest:
-        guest.wait_ready(20)
-        said = guest.wait_console("zombies:", 10)
+        took = guest.wait_ready(180)
+        said = guest.wait_console("zombies:", 180)
         assert guest.process.poll() is None
+    sys.stdout.write(f"micro READY in {took:.2f} s\n")
     assert re.search(r"bash: [5-9]", said)
     assert "mounts: / /dev /dev/pts /dev/shm /proc /run /sys " in said
     assert "modes: 700 400 1777 666 " in said or "modes: 700 600 1777 666 " in said
@@ -225,8 +221,8 @@ def test_debian_is_ready_and_locked(pool: Path, tmp_path: Path) -> None:
         "network-config": json.dumps({"version": 1, "config": "disabled"}).encode(),
     }
     with boot(image, tmp_path, seed, ram=image.min_ram_mib) as guest:
-        sys.stdout.write(f"debian READY in {guest.wait_ready(120):.1f} s\n")
-        said = guest.wait_console("done", 10)
+        sys.stdout.write(f"debian READY in {guest.wait_ready(600):.1f} s\n")
+        said = guest.wait_console("done", 180)
     release = image.labels["kernel"].split()[0].removeprefix("linux-image-")
     for line in (
         f"kernel: {release}",
