@@ -110,19 +110,8 @@ def test_running_jobs_keep_their_base(guest, image, scratch):
     assert (new["labels"]["new"], new["distro"]) == ("1", "added")
 
 
-def test_removed_when_free(guest, image):
-    node = guest
-    job_id = start(node)
-    said = node.root("vmgr", "images", "remove", "added", "--when-free").stdout.decode()
-    assert said == f"removed added; its files stay until {job_id} end\n"
-    refused = node.as_user("vsub", "-vm", "img=added", node.script(WAIT), check=False)
-    assert b"no such image" in refused.stderr
-    end(node, job_id)
-    assert (node.home / "out").read_text() == "done\n"
-    assert not (node.state / "images/added").exists()
-
-
-def test_a_root_disk_in_memory_has_a_tmpfs_of_its_size(guest, image):
+def test_image_of_a_root_disk_in_memory_is_removed_when_free(guest, image):
+    """The root disk is in a tmpfs of its size, above the image's files."""
     node = guest
     job_id = start(node, "fs_type=ramdisk")
     path, base = overlay_of(node)
@@ -136,8 +125,13 @@ def test_a_root_disk_in_memory_has_a_tmpfs_of_its_size(guest, image):
         text=True,
     ).stdout.split()
     assert size == ["tmpfs", str(42 << 20)]
+    said = node.root("vmgr", "images", "remove", "added", "--when-free").stdout.decode()
+    assert said == f"removed added; its files stay until {job_id} end\n"
+    refused = node.as_user("vsub", "-vm", "img=added", node.script(WAIT), check=False)
+    assert b"no such image" in refused.stderr
     end(node, job_id)
     assert (node.home / "out").read_text() == "done\n"
+    assert not (node.state / "images/added").exists()
 
 
 def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):

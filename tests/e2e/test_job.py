@@ -36,15 +36,21 @@ def test_the_job_of_the_readme(clean):
 
 
 def test_groups_umask_environment_limits_and_a_signal(clean):
-    """Other exit codes: the contract's, test_local_contract.py."""
+    """The user's prologue runs before the script, and the epilogue after it has been killed.
+
+    For other exit codes see test_local_contract.py.
+    """
+    for name in ("pro.sh", "epi.sh"):
+        clean.script(f"#!/bin/sh\necho {name} $(id -un)\n", name)
     result = clean.job(
         "#!/bin/bash\nid -Gn | tr ' ' '\\n' | sort | tr '\\n' ' '; echo\n"
         "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR $PBS_JOBNAME; ulimit -n\n"
         "kill -TERM $$\n",
-        "-v", "X=a b=c",
+        "-v", "X=a b=c", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh",
     )  # fmt: skip
     assert result.code == 143
-    groups, umask, x, words, files = result.out.decode().splitlines()
+    first, groups, umask, x, words, files, last = result.out.decode().splitlines()
+    assert (first, last) == (f"pro.sh {clean.user}", f"epi.sh {clean.user}")
     assert groups.split() == ["vte2e1", "vte2eg"]
     assert umask == "0077"
     assert x == "a b=c"
@@ -107,23 +113,15 @@ def test_a_guest_has_what_the_batch_system_gave_and_all_say_so(clean, more, cpus
     assert len({words[0] for words in hosts}) == guests
 
 
-def test_a_script_from_standard_input(clean):
-    done = clean.as_user(
-        "vsub", "-W", "block=true", "-o", "out", "-j", "oe", stdin=b"echo from stdin; exit 3\n",
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert (clean.home / "out").read_bytes() == b"from stdin\n"
-
-
-def test_walltime_reaches_the_script_as_term(clean):
-    result = clean.job(
-        "#!/bin/bash\ntrap 'echo got TERM; exit 7' TERM\necho started\n"
-        "for i in $(seq 600); do sleep 0.1; done\n",
-        "-l", "walltime=00:00:06",
-    )  # fmt: skip
-    assert result.out == b"started\ngot TERM\n"
-    assert result.code != 0
+def test_walltime_reaches_a_script_from_standard_input_as_term(clean):
+    text = (
+        b"#!/bin/bash\ntrap 'echo got TERM; exit 7' TERM\necho started\n"
+        b"for i in $(seq 600); do sleep 0.1; done\n"
+    )
+    job = ("vsub", "-W", "block=true", "-o", "out", "-e", "err", "-l", "walltime=00:00:06")
+    done = clean.as_user(*job, stdin=text, check=False)
+    assert (clean.home / "out").read_bytes() == b"started\ngot TERM\n"
+    assert done.returncode != 0
 
 
 def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
@@ -139,16 +137,6 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     assert clean.as_user("vmgr", "logs", "--console", job).returncode == 0, "the owner watches, too"
     clean.as_user("vmgr", "cancel", job)
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
-
-
-def test_vm_prologue_and_epilogue_run_as_the_user(clean):
-    for name in ("pro.sh", "epi.sh"):
-        clean.script(f"#!/bin/sh\necho {name} $(id -un)\n", name)
-    result = clean.job("#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh")
-    assert result.code == 0
-    assert result.out.decode().splitlines() == [
-        f"pro.sh {clean.user}", "script", f"epi.sh {clean.user}"
-    ]  # fmt: skip
 
 
 def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):

@@ -24,19 +24,25 @@ def missing_shell(request, guest):
     run("usermod", "-s", "/bin/bash", guest.user)
 
 
-def test_missing_login_shell_becomes_sh_everywhere(missing_shell, guest):
-    """passwd and SHELL agree, with and without ``#!``, also in vm_prologue and vm_epilogue."""
+@pytest.mark.parametrize(
+    ("line", "args"),
+    [
+        pytest.param("", (), id="without #!"),
+        pytest.param("#!/bin/bash\n", ("-S", "/bin/bash"), id="with -S", marks=pytest.mark.full),
+    ],
+)
+def test_missing_login_shell_becomes_sh_everywhere(missing_shell, guest, line, args):
+    """passwd and SHELL agree, also in vm_prologue and vm_epilogue."""
     for name in ("pro.sh", "epi.sh"):
         guest.script(f"set -- {name[:3]}\n{SHOW}", name)
-    for line, args in (("", ()), ("#!/bin/bash\n", ("-S", "/bin/bash"))):
-        result = guest.job(
-            f"{line}set -- job\n{SHOW}exit 3\n",
-            "-vm", "ram=256M,vm_prologue=pro.sh,vm_epilogue=epi.sh,vm_precancel=pro.sh", *args,
-        )  # fmt: skip
-        assert (result.code, result.err) == (3, b"")
-        assert result.out.decode().splitlines() == [
-            f"{each} /bin/sh /bin/sh" for each in ("pro", "job", "epi")
-        ]
+    result = guest.job(
+        f"{line}set -- job\n{SHOW}exit 3\n",
+        "-vm", "ram=256M,vm_prologue=pro.sh,vm_epilogue=epi.sh,vm_precancel=pro.sh", *args,
+    )  # fmt: skip
+    assert (result.code, result.err) == (3, b"")
+    assert result.out.decode().splitlines() == [
+        f"{each} /bin/sh /bin/sh" for each in ("pro", "job", "epi")
+    ]
 
 
 def test_interactive_job_falls_back_to_sh(missing_shell, guest):
@@ -48,14 +54,14 @@ def test_interactive_job_falls_back_to_sh(missing_shell, guest):
     assert terminal.leave(7) == 7
 
 
-def test_missing_shell_of_option_S_is_an_error(guest):
-    for line in ("", "#!/bin/sh\n"):
-        result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
-        assert (result.code, result.out) == (127, b"")
-        assert result.err == (
-            b"vtorque: cannot run the shell /bin/zsh (-S): image micro does not have it. Name a "
-            b"shell of the image with -S, or choose an image that has this one (-vm img=)\n"
-        )
+@pytest.mark.parametrize("line", ["", pytest.param("#!/bin/sh\n", marks=pytest.mark.full)])
+def test_missing_shell_of_option_S_is_an_error(guest, line):
+    result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
+    assert (result.code, result.out) == (127, b"")
+    assert result.err == (
+        b"vtorque: cannot run the shell /bin/zsh (-S): image micro does not have it. Name a "
+        b"shell of the image with -S, or choose an image that has this one (-vm img=)\n"
+    )
 
 
 def test_missing_interpreter_is_named_with_the_image(guest):
@@ -102,9 +108,17 @@ SHOW_NAMES = (
 )
 
 
-@pytest.mark.parametrize("moved", [False, True], ids=["link", "other path"])
-def test_home_is_found_by_each_of_its_paths(moved_home, guest, moved):
-    """Submit the job from the path that getcwd(3) returns, without and with -d."""
+@pytest.mark.parametrize(
+    ("moved", "with_d"),
+    [
+        pytest.param(False, False, id="link"),
+        pytest.param(True, True, id="other path and -d"),
+        pytest.param(False, True, id="link and -d", marks=pytest.mark.full),
+        pytest.param(True, False, id="other path", marks=pytest.mark.full),
+    ],
+)
+def test_home_is_found_by_each_of_its_paths(moved_home, guest, moved, with_d):
+    """Submit the job from the path that getcwd(3) returns."""
     home = guest.home
     if moved:  # the guest has it below /home
         run("usermod", "-d", str(moved_home), guest.user)
@@ -118,15 +132,13 @@ def test_home_is_found_by_each_of_its_paths(moved_home, guest, moved):
     for path in (sub, *sub.iterdir()):
         os.chown(path, account.pw_uid, account.pw_gid)
     args = ("vsub", "-W", "block=true", "-j", "oe", "-o", "out", "-vm", "ram=256M")
-    for more, place in (((), home), (("-d", str(sub)), f"{home}/sub")):
-        done = guest.as_user(*args, *more, "job.sh", cwd=sub, check=False)
-        said = (sub / "out").read_text() if (sub / "out").exists() else ""
-        assert (done.returncode, done.stderr) == (0, b""), said
-        each = f"{home}/sub in work"
-        assert said.splitlines() == [f"{home} {place} {home}", each, each]
-        assert (sub / "made").read_text() == "work\n"
-        (sub / "made").unlink()
-        (sub / "out").unlink()
+    more, place = (("-d", str(sub)), f"{home}/sub") if with_d else ((), home)
+    done = guest.as_user(*args, *more, "job.sh", cwd=sub, check=False)
+    said = (sub / "out").read_text() if (sub / "out").exists() else ""
+    assert (done.returncode, done.stderr) == (0, b""), said
+    each = f"{home}/sub in work"
+    assert said.splitlines() == [f"{home} {place} {home}", each, each]
+    assert (sub / "made").read_text() == "work\n"
 
 
 def test_home_link_owned_by_the_user_is_refused(moved_home, guest):
