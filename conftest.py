@@ -27,15 +27,18 @@ _ALL_E2E = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.e2e\b", re.MULTIL
 _CLUSTER = "tests/e2e/slurm"  # its files share a cluster
 _LONGEST = (
     _CLUSTER,
-    "tests/e2e/test_debian.py",
-    "tests/e2e/test_suspend.py",
     "tests/e2e/test_warm.py",
     "tests/e2e/test_personal.py",
     "tests/e2e/test_bad_start.py",
+    "tests/e2e/test_suspend.py",
     "tests/e2e/test_job.py",
     "tests/e2e/test_userdisk.py",
     "tests/e2e/test_faults.py",
     "tests/e2e/test_images.py",
+    "tests/e2e/test_pinning.py",
+    "tests/e2e/test_users_shell_and_home.py",
+    "tests/e2e/test_first_plugin.py",
+    "tests/e2e/test_unclot.py",
 )  # each longer than what follows; the other files fill up the machines in the end
 
 
