@@ -57,8 +57,10 @@ def manager(guest):
     assert managers(guest.state) == []
 
 
-def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
-    job = started(guest, "-vm", "iocm=true,iocm_min_cores=1,iocm_max_cores=1,ram=128M")
+def test_io_threads_are_on_the_io_core_and_a_killed_manager_leaves_nothing(manager, guest):
+    """The manager of the first job is killed; the next job has another one."""
+    keys = "iocm=true,iocm_min_cores=1,iocm_max_cores=1,ram=128M"
+    job = started(guest, "-vm", keys)
     (domain,) = running_jobs.domains(job)
     at = running_jobs.threads(domain)
     pins = [row[1] for row in running_jobs.table("iothreadinfo", domain)]
@@ -72,16 +74,8 @@ def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
     guest.wait_for(log.exists, what="its log")
     guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), what="its first line")
     assert log.stat().st_mode & 0o077 == 0
-    end(guest, job)
-    assert not manager()
-
-
-def test_a_killed_manager_leaves_nothing_and_the_next_job_has_one(manager, guest):
-    keys = "iocm=true,iocm_max_cores=1,ram=128M"
-    first = started(guest, "-vm", keys)
-    pid = manager()
     os.kill(pid, signal.SIGKILL)
-    end(guest, first)
+    end(guest, job)
     assert not manager()
     assert not list(guest.run_dir.glob("iocm*"))
     for name in ("started", "go"):
@@ -89,6 +83,7 @@ def test_a_killed_manager_leaves_nothing_and_the_next_job_has_one(manager, guest
     second = started(guest, "-vm", keys)
     assert manager() not in (None, pid)
     end(guest, second)
+    assert not manager()
 
 
 def test_what_is_refused(manager, guest, config):

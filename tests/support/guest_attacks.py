@@ -98,7 +98,7 @@ class Meeting:
         (self.node.home / f"go-{point}").touch()
 
     def end(self):
-        result = self.job.result(90)
+        result = self.job.result(TIMEOUT)
         self.pool.shutdown()
         assert result.code != 99, "the script was not root in the guest"
         return result

@@ -119,31 +119,6 @@ def test_guest_root_reaches_no_other_home_and_cannot_change_the_sites_software(g
     assert OTHER.encode() not in re.sub(rb"(?m)^@@.*$", b"", result.out)
 
 
-def test_guest_root_cannot_write_seed_or_image(guest):
-    pool = tree(guest.state / "images")
-    meeting = Meeting(
-        guest,
-        "for at in /sys/block/vd*; do read -r serial <$at/serial || :\n"
-        "  [ $serial != vtseed ] || disk=/dev/${at##*/}; done\n"
-        "meet begin\n"
-        "blockdev --setrw $disk; echo 0 >/sys/block/${disk##*/}/ro\n"
-        "dd if=/dev/urandom of=$disk bs=4096 count=16 conv=notrunc,fsync; sync\n"
-        "[ $(head -c 100000 $disk | wc -c) = 100000 ] && echo read\n"
-        "meet end\n",
-    )
-    meeting.wait("begin")
-    key, _ = guest.running()
-    seed = guest.state / "jobs" / key / "g0/seed.iso"
-    before = hashlib.sha256(seed.read_bytes()).digest()
-    meeting.go("begin")
-    meeting.wait("end")
-    after = hashlib.sha256(seed.read_bytes()).digest()
-    meeting.go("end")
-    assert b"read\n" in meeting.end().out
-    assert before == after
-    assert tree(guest.state / "images") == pool
-
-
 # -- root in the guest: ports and console ---------------------------------------------------------
 
 PORTS = """
@@ -190,15 +165,34 @@ def test_garbage_on_the_run_port_ends_the_job_with_a_reason(guest, kind):
     assert line.startswith(b"vtorque: the guest v") and b"died while the job ran" in line
 
 
-def test_garbage_on_the_status_port_after_ready_changes_nothing(guest):
+def test_guest_root_cannot_write_seed_or_image_or_end_the_job_by_its_status(guest):
     (guest.home / "garbage").write_bytes(b"READY\nFAILED you have been had\n" + os.urandom(300_000))
-    result, _ = attack(
+    pool = tree(guest.state / "images")
+    meeting = Meeting(
         guest,
-        PORTS + "fd=$(port status); echo fd=$fd\n"
+        "for at in /sys/block/vd*; do read -r serial <$at/serial || :\n"
+        "  [ $serial != vtseed ] || disk=/dev/${at##*/}; done\n"
+        "meet begin\n"
+        "blockdev --setrw $disk; echo 0 >/sys/block/${disk##*/}/ro\n"
+        "dd if=/dev/urandom of=$disk bs=4096 count=16 conv=notrunc,fsync; sync\n"
+        "[ $(head -c 100000 $disk | wc -c) = 100000 ] && echo read\n"
+        "meet end\n" + PORTS + "fd=$(port status); echo fd=$fd\n"
         'for node in /dev/vport*; do (timeout 3 sh -c "cat garbage >$node") 2>/dev/null & done\n'
         '[ -z "$fd" ] || timeout 3 /bin/rootsh steal $agent $fd <garbage\n'
         "wait; echo alive; exit 7\n",
     )
+    meeting.wait("begin")
+    key, _ = guest.running()
+    seed = guest.state / "jobs" / key / "g0/seed.iso"
+    before = hashlib.sha256(seed.read_bytes()).digest()
+    meeting.go("begin")
+    meeting.wait("end")
+    after = hashlib.sha256(seed.read_bytes()).digest()
+    meeting.go("end")
+    result = meeting.end()
+    assert b"read\n" in result.out
+    assert before == after
+    assert tree(guest.state / "images") == pool
     assert result.out.endswith(b"alive\n")
     assert result.code == 7
 
