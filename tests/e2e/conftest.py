@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from users import TIMEOUT, remove_user, run
 
 NAME = "vtorque-e2e"
@@ -137,20 +138,15 @@ class Node:
     def left(self, before, seconds=120):
         """Return what of the footprint still differs from the one before after some seconds."""
         deadline = time.monotonic() + seconds
+        begun = time.monotonic()
         while (after := self.footprint()) != before and time.monotonic() < deadline:
-            time.sleep(0.2)
+            patience.rest(begun, 0.2)
+            begun = time.monotonic()
         return {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
 
     def wait_for(self, condition, seconds=TIMEOUT, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.05)
-        pytest.fail(f"{what}: not within {seconds} s")
-        return None
+        return patience.wait_for(condition, seconds, what)
 
     def running(self):
         """Return job key and domain name of the only running job."""

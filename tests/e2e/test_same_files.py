@@ -70,7 +70,7 @@ REQUIRED_ON_NODE = {
 
 
 def run(*command: str | Path) -> None:
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=180)
 
 
 def prepare(place: Path) -> None:
@@ -122,7 +122,7 @@ def comparison() -> Iterator[Comparison]:
         for each in made:
             for name in ("s1", "s2", "bound"):
                 unmount = ["umount", "-l", each / name]
-                stack.callback(subprocess.run, unmount, check=False, timeout=60)
+                stack.callback(subprocess.run, unmount, check=False, timeout=180)
             prepare(each)
         (place / "home/ops.py").write_text(PROGRAM.read_text())
         (place / "home/root.py").write_text(ATTACK)

@@ -94,7 +94,7 @@ def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
     guest.wait_for(lambda: guest.state_of(job) is None, what="the job's end")
     next_one = guest.as_user(
         "vsub", "-W", "block=true", "-vm", "none", "-o", "next", "-e", "err",
-        guest.script("#!/bin/sh\necho next\n"), user=guest.user, timeout=60,
+        guest.script("#!/bin/sh\necho next\n"), user=guest.user, timeout=180,
     )  # fmt: skip
     assert next_one.returncode == 0
     assert (guest.home / "next").read_bytes() == b"next\n"
@@ -220,7 +220,7 @@ def test_descriptors_of_clients_that_leave_are_not_kept(guest):
     for _ in range(2):
         subprocess.run(
             [PYTHON, "-I", "-c", leave, str(guest.run_dir / "local.sock")], check=True,
-            timeout=60, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
+            timeout=180, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
         )  # fmt: skip
     guest.as_user("vmgr", "ps")
     guest.wait_for(lambda: len(list(service.iterdir())) <= before + 5, what="closed descriptors")

@@ -70,7 +70,7 @@ def failure(call: Callable[..., object], *arguments: object) -> str:
 def run(program: str, *arguments: str) -> str:
     """Run a program in /usr, which a guest shares with the node; return output and exit status."""
     command = [f"/usr/bin/{program}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     return f"{done.stdout}{done.stderr}exit {done.returncode}"
 
 

@@ -18,6 +18,25 @@ def eventually(happens: Callable[[], object], seconds: float = LONG) -> None:
         time.sleep(0.03)
 
 
+def wait_for(condition: Callable[[], T], seconds: float, what: str) -> T:
+    """Wait until ``condition()`` is true, and return its value. Fail the test after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (begun := time.monotonic()) < deadline:
+        if value := condition():
+            return value
+        rest(begun)
+    pytest.fail(f"{what}: not within {seconds} s")
+
+
+def rest(begun: float, least: float = 0.05) -> None:
+    """Sleep twice as long as a look took that began at ``begun``, at least so many seconds.
+
+    A look may start a command. Without a pause to match, it would take a whole CPU from the guest
+    that the test waits for.
+    """
+    time.sleep(max(least, min(2 * (time.monotonic() - begun), 0.5)))
+
+
 def with_more_time(attempt: Callable[[float], T], *seconds: float) -> T:
     """Return ``attempt(seconds)``; one that fails is made again with the next, longer time.
 

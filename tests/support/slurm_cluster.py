@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from users import TIMEOUT
 
 NAME = "vtorque-slurm"
@@ -114,12 +115,7 @@ class Cluster:
 
     def wait(self, condition, seconds=TIMEOUT, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            time.sleep(0.1)
-        pytest.fail(f"{what}: not within {seconds} s")
+        return patience.wait_for(condition, seconds, what)
 
     def wait_state(self, job_id, *states, seconds=TIMEOUT):
         return self.wait(lambda: self.state(job_id) in states, seconds, f"{job_id} {states}")
@@ -179,12 +175,12 @@ class Cluster:
     def start_libvirt(self, node):
         start = "setsid tini -s -- libvirtd >/dev/null 2>&1 </dev/null &"
         self.root(node, "sh", "-c", start)
-        self.wait(lambda: self.root(node, "virsh", "-q", "uri", check=False), 20, "libvirtd")
+        self.wait(lambda: self.root(node, "virsh", "-q", "uri", check=False), what="libvirtd")
 
     def stop_libvirt(self, node):
         for pid in self.processes(node, "^libvirtd$"):
             self.root(node, "kill", "-9", pid)
-        self.wait(lambda: not self.processes(node, "^libvirtd$"), 10, "end of libvirtd")
+        self.wait(lambda: not self.processes(node, "^libvirtd$"), what="end of libvirtd")
 
 
 def bring_up():

@@ -192,7 +192,7 @@ def test_an_array(clean):
     assert {job["id"] for job in jobs} == {line[2].decode() for line in lines}
     assert {job["state"] for job in jobs} == {"R"}
     clean.user("vmgr", "cancel", first)  # as scancel: the whole array
-    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "empty queue")
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), what="empty queue")
 
 
 def test_cancel_in_the_run(clean):
@@ -213,10 +213,10 @@ def test_cancel_in_the_run(clean):
 
 def test_cancel_in_the_prolog(clean):
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n1")
-    clean.wait(lambda: clean.guests("n1"), 30, "guest")
+    clean.wait(lambda: clean.guests("n1"), what="guest")
     clean.user("scancel", job_id)
     clean.wait_state(job_id, "CANCELLED")
-    clean.wait(lambda: not clean.guests("n1"), 60, "end of the guest")
+    clean.wait(lambda: not clean.guests("n1"), what="end of the guest")
     assert b"ran" not in clean.read("out")
 
 
@@ -277,7 +277,7 @@ def limited(clean):
         "head", "scontrol", "create", "PartitionName=small", f"Nodes={','.join(slurm.NODES)}"
     )
     yield clean
-    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "empty queue")
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), what="empty queue")
     clean.root("head", "scontrol", "delete", "PartitionName=small")
     for node in slurm.NODES:
         clean.root(node, "mv", f"{config}.before", config)
@@ -373,7 +373,7 @@ def test_a_job_that_must_not_be_requeued_ends_with_the_reason(clean):
 def test_a_killed_prologue(clean):
     """Nothing runs, nothing stays, the node is not drained."""
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n2")
-    clean.wait(lambda: clean.guests("n2"), 30, "guest")
+    clean.wait(lambda: clean.guests("n2"), what="guest")
     pids = clean.processes("n2", "hook --config .* prologue")
     assert pids
     clean.root("n2", "kill", "-9", *pids, check=False)

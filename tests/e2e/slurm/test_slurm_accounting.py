@@ -88,7 +88,7 @@ def used(cluster, job_id, nodes):
         each = [sorted(node for node, _, _ in USED.findall(row[2])) for row in found.values()]
         return found if all(there == nodes for there in each) else None
 
-    return cluster.wait(told, 60, "a note of each node")
+    return cluster.wait(told, what="a note of each node")
 
 
 def test_sacct_shows_what_the_guests_used(accounted, clean):

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 def test_two_nodes_and_an_array_from_the_head(clean, archive):
     clean.submit("#!/bin/sh\nsleep 1\n", "-N2", "-wn1,n2", "-J", "two")
-    clean.wait(lambda: len(list(archive.glob("[!.]*.zip"))) == 2, 120, "both nodes' files")
+    clean.wait(lambda: len(list(archive.glob("[!.]*.zip"))) == 2, what="both nodes' files")
     job = next(archive.glob("[!.]*.zip")).name.partition(".")[0]
     assert {path.name.partition("@")[2] for path in archive.glob("[!.]*")} == {"n1.zip", "n2.zip"}
     said = clean.user("vmgr", "report", "--last").stdout.decode()
@@ -20,7 +20,7 @@ def test_two_nodes_and_an_array_from_the_head(clean, archive):
 
     script = "#!/bin/sh\nexit $SLURM_ARRAY_TASK_ID\n"
     first = clean.submit(script, "-a", "0-1", "-wn1")
-    clean.wait(lambda: len(list(archive.glob("[!.]*.zip"))) == 4, 120, "both elements' files")
+    clean.wait(lambda: len(list(archive.glob("[!.]*.zip"))) == 4, what="both elements' files")
     said = clean.user("vmgr", "report", first).stdout.decode()
     assert said.startswith(f"Job array {first}_*: ")
     assert f"\n{first}_0 " in said and f"\n{first}_1 " in said

@@ -90,7 +90,7 @@ def test_another_users_job_waits_in_slurms_queue_not_in_ours(nodes_alone):
     cluster = nodes_alone
     args = ("vsub", "--parsable", "-wn1", "-n1", "--mem=900M", "-o", "/dev/null")
     first = cluster.user(*args, "--wrap", "sleep 600").stdout.decode().strip()
-    cluster.wait(lambda: cluster.guests("n1"), 30, "guest")
+    cluster.wait(lambda: cluster.guests("n1"), what="guest")
     done = cluster.user(*args, "--wrap", "exit 3", user=slurm.OTHER)
     second = done.stdout.decode().strip()
     own = cluster.user(*args, "--wrap", "exit 4").stdout.decode().strip()

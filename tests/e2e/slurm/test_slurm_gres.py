@@ -64,7 +64,7 @@ def cards(clean):
     clean.root(NODE, "python3", "-B", "-", stdin=MAKE.encode())
     yield clean
     clean.root("head", "scancel", "-u", slurm.USER)
-    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "empty queue")
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), what="empty queue")
     clean.root(NODE, "rm", "-r", CARDS, "/var/lib/make")
     for machine in ("head", NODE):
         clean.root(machine, "mv", f"{config}.before", config)

@@ -33,7 +33,7 @@ def test_a_lost_terminal_ends_the_job(clean):
     job_id = terminal.shell_of(STARTED)
     assert clean.state(job_id) == "RUNNING"
     terminal.close()
-    clean.wait(lambda: clean.state(job_id) != "RUNNING", 60, "end of the job")
+    clean.wait(lambda: clean.state(job_id) != "RUNNING", what="end of the job")
 
 
 def test_bare_metal(clean):

@@ -167,7 +167,7 @@ def test_a_session_in_a_guest_with_sshd(running, clean):
 def test_why_a_job_waits(running, clean):
     first = running("-N3", "--exclusive")
     job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
-    clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), 30, "the reason")
+    clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), what="the reason")
     said = vmgr(clean, "logs", job_id, check=False).stderr
     assert b"is on no node: its state is PD, since: " in said
     assert first != job_id
