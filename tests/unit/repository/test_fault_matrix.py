@@ -1,4 +1,4 @@
-"""The fault matrix of doc/reliability.md: some of it here, all with ``scripts/test --full``."""
+"""The fault matrix of doc/generated/fault-matrix.md: some of it here, all with ``scripts/test --full``."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from matrix_faults import FAULTS, every
 
 pytestmark = pytest.mark.e2e
 
-PAGE = (Path(__file__).parents[3] / "doc" / "reliability.md").read_text()
+PAGE = (Path(__file__).parents[3] / "doc" / "generated/fault-matrix.md").read_text()
 
 # Where each fault is tried, every fourth one in the quick run: where most is lost by it.
 HERE = {
