@@ -1,4 +1,4 @@
-"""The fault matrix of doc/generated/fault-matrix.md: some of it here, all with ``scripts/test --full``."""
+"""doc/generated/fault-matrix.md: some faults here, all with ``scripts/test --full``."""
 
 import dataclasses
 from pathlib import Path
