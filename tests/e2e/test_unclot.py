@@ -1,4 +1,4 @@
-"""UNCLOT: guests of a job pass 64 MiB through memory that they share; no other job sees it."""
+"""UNCLOT: guests of a job pass data through memory that they share; no other job sees it."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from vtorque_core.site.schema import Node
 pytestmark = pytest.mark.e2e
 
 SHM = Path("/dev/shm")
-SIZE = 64 << 20
+DEFAULT = 64  # MiB
 PCI = "cat /sys/bus/pci/devices/*/device | grep -c 0x1110"  # ivshmem
 # Run by the site in every guest before the job: the second guest's part, as the job's user.
 PEER = """#!/bin/sh
@@ -73,9 +73,9 @@ def peer(guest):
     shutil.rmtree(place)
 
 
-def data(node, name, seed):
-    """Write 64 MiB of noise into the user's home; return its checksum."""
-    content = random.Random(seed).randbytes(SIZE)  # noqa: S311 - to tell apart, not to keep secret
+def data(node, name, seed, size):
+    """Write so many random bytes into the user's home; return their checksum."""
+    content = random.Random(seed).randbytes(size)  # noqa: S311 - to tell apart, not to keep secret
     (node.home / name).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
@@ -104,13 +104,16 @@ def beside(node, text, *args):
     return out.read_text(), err.read_text()
 
 
-def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer):
-    first, second = data(peer, "first", 1), data(peer, "second", 2)
+@pytest.mark.parametrize("mib", [8, pytest.param(DEFAULT, marks=pytest.mark.full)])
+def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer, mib):
+    size = mib << 20
+    first, second = data(peer, "first", 1, size), data(peer, "second", 2, size)
+    option = "" if mib == DEFAULT else f",unclot_shmem={mib}M"
     before = set(SHM.glob("vtorque-*"))
-    with running(peer, FIRST, "-vm", "unclot=true,vms_per_node=2"):
+    with running(peer, FIRST, "-vm", f"unclot=true,vms_per_node=2{option}"):
         (region,) = set(SHM.glob("vtorque-*")) - before
         status = region.stat()
-        assert (status.st_mode & 0o7707, status.st_size) == (0o600, SIZE)
+        assert (status.st_mode & 0o7707, status.st_size) == (0o600, size)
         assert status.st_uid - Node().guest_uids in range(guest_uids.COUNT)
         assert peer.as_user("/bin/cat", str(region), check=False).returncode != 0
         assert beside(peer, OTHER)[0] == ".\n0\nnone\n"
@@ -119,7 +122,7 @@ def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer):
         assert "one guest on each node" in err
     assert (peer.home / "peer").read_text() == f"{peer.user}\n{first}  -\n"
     assert (peer.home / "out").read_text().splitlines() == [
-        peer.user, f"{peer.user} 600 {SIZE}", f"/dev/vtorque/shmem {SIZE}", "1", "0",
+        peer.user, f"{peer.user} 600 {size}", f"/dev/vtorque/shmem {size}", "1", "0",
         f"{second}  -",
     ]  # fmt: skip
     assert (peer.home / "err").read_bytes() == b""
