@@ -66,7 +66,7 @@ def libvirt() -> Iterator[None]:
     if subprocess.run(probe, capture_output=True, timeout=180, check=False).returncode != 0:
         for command in (("virtlogd",), ("tini", "-s", "--", "libvirtd")):
             started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LONG
         while subprocess.run(probe, capture_output=True, timeout=180, check=False).returncode != 0:
             assert time.monotonic() < deadline, "libvirtd does not start"
             time.sleep(0.2)
@@ -121,7 +121,7 @@ def start(guest: GuestPlan, *elements: Element, **keywords: dict[str, str]) -> N
 
 def await_console(guest: GuestPlan, text: bytes = SAYS) -> None:
     log = guest.state_dir / "console.log"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG
     while not (log.exists() and text.strip() in log.read_bytes()):
         assert time.monotonic() < deadline, "nothing on the console"
         time.sleep(0.05)
@@ -186,7 +186,7 @@ def test_a_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
 def test_a_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:
     start(guest, overlay(guest, again=True))
     log, rotated = guest.state_dir / "console.log", guest.state_dir / "console.log.0"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG
     while not rotated.exists():
         assert time.monotonic() < deadline, f"{log.stat().st_size} bytes and never rotated"
         time.sleep(0.1)
@@ -360,7 +360,7 @@ def test_only_own_frames_pass(tap: int, network: str, ip: str | None) -> None:
     try:
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as bridge:
             bridge.bind((f"{network}0", 0))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + LONG
             while True:  # until the port forwards
                 os.write(tap, FRAMES["own"][0])
                 if passed(bridge, FRAMES["own"][0]):

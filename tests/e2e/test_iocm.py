@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pwd
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -197,11 +196,10 @@ def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, readin
     qemu = int(vcpu_threads.process_of(name, names.guest_uuid(name)).name)
     os.kill(qemu, signal.SIGSTOP)
     try:
-        for most in (40, 5.5):
-            begun = time.monotonic()
-            with pytest.raises(HostFault, match="answer"):
-                cores.resize(paths, "iocm.0", 0, "io", 1, wait=6)
-            assert time.monotonic() - begun < most
+        # The second call sees that the first still waits for QEMU, and does not wait itself.
+        for said in ("libvirtd has not answered for", "QEMU does not answer libvirt"):
+            with pytest.raises(HostFault, match=said):
+                cores.resize(paths, "iocm.0", 0, "io", 1)
         assert len(cores.guests_with(paths, "io")[0].cores) == 2  # still leased
     finally:
         os.kill(qemu, signal.SIGCONT)
