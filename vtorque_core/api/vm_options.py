@@ -137,7 +137,7 @@ def _between(value: str, most: int) -> int:
 
 IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NAME")
 RAM = Option(
-    "ram", ram_mib, JOB, "memory of each guest; job: its part of the job's", "SIZE", show_ram
+    "ram", ram_mib, JOB, "memory of each guest; job: its share of the job's", "SIZE", show_ram
 )
 DISTRO = Option("distro", distro_name, "", "distribution of the image, or its family", "NAME")
 ARCH = Option("arch", arch_name, "", "architecture that the image must have", "NAME")
@@ -145,7 +145,7 @@ VCPUS = Option(
     "vcpus",
     vcpu_count,
     JOB,
-    "virtual CPUs of each guest; job: its part of the job's",
+    "virtual CPUs of each guest; job: its share of the job's",
     "N",
     show_count,
 )
@@ -175,13 +175,13 @@ VM_EPILOGUE: Option[FileData | None] = Option(
     is_file=True,
 )
 KEEP = Option(
-    "keep", boolean, False, "keep the guests for inspection until walltime", "BOOL", show_boolean
+    "keep", boolean, False, "keep the guests after the script, until walltime", "BOOL", show_boolean
 )
 LOG = Option(
     "log",
     log_levels.parse,
     log_levels.NOTHING,
-    "have more in the job's log: a level, or PHASE|PLUGIN:LEVEL[+...]",
+    "log more of the job: a level, or PHASE|PLUGIN:LEVEL[+...]",
     "LEVEL",
 )
 SHOW_LOG = Option(

@@ -30,7 +30,7 @@ _IMAGES = {
 @click.version_option(package_name="vtorque-core", prog_name="vmgr")
 @click.pass_context
 def vmgr(ctx: click.Context, config: Path) -> None:
-    """Look at jobs in virtual machines and manage the images they start from.
+    """Inspect and control jobs in virtual machines, and manage images.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or refused.
     """

@@ -34,16 +34,16 @@ CONFIG = "--config"
 USAGE = """\
 Usage: vsub [options of your batch system's submit command] [-vm KEY=VALUE[,...]] SCRIPT
 
-Submit a job script that runs inside a virtual machine, as yourself, with your home directory,
-output files and exit code as of any other job.
+Submit a job script that runs in a virtual machine, as you, with your home directory. Output files
+and exit code are those of an ordinary job.
 
-  -vm KEY=VALUE[,...]  what the virtual machine should be like; may be repeated
-  -vm none             run on bare metal, as the batch system alone would
+  -vm KEY=VALUE[,...]  set properties of the virtual machine; repeatable
+  -vm none             run on bare metal, without a virtual machine
   --dry-run            show plan and virtual hardware, submit nothing
-  --config FILE        first of all: another site config than /etc/vtorque/vtorque.toml
-  -h, --help           this text
+  --config FILE        use another site config than /etc/vtorque/vtorque.toml; the first argument
+  -h, --help           show this text
 
-A script may carry the same in lines "#VSUB -vm KEY=VALUE"; the command line wins.
+Lines "#VSUB -vm KEY=VALUE" in the script do the same. The command line takes precedence.
 """
 
 

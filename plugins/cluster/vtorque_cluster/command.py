@@ -129,7 +129,7 @@ def _setup(
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--nodes", metavar="NODESET", help="To these, by ssh: n[1-3],m7.")
+@click.option("--nodes", metavar="NODESET", help="The nodes, reached by ssh: n[1-3],m7.")
 @_fanout(8)
 @click.option("--received", is_flag=True, hidden=True)
 @click.option("--only", is_flag=True, hidden=True)
@@ -137,10 +137,10 @@ def _setup(
 def sync(
     config: Path, names: tuple[str, ...], nodes: str | None, fanout: int, received: bool, only: bool
 ) -> None:
-    """Send images (default: all) to the nodes, into [images] cache there.
+    """Copy images (default: all) to [images] cache of the nodes.
 
-    An interrupted copy goes on where it was. What has not the hash that the pool's sidecar says is
-    thrown away. Without names, images that the pool has no more are removed when they are free.
+    An interrupted copy continues. A copy whose hash differs from the pool's sidecar is deleted.
+    Without names, unused images that are no longer in the pool are removed.
     """
     from vtorque_cluster import cache  # noqa: PLC0415 - only what the command needs
     from vtorque_cluster.sync import receive  # noqa: PLC0415

@@ -18,28 +18,32 @@ _PATH = click.Path(path_type=Path)
 def _described(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options by which an image is described: each is the builder's of the same name."""
     options: list[Callable[..., Any]] = [
-        click.option("--guest-type", help="Which plugin's guest it is, e.g. linux."),
-        click.option("--distro", metavar="NAME", help="What -vm distro= chooses by."),
-        click.option("--arch", help="As uname -m says it."),
+        click.option("--guest-type", help="The guest type, such as linux."),
+        click.option("--distro", metavar="NAME", help="The distribution, for -vm distro=."),
+        click.option("--arch", help="The architecture, as in uname -m."),
         click.option("--min-ram", type=click.IntRange(min=1), metavar="MIB"),
-        click.option("--format", type=click.Choice(FORMATS), help="Do not guess."),
+        click.option(
+            "--format", type=click.Choice(FORMATS), help="The format of FILE, instead of guessing."
+        ),
         click.option(
             "--boot",
             type=click.Choice(BOOT),
             default="auto",
             show_default=True,
-            help="By the kernel in the disk, taken out of it, or by the disk's boot loader.",
+            help="Boot the disk's kernel directly, or use its boot loader.",
         ),
         click.option(
             "--firmware",
             type=click.Choice(FIRMWARE),
-            help="What runs the boot loader; by default as the GPT says.",
+            help="The firmware for the boot loader; default: as the GPT says.",
         ),
-        click.option("--kernel", type=_PATH, help="Start this kernel."),
-        click.option("--initrd", type=_PATH, help="With this initramfs."),
+        click.option("--kernel", type=_PATH, help="Boot this kernel directly."),
+        click.option("--initrd", type=_PATH, help="The initramfs for --kernel."),
         click.option("--cmdline", help="The kernel's command line."),
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE"),
-        click.option("--sign-key", type=_PATH, help="Sign it, as vmgr images sign does."),
+        click.option(
+            "--sign-key", type=_PATH, help="Sign the image with this key, as vmgr images sign does."
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     ]
     for option in reversed(options):
@@ -55,9 +59,9 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
 def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> None:
     """Put FILE into the pool as image NAME (default: the file's name without its last suffix).
 
-    A disk in qcow2, vmdk, vhdx or raw format, or an ELF kernel that needs no disk. It becomes a
-    qcow2 that stands alone. Distribution, architecture and kernel are looked for in an ext4 file
-    system; where they cannot be found, say them.
+    FILE is a disk in qcow2, vmdk, vhdx or raw format, or an ELF kernel that needs no disk. A disk
+    becomes a standalone qcow2. Distribution, architecture and kernel are found in an ext4 file
+    system; otherwise use the options.
     """
     _build(ctx, file.stem if name is None else name, file, said, new=True)
 
@@ -68,10 +72,10 @@ def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> Non
 @_described
 @click.pass_context
 def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
-    """Make FILE what image NAME is from now on; what is not said of it stays as it was.
+    """Make FILE the new content of image NAME. Settings without an option stay as they are.
 
-    Running jobs keep the base that they have, new ones get the new one. The old base goes when no
-    job of this node uses it and [images] keep is over. To build one anew: vmgr images build.
+    Running jobs keep the old content; new jobs get the new one. The old content is deleted after
+    [images] keep, when no job of this node uses it. To build an image again: vmgr images build.
     """
     _build(ctx, name, file, said, update=True)
 

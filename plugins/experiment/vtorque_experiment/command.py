@@ -25,48 +25,48 @@ _hours = click.option(
     help="Submit no more points after this time (replaces limits.hours).",
 )  # fmt: skip
 _numbers = click.option(
-    "--number", "names", multiple=True, metavar="NAME", help="Only this number; may be repeated."
+    "--number", "names", multiple=True, metavar="NAME", help="Show only this number; repeatable."
 )
 _baseline = click.option(
     "--baseline", multiple=True, metavar="AXIS=VALUE",
-    help="Compare with the combinations that have this, as bare=true; may be repeated.",
+    help="Compare with the combinations that have this value, such as bare=true; repeatable.",
 )  # fmt: skip
 _html = click.option(
     "--html", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
-    help="Write a page with plots, without anything from elsewhere in it; -: to the output.",
+    help="Write a self-contained page with plots; - is standard output.",
 )  # fmt: skip
 _fail_if = click.option(
     "--fail-if", "conditions", multiple=True, metavar="CONDITION",
-    help=f"End with {EXIT_CONDITION} if it holds for a combination, as "
-    '"median(wall) > 1.1 * baseline"; may be repeated.',
+    help=f"Exit with {EXIT_CONDITION} if the condition holds for a combination, such as "
+    '"median(wall) > 1.1 * baseline"; repeatable.',
 )  # fmt: skip
 _junit = click.option(
     "--junit", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
-    help="Write the conditions' outcome as JUnit XML: a test case for each combination.",
+    help="Write the results of the conditions as JUnit XML, a test case per combination.",
 )  # fmt: skip
 
 
-@click.group(short_help="Run many jobs of one question, and compare their numbers.")
+@click.group(short_help="Run a script with many values, and compare the numbers.")
 def experiment() -> None:
-    """Run many jobs of one question, keep what they say, and compare it.
+    """Run job scripts with many values, record numbers of each job, and compare them.
 
-    A TOML file names job scripts, a matrix of values, repetitions, and what to take out of each
-    job: see doc/experiment.md.
+    A TOML file names job scripts, a matrix of values, repetitions, and the numbers to extract from
+    each job: see doc/experiment.md.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a --fail-if holds, 4 all is over and
-    points have failed, 5 stopped before the end.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a --fail-if holds, 4 done with failed
+    points, 5 stopped before the end.
     """
 
 
-@experiment.command(short_help="Begin an experiment.")
+@experiment.command(short_help="Run an experiment.")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR",
-    help="Where its results go; without it FILE's name with .results.",
+    help="Directory of the results; default: FILE with the suffix .results.",
 )  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True,
-    help="Say what would be run, and ask vsub whether it takes it; submit nothing.",
+    help="List the combinations and ask vsub whether it accepts them; submit nothing.",
 )  # fmt: skip
 @click.option(
     "--repetitions", type=click.IntRange(min=1), metavar="N",
@@ -98,9 +98,9 @@ def run(
     _end(running.run(config, place, hours, _told, new_plan=plan), as_json)
 
 
-@experiment.command(short_help="Go on with an experiment, however it was stopped.")
+@experiment.command(short_help="Continue a stopped experiment.")
 @_directory
-@click.option("--failed", is_flag=True, help="Run the points that have failed again, too.")
+@click.option("--failed", is_flag=True, help="Also run the failed points again.")
 @click.option(
     "--accept", metavar="SEAL", default="",
     help="Submit the plan with this seal, although it was changed or run began on another host.",
@@ -128,11 +128,11 @@ def resume(
     _end(ended, as_json)
 
 
-@experiment.command(short_help="Say how far an experiment is, and what has failed.")
+@experiment.command(short_help="Show the progress of an experiment, and what has failed.")
 @_directory
 @_json
 def status(directory: Path, as_json: bool) -> None:
-    """Say how far an experiment is, and which points have failed, and why."""
+    """Show the progress of an experiment, and which points have failed, with reasons."""
     from vtorque_core.api import tables  # noqa: PLC0415
     from vtorque_experiment import running  # noqa: PLC0415
 
@@ -236,7 +236,7 @@ def compare(
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "parquet"]), default="csv")
 @click.option(
     "--output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), default="-",
-    metavar="FILE", help="Where to; without it the standard output.",
+    metavar="FILE", help="Output file; default: standard output.",
 )  # fmt: skip
 def export(directory: Path, kind: str, output: Path) -> None:
     """Write all points, a row each: state, job, axes, numbers."""

@@ -25,10 +25,12 @@ from vtorque_images.signing import sign
     metavar="KEY=VALUE",
     help="Option of the builder; repeatable.",
 )
-@click.option("--new", is_flag=True, help="Refuse if there is such an image.")
-@click.option("--update", is_flag=True, help="Refuse if there is none.")
+@click.option("--new", is_flag=True, help="Fail if the image exists.")
+@click.option("--update", is_flag=True, help="Fail if the image does not exist.")
 @click.option(
-    "--sign-key", type=click.Path(path_type=Path), help="Sign it, as vmgr images sign does."
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    help="Sign the image with this key, as vmgr images sign does.",
 )
 @as_json
 @click.pass_context
@@ -45,9 +47,8 @@ def build(
 ) -> None:
     """Build an image and put it into the pool as NAME, replacing an older one.
 
-    Running jobs keep the base that they have, new ones get the new one. With --oci, BUILDER is
-    left out, and NAME is by default that of the container's file or directory without its last
-    suffix.
+    Running jobs keep the old content; new jobs get the new one. With --oci, omit BUILDER; the
+    default of NAME is the container's file or directory without its last suffix.
     """
     arguments = dict(pairs(options, "-o"))
     if oci is not None:

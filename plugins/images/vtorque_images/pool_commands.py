@@ -22,7 +22,13 @@ from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
 
 
 @click.command("list")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="With this label only.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="List only images with this label.",
+)
 @as_json
 @click.pass_context
 def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> None:
@@ -64,8 +70,8 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Hash the files of images (default: all), check their disks and who can read them.
 
-    As root, note when that was, and accept the inodes of a copied pool. Exit code 1 if a file is
-    not what was built, or if jobs do not get the image for want of a signature.
+    As root, record the time, and accept the inodes of a copied pool. Exit code 1 if a file has
+    changed, or if jobs cannot use the image because it lacks a signature.
     """
     site = site_of(ctx.obj)
     pool = site.images.pool
@@ -96,15 +102,21 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--when-free", is_flag=True, help="Also if jobs use it: files go with the last.")
-@click.option("--now", is_flag=True, help="Keep no files for jobs of other nodes.")
+@click.option(
+    "--when-free",
+    is_flag=True,
+    help="Also while jobs use it; the files stay until the last one ends.",
+)
+@click.option(
+    "--now", is_flag=True, help="Delete the files at once, also if jobs of other nodes use them."
+)
 @as_json
 @click.pass_context
 def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: bool) -> None:
     """Remove an image. Refused while jobs of this node use it.
 
-    Jobs of other nodes that share the pool cannot be seen: the files stay for [images] keep,
-    unless --now is given. No new job gets the image.
+    No new job gets the image. Jobs of other nodes that share the pool are not known here, so the
+    files stay for [images] keep, unless you use --now.
     """
     site, _ = root_site(ctx.obj)
     keep = 0.0 if now else site.images.keep
@@ -159,7 +171,7 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
 def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
     """Show the image of jobs that name none, or set it: [options.img] default in the config.
 
-    Only this host's config is changed: where nodes have their own, copy it there.
+    This changes only this host's config. If nodes have their own, copy it there.
     """
     if name is not None:
         images.set_default(ctx.obj, name)

@@ -17,11 +17,13 @@ from vtorque_images.common import as_json, bars, signed_by, write_json
 _PATH = click.Path(path_type=Path)
 
 
-@click.command(short_help="Sign an image by a key of the site.")
+@click.command(short_help="Sign an image with a key of the site.")
 @click.argument("name")
-@click.option("--key", type=_PATH, help="A private key, as ssh-keygen makes it.")
-@click.option("--signature", type=_PATH, help="Made elsewhere, of what --payload prints.")
-@click.option("--payload", is_flag=True, help="Print what is to be signed, for a key elsewhere.")
+@click.option("--key", type=_PATH, help="A private key of ssh-keygen.")
+@click.option(
+    "--signature", type=_PATH, help="A signature of what --payload prints, made on another machine."
+)
+@click.option("--payload", is_flag=True, help="Print the text to sign on another machine.")
 @as_json
 @click.pass_context
 def sign(

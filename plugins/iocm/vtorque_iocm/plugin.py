@@ -6,10 +6,18 @@ from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, boolean
 from vtorque_core.api.vm_options import VMS_PER_NODE, show_boolean
 
 IOCM = Option(
-    "iocm", boolean, False, "cores for the guest's I/O alone", "BOOL", show_boolean, needs_root=bool
+    "iocm",
+    boolean,
+    False,
+    "reserve cores for the guest's I/O",
+    "BOOL",
+    show_boolean,
+    needs_root=bool,
 )
-MIN_CORES = Option("iocm_min_cores", count, 1, "fewest I/O cores of a guest", "N")
-MAX_CORES = Option("iocm_max_cores", count, 0, "most I/O cores, under load; 0: the site's", "N")
+MIN_CORES = Option("iocm_min_cores", count, 1, "minimum of I/O cores of a guest", "N")
+MAX_CORES = Option(
+    "iocm_max_cores", count, 0, "maximum of I/O cores, under load; 0: the site's", "N"
+)
 
 vtorque_options = always(IOCM, MIN_CORES, MAX_CORES)
 

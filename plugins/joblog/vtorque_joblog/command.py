@@ -26,21 +26,25 @@ _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
 @click.command(short_help="Show the log of a job, or the console of a guest.")
 @click.argument("job_id", metavar="JOB")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("--phase", default="", metavar="P", help="Of this phase only: plan, boot, run, ...")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the job has ended.")
+@click.option("--phase", default="", metavar="P", help="Show only this phase: plan, boot, run, ...")
 @click.option(
-    "--guest", type=int, default=None, metavar="N", help="Of this guest of the node only."
+    "--guest",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Show only the guest with this index on its node.",
 )
-@click.option("--level", default="trace", metavar="L", help="From this level on: info, warn, ...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option(
+    "--level", default="trace", metavar="L", help="Show only this level and above: info, warn, ..."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
     "--console",
     is_flag=True,
-    help="Instead, a guest's serial console: while it runs, or its end after a failure.",
+    help="Show a guest's serial console: while it runs, or its end after a failure.",
 )
-@click.option(
-    "--cloud-init", is_flag=True, help="Instead, the end of a failed guest's cloud-init log."
-)
+@click.option("--cloud-init", is_flag=True, help="Show the end of a failed guest's cloud-init log.")
 @click.pass_obj
 def logs(
     config: Path,
@@ -53,10 +57,10 @@ def logs(
     console: bool,
     cloud_init: bool,
 ) -> None:
-    """Show the log of a job on this node, running or ended: yours, or as root anybody's.
+    """Show the log of a running or ended job on this node: your own, or as root of any user.
 
-    Of an ended job of yours also from another host, where the site has the plugin archive: then of
-    all its nodes. What would do something to a terminal is shown as text.
+    With the plugin archive, the logs of your ended jobs are also shown on other hosts, from all
+    nodes of the job. Control characters are shown as text.
     """
     if level.upper() not in LEVELS:
         known = ", ".join(name.lower() for name in LEVELS)

@@ -24,14 +24,14 @@ _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
 @click.argument("job_ids", nargs=-1, metavar="[JOB...]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "-a", "--all", "ended", is_flag=True, help="Also ended jobs of which something is kept."
-)
+@click.option("-a", "--all", "ended", is_flag=True, help="Also list ended jobs that have records.")
 @click.option(
     "--phase", "phases", is_flag=True, help="Ask each job's nodes for its phase and its guests."
 )
 @click.option(
-    "--placement", is_flag=True, help="Show whose this node's cores and memory are. Root only."
+    "--placement",
+    is_flag=True,
+    help="Show which jobs hold this node's cores and memory. Root only.",
 )
 @click.pass_obj
 def ps(
@@ -42,11 +42,11 @@ def ps(
     phases: bool,
     placement: bool,
 ) -> None:
-    """List the jobs that you may see: id, name, owner, state, node, time, why it waits.
+    """List the jobs that you may see: id, name, owner, state, node, time, reason for waiting.
 
-    With --all those too that have ended: yours, as root all that this node keeps. With --phase a
-    line for each node of a job: in which phase it is there, and its guests. That asks every node;
-    the plugin login (vtorque-login) does it. Exit code 2 if a job that is named is not listed.
+    --all adds your ended jobs; as root, all that have records on this node. --phase prints a line
+    per node of a job, with the job's phase and guests there. It asks every node and needs the
+    plugin login (vtorque-login). Exit code 2 if a named job is not listed.
     """
     if placement:
         from vtorque_jobs.placement import show  # noqa: PLC0415 - root's, and slow to import
@@ -107,7 +107,7 @@ def _print_table(
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
 @click.pass_obj
 def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
-    """Cancel jobs. Exit code 0 if all were, else the batch system's."""
+    """Cancel jobs. The exit code is 0 if all were canceled, otherwise the batch system's."""
     submitter = _submitter(config)
     codes = [submitter.cancel(job_id) for job_id in job_ids]
     sys.exit(max(codes))

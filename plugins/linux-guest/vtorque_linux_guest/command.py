@@ -28,7 +28,7 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 def console(config: Path, job_id: str, guest: int) -> None:
     """As root on the job's node, attach with virsh; leave with Ctrl-].
 
-    As the job's owner watch what the guest says there, as vmgr logs --console -f does.
+    As the job's owner, watch the console, as vmgr logs --console -f does.
     """
     if os.geteuid() != 0:
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
@@ -49,7 +49,7 @@ def console(config: Path, job_id: str, guest: int) -> None:
 @click.argument("command", nargs=-1)
 @click.pass_obj
 def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
-    """Log in to a running guest of your job with the job's own key; host keys are checked."""
+    """Log in to a running guest of your job with the job's key. Host keys are checked."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, os.getuid())
     facts = places[-1].facts() if places else {}
@@ -100,15 +100,15 @@ exit 1
 """
 
 
-@click.command(short_help="Remove what root in your guests has left in a shared directory.")
+@click.command(short_help="Remove files that root in your guests left in a shared directory.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("vsub", nargs=-1, metavar="[-- VSUB_OPTION...]")
 @click.pass_obj
 def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
-    """Remove what root in your guests has left below DIR: files that you cannot remove yourself.
+    """Remove files below DIR that root in your guests left and that you cannot remove.
 
-    It submits a small job, whose guest's root does it; the job's output says what is not yours
-    after that. Options of vsub may follow: vmgr clean DIR -- -vm img=debian-12. Exit code: vsub's.
+    It submits a small job, in whose guest root removes them. The job's output lists what remains.
+    Options of vsub follow --: vmgr clean DIR -- -vm img=debian-12. The exit code is vsub's.
     """
     place = os.path.normpath(directory.absolute())
     with tempfile.TemporaryDirectory() as scratch:

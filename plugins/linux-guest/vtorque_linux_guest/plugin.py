@@ -54,7 +54,7 @@ def directory(text: str) -> str:
 
 
 CLEAN = Option(
-    "clean", directory, "", "remove what root in your guests has left below a directory", "DIR"
+    "clean", directory, "", "remove files that root in your guests left below a directory", "DIR"
 )
 
 VM_PRECANCEL: Option[FileData | None] = Option(

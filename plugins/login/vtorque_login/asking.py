@@ -14,7 +14,9 @@ import click
 from vtorque_core.api import OfJob, UsageError
 
 _OPTIONS = (
-    click.Option(["--node"], default="", metavar="NODE", help="Of this node, not the job's first."),
+    click.Option(
+        ["--node"], default="", metavar="NODE", help="Ask this node instead of the job's first."
+    ),
     # Of who runs it for somebody on another host: with what may travel, and no further.
     click.Option(["--here"], is_flag=True, hidden=True),
 )

@@ -64,7 +64,7 @@ VCPU_PINNING: Option[bool | FileData] = Option(
     "vcpu_pinning",
     boolean,
     False,
-    "each vCPU on a host CPU of its own, or on the one that your file names",
+    "pin each vCPU to its own host CPU, or to the CPUs in your file",
     "BOOL|FILE",
     _show_pinning,
     is_file=True,

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job_id", metavar="[JOB]", default="")
-@click.option("--last", is_flag=True, help="Of the job that something was kept of last.")
+@click.option("--last", is_flag=True, help="Report the job with the newest records.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @click.option(
     "--html", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
-    help="Write a page with plots, without anything from elsewhere in it; -: to the output.",
+    help="Write a self-contained page with plots; - is standard output.",
 )  # fmt: skip
 @click.option(
     "--from", "more", multiple=True, metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Add what another node has kept: a copy of its <state>/kept/<uid>/<job>. May be repeated.",
+    help="Add the records of another node, a copy of its <state>/kept/<uid>/<job>; repeatable.",
 )  # fmt: skip
 @click.pass_obj
 def report(
@@ -41,10 +41,10 @@ def report(
     html: Path | None,
     more: tuple[Path, ...],
 ) -> None:
-    """Say what a job did with what it asked for, running or ended: yours, as root anybody's.
+    """Report how a running or ended job used its request: your own job, or as root any job.
 
-    CPU, memory, disk, network, phases, and what to ask for next time. Of several nodes or a whole
-    array (22[], 22[].server, 22) it is one report with a row for each.
+    Shows CPU, memory, disk, network, phases, and what to request next time. A job on several nodes
+    or an array (22[], 22[].server, 22) has one report with a row for each.
     """
     if bool(job_id) == last:
         raise UsageError("vmgr report: name a job, or say --last")

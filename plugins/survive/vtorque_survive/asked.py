@@ -55,7 +55,7 @@ RESUME = Option(
     "resume",
     checkpoint_id,
     "",
-    "go on with a checkpoint, in place of a boot",
+    "restore the job from a checkpoint; none: start from the beginning",
     "ID|none",
     needs=frozenset({"save"}),
 )
@@ -63,7 +63,7 @@ CHECKPOINT = Option(
     "checkpoint",
     times,
     NEVER,
-    "save the job while it runs",
+    "save the job while it runs, at these times",
     "every:TIME|before-walltime|never",
     show_times,
     needs=frozenset({"save"}),

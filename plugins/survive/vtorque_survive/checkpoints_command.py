@@ -25,11 +25,11 @@ _WAIT = 60.0  # seconds for root's process to remove one
 _COLUMNS = ("ID", "JOB", "AGE", "SIZE", "NODE")
 
 
-@click.group(invoke_without_command=True, short_help="List the checkpoints of jobs, remove one.")
+@click.group(invoke_without_command=True, short_help="List or remove checkpoints of jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def checkpoints(context: click.Context, as_json: bool) -> None:
-    """List your checkpoints on this node, the oldest first; as root everybody's."""
+    """List your checkpoints on this node, oldest first; as root, those of all users."""
     if context.invoked_subcommand is not None:
         return
     found = list(_found(context.obj))
@@ -41,14 +41,14 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
     tables.show((*_COLUMNS, "OWNER") if root else _COLUMNS, rows, right=("AGE", "SIZE"))
 
 
-@checkpoints.command(short_help="Remove a checkpoint; no job can go on with it then.")
+@checkpoints.command(short_help="Remove a checkpoint. No job can be restored from it then.")
 @click.argument("name", metavar="ID")
-@click.option("--uid", type=int, help="Whose it is; for root, where several users have such an id.")
+@click.option("--uid", type=int, help="Uid of its owner; for root, if several users have this id.")
 @click.pass_obj
 def remove(config: Path, name: str, uid: int | None) -> None:
-    """Remove a checkpoint of yours on this node; as root anybody's.
+    """Remove one of your checkpoints on this node; as root, of any user.
 
-    Root's process of the node does it, which is there while a job with guests is.
+    Root's watcher process removes it. It runs while a job with guests is on the node.
     """
     try:
         checkpoint_id(name)

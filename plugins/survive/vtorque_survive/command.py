@@ -23,40 +23,40 @@ _JOB = click.argument("job_id", metavar="JOB")
 _HERE = click.option("--this-node", is_flag=True, hidden=True)
 
 
-@click.command(short_help="Have a job's guests stand still: no CPU, their memory stays.")
+@click.command(short_help="Suspend a job: pause its guests and keep their memory.")
 @_JOB
 @_HERE
 @click.pass_obj
 def suspend(config: Path, job_id: str, this_node: bool) -> None:
-    """Have all guests of a job stand still, on all its nodes, until vmgr resume.
+    """Pause all guests of a job, on every node, until vmgr resume.
 
-    For the job's owner and root. The batch system is not told: the walltime goes on. To have it
-    suspend the job, and give its CPUs to others, use its own command (scontrol suspend, qsig -s
-    suspend): the guests then stand still, too.
+    For the job's owner and root. The batch system does not know about it: the walltime continues.
+    To free the job's CPUs for other jobs, use the batch system's own command (scontrol suspend,
+    qsig -s suspend), which also pauses the guests.
     """
     _all(config, request.SUSPEND, job_id, this_node=this_node)
 
 
-@click.command(short_help="Have a job's guests go on after vmgr suspend.")
+@click.command(short_help="Resume a job after vmgr suspend.")
 @_JOB
 @_HERE
 @click.pass_obj
 def resume(config: Path, job_id: str, this_node: bool) -> None:
-    """Have all guests of a job go on, on all its nodes, with the right time."""
+    """Resume all guests of a job, on every node, and set their clocks."""
     _all(config, request.RESUME, job_id, this_node=this_node)
 
 
-@click.command(short_help="Save a job to go on with later.")
+@click.command(short_help="Save a job, to restore it later.")
 @_JOB
 @click.option("--stop", is_flag=True, help="End the job once it is saved.")
 @_HERE
 @click.pass_obj
 def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
-    """Save a job's guests, with memory and disks; print the checkpoint's id.
+    """Save a job's guests with memory and disks; print the checkpoint's id.
 
-    They stand still meanwhile, and go on, or end with --stop. For the job's owner and root. When
-    the job has ended vsub -vm resume=ID with its other options goes on with it: on the same node,
-    or on any of its kind where the site keeps checkpoints for all.
+    For the job's owner and root. The guests are paused while they are saved. Then they continue,
+    or end with --stop. When the job has ended, restore it with vsub -vm resume=ID and its other
+    options: on the same node, or on any equal node if the site shares checkpoints.
     """
     word = request.CHECKPOINT if stop else request.SAVE
     place = _all(config, word, job_id, this_node=this_node, seconds=_SAVES)

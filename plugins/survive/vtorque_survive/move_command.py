@@ -14,15 +14,15 @@ from vtorque_survive import arrival, move
 
 @click.command(short_help="Move a job's guests to another node while they run; root only.")
 @click.argument("job_id", metavar="JOB")
-@click.option("--to", required=True, metavar="NODE", help="Where they are to run.")
+@click.option("--to", required=True, metavar="NODE", help="The destination node.")
 @click.option("--settle", is_flag=True, hidden=True)
 @click.pass_obj
 def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
-    """Move the guests that a job has on this node to another, while they run. Root only.
+    """Migrate the guests that a job has on this node to another node. Root only.
 
-    Not from the job's first node, where its job shell is. Where the batch system can (Slurm) a job
-    of root's holds the other node's share, and this node is given back. Exit code 1: they are here
-    still, some are, or not all is done, and why.
+    The job's first node cannot be left, because its job shell runs there. Needs Slurm: a job of
+    root's reserves the guests' share on the destination, and the source node is released. With exit
+    code 1, the last line says which guests are where, and why.
     """
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate moves what root has acquired: run it as root")
