@@ -36,10 +36,9 @@ def is_meant(path: Path) -> bool:
         return False
     if path == CONFIG_PATH:
         return not os.path.lexists(path) and not Paths().state.exists()
-    try:
+    with contextlib.suppress(KeyError):  # a uid without a user
         return path == config()
-    except KeyError:  # of a uid that no user has
-        return False
+    return False
 
 
 def config() -> Path:
@@ -52,8 +51,10 @@ def require_own_directories() -> None:
 
     The variables may name another user's directories, after ``su`` for example. Raises ConfigError.
     """
-    for variable in _DEFAULTS:
-        path = config() if variable == "XDG_CONFIG_HOME" else _home(variable)
+    libvirt = ("XDG_CONFIG_HOME", "XDG_CACHE_HOME")  # libvirtd of a session uses both
+    places = [(each, config() if each == libvirt[0] else _home(each)) for each in _DEFAULTS]
+    places += [(each, _home(each).with_name("libvirt")) for each in libvirt]
+    for variable, path in places:
         existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
         try:
             require_root_owned(existing, os.geteuid())
@@ -116,9 +117,8 @@ def _runtime(link: Path) -> Path:
 
 
 def _is_own(place: Path) -> bool:
-    try:
+    with contextlib.suppress(ConfigError, OSError):
         require_root_owned(place, os.geteuid())
         status = place.lstat()
-    except (ConfigError, OSError):
-        return False
-    return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700
+        return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700
+    return False

@@ -164,6 +164,19 @@ def test_missing_directory_that_another_user_can_create_is_refused(user, monkeyp
     load(personal.CONFIG_PATH, node=False)
 
 
+@pytest.mark.parametrize("variable", ["CONFIG", "CACHE"])
+def test_libvirt_directory_that_another_user_can_create_is_refused(user, monkeypatch, variable):
+    """XDG_CONFIG_HOME=/tmp: libvirtd of the user's session would use /tmp/libvirt."""
+    (user / "shared/vtorque").mkdir(parents=True)
+    (user / "shared/vtorque/vtorque.toml").touch(mode=0o600)
+    (user / "shared").chmod(0o1777)
+    monkeypatch.setenv(f"XDG_{variable}_HOME", str(user / "shared"))
+    with pytest.raises(ConfigError, match=rf"libvirt: does not exist, .*XDG_{variable}_HOME"):
+        load(personal.CONFIG_PATH, node=False)
+    (user / "shared/libvirt").mkdir(mode=0o700)
+    load(personal.CONFIG_PATH, node=False)
+
+
 def test_runtime_directory_below_one_that_others_can_change_is_not_used(user):
     own = user / "others/own"
     own.mkdir(parents=True)
