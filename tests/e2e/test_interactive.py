@@ -1,6 +1,9 @@
 """``vsub -I``: a shell in a real guest, on the user's own terminal."""
 
+import os
 import re
+import signal
+import termios
 
 import pytest
 
@@ -20,6 +23,10 @@ def test_a_shell_in_a_guest(clean):
     assert terminal.read(rb"\n(/dev/\S+)\r")[1].startswith(b"/dev/")
     assert terminal.read(rb"(\d+ \d+)\r")[1] == b"33 101"
     terminal.read(PROMPT)
+    terminal.resize(41, 121)
+    terminal.write(b"until [ \"$(stty size)\" = '41 121' ]; do sleep 0.1; done; echo new-size\r")
+    terminal.read(rb"\nnew-size\r")
+    terminal.read(PROMPT)
     terminal.write(b"id -un; uname -r; echo $PBS_ENVIRONMENT-$TERM\r")
     assert terminal.read(rb"\n(\S+)\r\n(\S+)\r\n(\S+)\r")[1].decode() == clean.user
     assert terminal.leave(7) == 7
@@ -33,3 +40,22 @@ def test_a_lost_terminal_ends_the_job(clean):
     assert clean.state_of(job_id) == "R"
     terminal.close()
     clean.wait_for(lambda: clean.state_of(job_id) is None, what="end of the job")
+
+
+@pytest.mark.parametrize("at", ["start", "prompt"])
+def test_vsub_that_is_killed_leaves_the_terminal_with_echo(clean, at):
+    """The job shell turns the echo off, and then makes the terminal raw."""
+    terminal = on_a_node(clean, "-I", "-vm", "ram=256M", under_a_shell=True)
+    pid = int(terminal.read(rb"pid-(\d+)-")[1])
+    terminal.read(STARTED)
+
+    def echo():
+        return termios.tcgetattr(terminal.fd)[3] & termios.ECHO
+
+    clean.wait_for(lambda: not echo(), what="echo off")
+    if at == "prompt":
+        terminal.read(PROMPT)
+    os.kill(pid, signal.SIGKILL)
+    clean.wait_for(echo, what="echo on again")
+    terminal.close()
+    clean.wait_for(lambda: not clean.jobs(), what="end of the job")

@@ -90,9 +90,16 @@ class Terminal:
         return code
 
 
-def on_a_node(node, *argv, environ=()):
-    """Return a terminal with ``vsub`` on it, as the node's user; ``environ``: NAME=VALUE."""
+def on_a_node(node, *argv, environ=(), under_a_shell=False):
+    """Return a terminal with ``vsub`` on it, as the node's user; ``environ``: NAME=VALUE.
+
+    ``under_a_shell``: a shell prints ``pid-N-`` of vsub, and keeps the terminal when it is killed.
+    """
     home = pwd.getpwnam(node.user).pw_dir
     become = ["setpriv", f"--reuid={node.user}", f"--regid={node.user}", "--init-groups"]
     environ = ["PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={home}", "TERM=xterm", *environ]
-    return Terminal([*become, "env", "-i", "-C", home, *environ, *node.command("vsub", *argv)])
+    command = node.command("vsub", *argv)
+    if under_a_shell:
+        inner = ["sh", "-c", 'echo pid-$$-; exec "$@"', "sh", *command]
+        command = ["sh", "-c", '"$@"; sleep 86400', "sh", *inner]
+    return Terminal([*become, "env", "-i", "-C", home, *environ, *command])

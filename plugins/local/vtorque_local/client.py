@@ -9,8 +9,8 @@ process's child.
 a JSON object in one line of at most 8 MiB. ``op`` is ``submit``, ``list``, ``cancel`` or ``stop``;
 the kernel tells who asks (SO_PEERCRED, unix(7)). The answer is one line; ``error`` is for the user.
 After ``submit`` a second line comes when the job has ended: ``code`` and ``reason``. ``-I`` passes
-the terminal's three descriptors with the first byte (SCM_RIGHTS); when its connection closes the
-job is cancelled.
+the terminal's three descriptors with the first byte (SCM_RIGHTS). After the answer, each byte from
+its client says that the terminal has a new size. When its connection closes the job is cancelled.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import subprocess
+import termios
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -137,6 +138,7 @@ class _Follow:
         for each in (connection, told):
             self._poll.register(each, select.POLLIN)
         self._heard = b""
+        self._settings = termios.tcgetattr(terminal[0]) if terminal else []
 
     def run(self) -> None:
         """Return when the client has gone, or has been told how the job has ended."""
@@ -146,8 +148,37 @@ class _Follow:
                 return
             if self._ended(ready):
                 continue
-            if self._connection.fileno() in ready:
+            if self._connection.fileno() in ready and not self._resize():
+                self._end_without_client()
                 return
+
+    def _resize(self) -> bool:
+        """Tell the job that its window has another size; return False if the client has gone.
+
+        The kernel tells only the client (SIGWINCH), whose session has the terminal.
+        """
+        with contextlib.suppress(OSError):
+            if self._connection.recv(64, socket.MSG_DONTWAIT):
+                if self._process:
+                    os.killpg(self._process.pid, signal.SIGWINCH)
+                return True
+        return False
+
+    def _end_without_client(self) -> None:
+        """Kill an interactive job, and restore the terminal if its job shell cannot any more.
+
+        The job shell leaves it without echo, or raw. Other settings are by now another program's:
+        a shell's line editor does its own output processing, but reads single characters.
+        """
+        if not self._process:
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired, termios.error):
+            self._process.wait(MAX_TIME)
+            _, output, _, local, *_ = termios.tcgetattr(self._terminal[0])
+            raw = not output & termios.OPOST
+            if not local & termios.ECHO and (raw or local & termios.ICANON):
+                termios.tcsetattr(self._terminal[0], termios.TCSANOW, self._settings)
 
     def _listen(self) -> bool:
         """Do all that the service says; return whether there is more to come."""

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ class LocalSubmitter:
         errors = 2 if os.isatty(2) else 1  # the service takes terminals only
         with self._ask(message, (0, 1, errors)) as (answer, lines), qsub.terminal_kept():
             sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
+            signal.signal(signal.SIGWINCH, lambda *_: _resized(lines))
             code = _wait(lines)
         sys.stderr.write(f"\nvsub: job {answer['id']} completed\n")
         return code
@@ -165,6 +167,12 @@ def serving(config: Path) -> tuple[str, ...]:
     """Return the command that starts the service of a user's own site, as that user."""
     argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
     return (*argv, "local", "serve", "--config", str(config))
+
+
+def _resized(connection: BinaryIO) -> None:
+    """Tell the service that the terminal has a new size."""
+    with contextlib.suppress(OSError):  # it has ended
+        os.write(connection.fileno(), b"\n")
 
 
 def _wait(lines: BinaryIO) -> int:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from terminal import Terminal
+from terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.e2e
 
@@ -24,6 +24,10 @@ def test_a_shell_in_a_guest(clean, nodes):
     terminal.write(b"stty size; echo $SLURM_NNODES-$(hostname)-$TERM\r")
     assert terminal.read(rb"(\d+ \d+)\r")[1] == b"33 101"
     assert re.fullmatch(rb"%d-vn\d-xterm" % nodes, terminal.read(rb"\n(\S+-vn\S+)\r")[1])
+    terminal.read(PROMPT)
+    terminal.resize(41, 121)
+    terminal.write(b"until [ \"$(stty size)\" = '41 121' ]; do sleep 0.1; done; echo new-size\r")
+    terminal.read(rb"\nnew-size\r")
     assert terminal.leave(7) == 7
 
 
