@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: ours, what it is compared with (None: nothing), and the limit of the ratio.
+    """One figure: ours, what it is compared with (None: nothing), and its limit (None: not judged).
 
-    Without a baseline ``limit`` is of ``ours`` itself. All values are in ``unit``; ``samples`` has
-    every single one, in the order measured. ``limit`` None: told, not judged.
+    The limit is of the ratio, with ``limits_more`` of the difference, without a baseline of
+    ``ours``. All values are in ``unit``. ``samples`` has every sample in the order measured.
     """
 
     name: str
@@ -22,11 +22,23 @@ class Figure:
     baseline: float | None = None
     limit: float | None = None
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    limits_more: bool = False
+
+    @property
+    def more(self) -> float | None:
+        """The difference from the baseline; None without one."""
+        return None if self.baseline is None else self.ours - self.baseline
+
+    @property
+    def ratio(self) -> float | None:
+        """The ratio to the baseline; None without one."""
+        return None if self.baseline is None else self.ours / self.baseline
 
     @property
     def judged(self) -> float:
         """What the limit is compared with."""
-        return self.ours if self.baseline is None else self.ours / self.baseline
+        compared = self.more if self.limits_more else self.ratio
+        return self.ours if compared is None else compared
 
     @property
     def held(self) -> bool | None:
@@ -35,9 +47,7 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         """Return it for ``--json``."""
-        ratio = self.baseline and self.judged
-        more = None if self.baseline is None else self.ours - self.baseline
-        return {**asdict(self), "more": more, "ratio": ratio, "held": self.held}
+        return {**asdict(self), "more": self.more, "ratio": self.ratio, "held": self.held}
 
 
 def compare(
@@ -46,11 +56,13 @@ def compare(
     ours: Sequence[float],
     baseline: Sequence[float] = (),
     limit: float | None = None,
+    *,
+    limits_more: bool = False,
 ) -> Figure:
     """Return the figure of the medians."""
     base = statistics.median(baseline) if baseline else None
     samples = {"ours": ours, **({"baseline": baseline} if baseline else {})}
-    return Figure(name, unit, statistics.median(ours), base, limit, samples)
+    return Figure(name, unit, statistics.median(ours), base, limit, samples, limits_more)
 
 
 def table(figures: Sequence[Figure]) -> str:
@@ -61,9 +73,10 @@ def table(figures: Sequence[Figure]) -> str:
     """
     rows = [("figure", "unit", "ours", "baseline", "more", "ratio", "limit", "n", "held")]
     for f in figures:
-        more = "" if f.baseline is None else f"{f.ours - f.baseline:.3g}"
-        ratio = "" if f.baseline is None else f"{f.judged:.2f}x"
-        limit = "" if f.limit is None else f"{f.limit:g}{'x' if f.baseline is not None else ''}"
+        more = "" if f.more is None else f"{f.more:.3g}"
+        ratio = "" if f.ratio is None else f"{f.ratio:.2f}x"
+        sign, times = ("+", "") if f.limits_more else ("", "" if f.ratio is None else "x")
+        limit = "" if f.limit is None else f"{sign}{f.limit:g}{times}"
         held = {None: "", True: "yes", False: "NO"}[f.held]
         base = "" if f.baseline is None else f"{f.baseline:.3g}"
         count = str(len(f.samples.get("ours", ())))
