@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -88,20 +88,20 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
     return tuple(filter(is_wanted, entry_points((group,))))
 
 
-def imported(point: EntryPoint) -> Any:
+def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
     """Return what an entry point names. As root only what root alone can write.
 
     Raises ConfigError naming the path, or whatever its module raises.
     """
     if os.geteuid() == 0:
-        require_trusted(point)
+        require_trusted(point, known)
     return point.load()
 
 
-def require_trusted(point: EntryPoint) -> None:
+def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
     """Refuse a plugin that others than root can write. For root's processes, before the import.
 
-    Raises ConfigError naming the path.
+    ``known`` is as for :func:`require_root_owned`. Raises ConfigError naming the path.
     """
     from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
     from importlib.util import find_spec  # noqa: PLC0415
@@ -114,7 +114,7 @@ def require_trusted(point: EntryPoint) -> None:
     while found is not None:
         above = found.submodule_search_locations or ()  # of a package without __init__.py
         for place in [str(found.origin)] if found.has_location else above:
-            require_root_owned(Path(place))
+            require_root_owned(Path(place), known=known)
         if not below or found.submodule_search_locations is None:
             return
         name = f"{found.name}.{below.pop(0)}"
@@ -144,6 +144,7 @@ class Plugins:
         self.withheld: Mapping[str, str] = {}
         self.distributions: dict[str, str] = {}
         self._modules: dict[int, tuple[str, Any]] = {}  # id to plugin and module, in order
+        self._checked: dict[Path, Path] = {}  # directories that root alone can write
         self._manager = _Manager("vtorque")
         self._manager.add_hookspecs(hookspecs)
 
@@ -176,8 +177,7 @@ class Plugins:
                 self.off.append(name)
         return self
 
-    def _load_one(self, name: str, points: Iterable[EntryPoint], node: bool) -> None:
-        points = list(points)
+    def _load_one(self, name: str, points: Sequence[EntryPoint], node: bool) -> None:
         self.distributions[name] = points[0].distribution
         owners = {point.distribution for point in points}
         if len(owners) > 1 or len({point.group for point in points}) < len(points):
@@ -187,7 +187,7 @@ class Plugins:
             for point in points:
                 if point.group == GROUP or node:
                     before = time.process_time()
-                    module = imported(point)
+                    module = imported(point, self._checked)
                     if point.group == GROUP:
                         self.costs[name] = time.process_time() - before
                     self.register(name, module, point.distribution)
@@ -267,12 +267,10 @@ class Plugins:
                 error = raised
             if os.environ.get(_TRACE):
                 given = {arg: kwargs[arg] for arg in impl.argnames}
-                took = time.perf_counter() - began
-                _trace(hook, name, given, items, error, took)
+                _trace(hook, name, given, items, error, time.perf_counter() - began)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                at = _where(impl.plugin, hook)
-                yield Contribution(name, dist, error=error, where=at)
+                yield Contribution(name, dist, error=error, where=_where(impl.plugin, hook))
 
     def collect(self, hook: str, *, only: str = "", **kwargs: Any) -> list[Contribution]:
         """Return all contributions of a hook that must not fail.

@@ -307,7 +307,7 @@ def run(
     for module in (command, live_images):
         monkeypatch.setattr(module, "effective_root", lambda: True)
     check = trust.require_root_owned
-    monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, os.geteuid()))
+    monkeypatch.setattr(trust, "require_root_owned", lambda path, **_: check(path, os.geteuid()))
 
     def call(*argv: object) -> Result:
         return vmgr.run(config, "images", *argv)

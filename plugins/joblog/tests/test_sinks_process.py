@@ -118,7 +118,7 @@ if os.geteuid() == 0:
     os.setgroups([4, 27])  # as a service may have some
 from vtorque_core.site import plugins
 from vtorque_joblog import sinks_process
-plugins.require_trusted = lambda point: None  # pytest's directory
+plugins.require_trusted = lambda *_: None  # pytest's directory
 sinks_process._AGAIN = 1.0
 sinks_process._OPENING = 2.0
 sinks_process.main()

@@ -423,7 +423,7 @@ def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path
     lines = "".join(f"{name} = {where}\n" for name, where in names.items())
     (info / "entry_points.txt").write_text(f"[vtorque1.telemetry]\n{lines}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "require_trusted", lambda point: None)  # pytest's directory
+    monkeypatch.setattr(plugins, "require_trusted", lambda *_: None)  # pytest's directory
     config = tmp_path / "v.toml"
     wanted = ["acme", "prometheus", "nowhere", "odd", "gone", "acme"]
     config.write_text(f"[plugin.telemetry]\nexporters = {json.dumps(wanted)}\n")

@@ -55,6 +55,19 @@ def test_others_may_not_write_a_directory_above(private):
     trusted(private)
 
 
+def test_directories_that_were_checked_are_not_checked_again(private, monkeypatch):
+    known: dict[Path, Path] = {}
+    require_root_owned(private, os.getuid(), known)
+    beside = private.with_name("beside")
+    beside.write_text("")
+    beside.chmod(0o646)
+    looked_at, real = [], os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path: looked_at.append(path) or real(path))
+    with pytest.raises(ConfigError, match=f"{beside}: can be written by others"):
+        require_root_owned(beside, os.getuid(), known)
+    assert looked_at == [beside]
+
+
 def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -89,15 +102,15 @@ def test_private_group_of_a_user_counts_as_the_user(
     monkeypatch, tmp_path, gid, own_gid, mode, fine
 ):
     """Debian and others give each user a group with the same number, and umask 002 with it."""
-    real = Path.lstat
+    real = os.lstat
 
-    def lstat(self):
-        found = real(self)
-        if self != tmp_path:
+    def lstat(path):
+        found = real(path)
+        if Path(path) != tmp_path:
             return os.stat_result((found.st_mode & ~0o022, *found[1:4], 0, *found[5:]))
         return os.stat_result((stat.S_IFDIR | mode, *found[1:4], 1234, gid, *found[6:]))
 
-    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(os, "lstat", lstat)
     monkeypatch.setattr(os, "getegid", lambda: own_gid)
     with contextlib.nullcontext() if fine else pytest.raises(ConfigError, match="chmod go-w"):
         require_root_owned(tmp_path, 1234)

@@ -70,7 +70,7 @@ def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path, monkeypatch)
 def test_the_command_says_where_it_looked_also_for_nothing(paths, start, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for module in (trust, site_config):
-        monkeypatch.setattr(module, "require_root_owned", lambda path: None)
+        monkeypatch.setattr(module, "require_root_owned", lambda *_, **__: None)
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
 

@@ -146,7 +146,7 @@ def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
     monkeypatch.syspath_prepend(str(tmp_path))
     if ME != 0:  # what the check accepts beside root; the directories above are root's or sticky
         check = trust.require_root_owned
-        monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, uid=ME))
+        monkeypatch.setattr(trust, "require_root_owned", lambda path, **_: check(path, uid=ME))
     with pytest.raises(ConfigError, match=r"vtorque_evil: can be written by others than root"):
         plugins.require_trusted(
             EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node", "evil-1")

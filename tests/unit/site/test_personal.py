@@ -197,15 +197,15 @@ def test_config_of_another_user_is_refused(user, monkeypatch):
     with pytest.raises(ConfigError, match=rf"^{own}: can be written by others"):
         load(own, node=False)
     own.chmod(0o600)
-    real = Path.lstat
+    real = os.lstat
 
-    def lstat(self):
-        found = real(self)
-        if self != own:
+    def lstat(path):
+        found = real(path)
+        if Path(path) != own:
             return found
         return os.stat_result((*found[:4], UID + 1, *found[5:]))
 
-    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(ConfigError, match=rf"^{own}: is owned by uid {UID + 1}, who could"):
         load(personal.CONFIG_PATH, node=False)
 
