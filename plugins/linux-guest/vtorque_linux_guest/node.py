@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import re
 import socket
 from collections.abc import Iterator
@@ -99,7 +98,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 def agent_check(site: Site) -> Iterator[HealthResult]:
     """Say whether images without a built-in agent can be used on this node."""
-    path = agent_path(site[Settings], platform.machine())
+    path = agent_path(site[Settings], os.uname().machine)
     try:
         with path.open("rb") as file:
             start = file.read(4)

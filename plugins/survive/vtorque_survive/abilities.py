@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +56,7 @@ def _daemon() -> str:
 
 
 def _qemu() -> str:
-    return _older(f"qemu-system-{platform.machine()}", _QEMU, "needed")
+    return _older(f"qemu-system-{os.uname().machine}", _QEMU, "needed")
 
 
 def _libvirt() -> str:

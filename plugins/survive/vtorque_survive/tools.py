@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -64,7 +64,7 @@ def tools(cpu: str = "") -> Mapping[str, str]:
     return {
         "vtorque-core": metadata.version("vtorque-core"),
         "vtorque-survive": metadata.version("vtorque-survive"),
-        "QEMU": _version(f"qemu-system-{platform.machine()}"),
+        "QEMU": _version(f"qemu-system-{os.uname().machine}"),
         "libvirt": _version("libvirtd"),
         "processor": f"{_MODEL}{cpu}" if cpu else _processor(),
     }
