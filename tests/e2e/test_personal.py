@@ -169,7 +169,7 @@ def test_an_array_has_a_guest_for_each_task(clean):
 
 
 def test_the_manuals_first_jobs(clean):
-    """Of doc/ten-minutes-user.md, ten-minutes-admin.md and user.md, word for word."""
+    """Of ten-minutes-user.md, ten-minutes-admin.md, tutorial.md and user.md, word for word."""
     paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
 
     def bash(text):
@@ -192,6 +192,12 @@ def test_the_manuals_first_jobs(clean):
     eventually(lambda: job not in bash(ps))
     assert (clean.home / "hello.out").read_text() == f"on vvm as {clean.user} in {clean.home}\n"
     assert "release" in bash(log)
+
+    (clean.home / "pi.sh").write_text(block("doc/tutorial.md", "#!/bin/sh"))
+    submit, *_ = block("doc/tutorial.md", "vsub -j oe -o pi.out pi.sh").splitlines()
+    job = bash(submit.replace("-j oe", "-v N=1000 -j oe")).split()[-1]
+    eventually(lambda: job not in bash("vmgr ps"))
+    assert (clean.home / "pi.out").read_text().startswith("pi is about 3.")
 
     clean.script(block("doc/user.md", "#!/bin/bash"))
     shown = block("doc/user.md", "$ vsub").splitlines()

@@ -279,6 +279,7 @@ RUN = {
         "#!/usr/bin/python3",
         "title =",
     ),
+    ("doc/tutorial.md", LAPTOP): ("vsub -j oe -o pi.out pi.sh",),
     ("doc/user.md", f"{HERE}::test_first_jobs"): ("#!/bin/bash",),
     ("doc/user.md", LAPTOP): ("$ vsub",),
     ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests"): ("import mmap",),
@@ -351,7 +352,6 @@ NOT_RUN = {
         "doc/software.md": ("printf", "vmgr images build hpc", "skopeo"),
         "doc/ten-minutes-user.md": ("vsub -h", "vsub -l nodes"),
         "doc/tutorial.md": (
-            "vsub -j oe -o pi.out pi.sh",
             "vmgr logs",
             "vsub -j oe -o pi.out -v N",
             "vsub -t",
