@@ -181,7 +181,6 @@ def test_bad_job_names(name):
     ("content", "why"),
     [
         (b"\xef\xbb\xbf#!/bin/sh\n#PBS -l walltime=1\n", "byte order mark"),
-        ("#!/bin/sh\n".encode("utf-16"), "byte order mark"),
         (b"#!/bin/sh\r\n#PBS -vm ram=1G\r\ntrue\r\n", "DOS"),
         (b"#!/bin/sh\rtrue\r", "DOS"),
     ],
@@ -189,6 +188,12 @@ def test_bad_job_names(name):
 def test_a_script_that_hides_its_directives_is_refused(content, why):
     with pytest.raises(Refused, match=f"{why}.*sed -i"):
         pbs.check_script(content)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_script_in_a_wide_encoding_is_refused_with_the_command_that_converts_it(encoding):
+    with pytest.raises(Refused, match=r"UTF-16 or UTF-32, .*iconv -f UTF-16 -t UTF-8"):
+        pbs.check_script("#!/bin/sh\n".encode(encoding))
 
 
 def test_other_scripts_are_none_of_our_business():

@@ -376,7 +376,9 @@ def check_job_name(name: str) -> str:
     return name
 
 
-_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")  # of UTF-8 and UTF-16
+_UTF8_MARK = b"\xef\xbb\xbf"
+# Byte order marks of UTF-16 and UTF-32, and "#" in them without a mark.
+_WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"#\0", b"\0#", b"\0\0\0#")
 
 
 def check_script(content: bytes) -> None:
@@ -384,7 +386,12 @@ def check_script(content: bytes) -> None:
 
     Torque's qsub accepts it, drops the directives, and the job fails. OpenPBS's refuses CR LF.
     """
-    if content.startswith(_MARKS):
+    if content.startswith(_WIDE):
+        raise Refused(
+            "the script is UTF-16 or UTF-32, which no interpreter reads",
+            fix="convert it: iconv -f UTF-16 -t UTF-8 SCRIPT (or -f UTF-32)",
+        )
+    if content.startswith(_UTF8_MARK):
         raise Refused(
             "the script begins with a byte order mark, which hides its directives and interpreter",
             fix="save it as UTF-8 without a mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
