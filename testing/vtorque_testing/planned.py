@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from vtorque_core.api import vm_options
+from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Notice
@@ -227,7 +227,7 @@ class PlannedNode:
 
     def domain(self, guest: GuestPlan, **spec: Any) -> str:
         """Return the XML of a guest with the plugins' hardware; ``spec``: fields of DomainSpec."""
-        found = self.plugins.collect("vtorque_render_domain", guest=guest, site=self.site)
+        found = self.plugins.collect(hooks.vtorque_render_domain, guest=guest, site=self.site)
         return _rendered(
             guest, [Contributed(c.plugin, c.distribution, c.item) for c in found], spec
         )

@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
-from vtorque_core.api import vm_options
+from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import GuestDriver
@@ -300,7 +300,7 @@ class RecordedNode:
             return None
         found = [r for path in journals(self.site.paths) for r in read(path).open if r.kind == kind]
         record = max(found, key=lambda r: (r.time, r.seq))
-        kinds = {c.item.kind: c.item for c in self.plugins.collect("vtorque_resources")}
+        kinds = {c.item.kind: c.item for c in self.plugins.collect(hooks.vtorque_resources)}
         names = list(named(reconstruct(record, {**kinds, **CORE_KINDS})))
         blind = "" if names else ", ".join(sorted(record.args)) or "no fields"
         mine = [Path(self.top), *self.covers]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from vtorque_core.api import hooks
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
@@ -81,7 +82,7 @@ class LazyGroup(click.Group):
                 ctx.meta[_BAD] = error
                 return {}
             there = ctx.meta[known] = {}
-            for each in plugins.each("vtorque_commands"):
+            for each in plugins.each(hooks.vtorque_commands):
                 if each.error is None and each.item.words.split()[-2] == self.name:
                     brought = _Brought(plugins, given, each.plugin, each.item)
                     there[each.item.words.split()[-1]] = brought
@@ -125,9 +126,13 @@ class _Brought:
             if command.name != self.item.words.split()[-1]:  # another host would call another one
                 raise ValueError(f"{self.item.words} loads the command {command.name}")
             if self.item.of_job is not None:
-                about: dict[str, Any] = {"of_job": self.item.of_job, "config": self.config}
-                for other in self.plugins.collect("vtorque_elsewhere", command=command, **about):
-                    command = other.item
+                found = self.plugins.collect(
+                    hooks.vtorque_elsewhere,
+                    command=command,
+                    of_job=self.item.of_job,
+                    config=self.config,
+                )
+                command = found[-1].item if found else command
         except Exception as error:  # anybody's module
             click.echo(f"a command of plugin {self.plugin} is left out: {error}", err=True)
             return None

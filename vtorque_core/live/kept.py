@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api import hooks
 from vtorque_core.api.kept_records import Place, find
 from vtorque_core.base.errors import Refused, printable
 from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths, safe_name
@@ -63,7 +64,7 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
 
 
 def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
-    for each in plugins.each("vtorque_kept", site=site):
+    for each in plugins.each(hooks.vtorque_kept, site=site):
         if each.error is None:
             yield each.item
         else:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
@@ -64,7 +65,7 @@ def on_nodes(
     Raises ConfigError.
     """
     site, plugins = load(config, node=False)
-    for each in plugins.each("vtorque_on_nodes", jobs=jobs, site=site, config=config):
+    for each in plugins.each(hooks.vtorque_on_nodes, jobs=jobs, site=site, config=config):
         yield each.error or each.item, each.plugin
 
 

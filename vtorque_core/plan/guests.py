@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.claims import (
@@ -199,7 +200,7 @@ def _saved(
 ) -> list[SavedGuest]:
     """Return the guests that the job's go on with, if any. Raises Refused if there are others."""
     found = plugins.collect(
-        "vtorque_saved", job=job, request=request, image=image, user=user, site=site
+        hooks.vtorque_saved, job=job, request=request, image=image, user=user, site=site
     )
     saved = [each.item for each in found]
     if saved and len(saved) != request[VMS_PER_NODE]:
@@ -298,7 +299,7 @@ def _claims(
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
-    for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
+    for contribution in plugins.collect(hooks.vtorque_plan, guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
             refusals.append(contribution.item)
         elif isinstance(contribution.item, Notice):
@@ -436,7 +437,7 @@ def context_of(
         *batch,
         *driver.context(guest, site),
     ]
-    for contribution in plugins.collect("vtorque_guest_context", guest=guest, site=site):
+    for contribution in plugins.collect(hooks.vtorque_guest_context, guest=guest, site=site):
         kind = type(contribution.item).__name__
         if kind not in supports:
             raise Refused(
@@ -459,7 +460,7 @@ def domain_contributions(
     ]
     found += [
         Contributed(c.plugin, c.distribution, c.item)
-        for c in plugins.collect("vtorque_render_domain", guest=guest, site=site)
+        for c in plugins.collect(hooks.vtorque_render_domain, guest=guest, site=site)
     ]
     return found
 

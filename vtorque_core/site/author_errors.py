@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtorque_core.api import hooks
 from vtorque_core.site.plugins import Plugins
 
 _OURS = {"vtorque_core", "vtorque_testing"}  # the kit has doubles of the core's own parts
@@ -20,7 +21,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
     """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
-    known = {each.item for each in plugins.each("vtorque_resources")}
+    known = {each.item for each in plugins.each(hooks.vtorque_resources)}
     for called, file in sorted(item for package in packages for item in _files(package)):
         text = file.read_bytes()
         if b"acquire" in text or _PRIVATE.search(text):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vtorque_core.api import hooks
 from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError, printable
 from vtorque_core.base.names import CONFIG_PATH, Paths
@@ -396,7 +397,7 @@ class _Builder:
     def settings(self, node: bool) -> dict[str, Any]:
         classes: dict[str, type[Any]] = {}
         broken = self.plugins.broken
-        for found in self.plugins.each("vtorque_settings"):
+        for found in self.plugins.each(hooks.vtorque_settings):
             if found.error is not None:
                 broken.setdefault(found.plugin, found.told("vtorque_settings"))
             elif classes.setdefault(found.plugin, found.item) is not found.item:

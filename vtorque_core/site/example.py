@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from vtorque_core.api import hooks
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.schema import (
     DEFAULT_SHARES,
@@ -68,7 +69,7 @@ def example(plugins: Plugins) -> str:
 
 def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
     """Return the settings class of every loaded plugin that has one."""
-    found = plugins.each("vtorque_settings")
+    found = plugins.each(hooks.vtorque_settings)
     return {c.plugin: c.item for c in found if c.error is None and c.item is not None}
 
 

@@ -13,11 +13,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import pluggy
 
@@ -36,6 +36,7 @@ BUILTIN = "core"
 PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 _TRACE = "VTORQUE_TRACE"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -44,7 +45,7 @@ class PluginError(VtorqueError):
 
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(Generic[T]):
     """One item that a plugin's hook returned, or the error that it raised instead.
 
     ``where``: with an error, the module and line of the hook.
@@ -52,7 +53,7 @@ class Contribution:
 
     plugin: str
     distribution: str
-    item: Any = None
+    item: T
     error: BaseException | None = None
     where: str = ""
 
@@ -228,6 +229,11 @@ class Plugins:
         view.withheld = dict(withheld)
         return view
 
+    def only(self, name: str) -> Plugins:
+        """Return a view in which no other plugin acts."""
+        others = {other: "" for other in self.names if other != name}
+        return self.without({**self.withheld, **others})
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the plugins that are loaded and work, the core's own first."""
@@ -242,19 +248,39 @@ class Plugins:
         """Return the hooks that a loaded plugin implements."""
         return tuple(sorted({h for module in self.modules_of(name) for h in _implemented(module)}))
 
-    def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Contribution]:
+    @overload
+    def each(
+        self, hook: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[Contribution[T]]: ...
+
+    @overload
+    def each(
+        self, hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[Contribution[None]]: ...
+
+    @overload
+    def each(self, hook: str, **kwargs: Any) -> Iterator[Contribution[Any]]: ...
+
+    def each(
+        self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
+    ) -> Iterator[Contribution[Any]]:
         """Call one hook plugin by plugin, in sorted order, and yield every item or error.
 
-        ``only``: of this plugin alone. An action hook (which returns None) yields one
-        contribution whose item is None. An item of a wrong type is an error (TypeError), and what
-        the plugin would have given after it is lost.
+        ``hook``: a function of :mod:`vtorque_core.api.hooks`, so that mypy checks the arguments and
+        knows the type of the items; or the name of a hook that is only known at run time. All
+        arguments are given by name. An action hook (which returns None) yields one contribution
+        whose item is None. An item of a wrong type is an error (TypeError), and later items of the
+        same plugin are lost.
         """
+        if args:
+            raise TypeError("a hook is called with keyword arguments")
+        hook = hook if isinstance(hook, str) else hook.__name__
         caller = getattr(self._manager.hook, hook)
         for impl in sorted(
             caller.get_hookimpls(), key=lambda i: _order(self._modules[id(i.plugin)][0])
         ):
             name, _ = self._modules[id(impl.plugin)]
-            if only not in ("", name) or name in self.withheld:
+            if name in self.withheld:
                 continue
             dist = self.distributions[name]
             items: list[Any] = []
@@ -270,16 +296,27 @@ class Plugins:
                 _trace(hook, name, given, items, error, time.perf_counter() - began)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                yield Contribution(name, dist, error=error, where=_where(impl.plugin, hook))
+                yield Contribution(name, dist, None, error, _where(impl.plugin, hook))
 
-    def collect(self, hook: str, *, only: str = "", **kwargs: Any) -> list[Contribution]:
-        """Return all contributions of a hook that must not fail.
+    @overload
+    def collect(
+        self, hook: Callable[P, Iterable[T] | None], *args: P.args, **kwargs: P.kwargs
+    ) -> list[Contribution[T]]: ...
+
+    @overload
+    def collect(self, hook: str, **kwargs: Any) -> list[Contribution[Any]]: ...
+
+    def collect(
+        self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
+    ) -> list[Contribution[Any]]:
+        """Return all contributions of a hook that must not fail; arguments as of :meth:`each`.
 
         Raises Refused or HostFault as the plugin raised it; PluginError naming the plugin for
         anything else.
         """
+        hook = hook if isinstance(hook, str) else hook.__name__
         found = []
-        for contribution in self.each(hook, only=only, **kwargs):
+        for contribution in self.each(hook, *args, **kwargs):
             if contribution.error is not None:
                 raise_as_is(contribution, hook)
             found.append(contribution)
@@ -329,7 +366,7 @@ class Plugins:
         return ""
 
     def _unique(self, hook: str, key: Callable[[Any], str]) -> dict[str, Any]:
-        found: dict[str, Contribution] = {}
+        found: dict[str, Contribution[Any]] = {}
         for contribution in self.each(hook):
             if contribution.error is not None:
                 self.broken.setdefault(contribution.plugin, contribution.told(hook))
@@ -355,7 +392,7 @@ def _items(hook: str, result: Any) -> Iterator[Any]:
         yield item
 
 
-def raise_as_is(contribution: Contribution, hook: str) -> None:
+def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
     """Raise a contribution's error: vTorque's own as they are, others as a PluginError."""
     error = contribution.error
     if isinstance(error, VtorqueError):

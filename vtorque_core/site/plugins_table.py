@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
+from vtorque_core.api import hooks
 from vtorque_core.base.distributions import PLUGINS, how_to_get
 from vtorque_core.base.errors import printable
 from vtorque_core.base.suggest import hint
@@ -65,7 +66,7 @@ def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
         return f"there is no such plugin; {hint(name, {*installed, *PLUGINS}, 'remove it')}"
     if on and name in plugins.off:
         return "is off for all jobs in [plugins]: only what is on there can be off for some"
-    bring = (each for each in plugins.each("vtorque_batch_systems") if each.error is None)
+    bring = (each for each in plugins.each(hooks.vtorque_batch_systems) if each.error is None)
     if name in (each.plugin for each in bring if each.item.name == system):
         return f"brings [batch] system = {printable(system, 40)!r}, which every job needs"
     return ""

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
@@ -220,7 +221,7 @@ def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) 
 
 def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
     found = []
-    for contribution in plugins.each("vtorque_parse_args", request=job, site=site):
+    for contribution in plugins.each(hooks.vtorque_parse_args, request=job, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
         error = contribution.error
         if isinstance(error, Refused):
@@ -242,7 +243,7 @@ def _one_line(refused: Refusal) -> Refusal:
 def _plugin_failed(
     option: Option[Any], shown: str, error: BaseException, plugins: Plugins
 ) -> Refusal:
-    owners = [c.plugin for c in plugins.each("vtorque_options") if c.item is option]
+    owners = [c.plugin for c in plugins.each(hooks.vtorque_options) if c.item is option]
     failed = _failed(f"plugin {', '.join(owners)} failed on it", error)
     return Refusal(failed.message, key=option.key, value=shown)
 
@@ -281,7 +282,7 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
 def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
     """Return what plugins need on each node. Raises Refused naming the plugin that fails."""
     found = []
-    for contribution in plugins.each("vtorque_needs", request=wanted, site=site):
+    for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
         item, error = contribution.item, contribution.error
         if error is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import children, health
+from vtorque_core.api import children, health, hooks
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.base import hypervisor, kvm, trust
@@ -110,7 +110,7 @@ def examine(
         checks.append((f"user {user}", lambda s: check_user(s, user)))
     for name, check in checks:
         yield from _run("core", name, check, site)
-    for contribution in plugins.each("vtorque_health_checks"):
+    for contribution in plugins.each(hooks.vtorque_health_checks):
         if contribution.error is not None:
             yield Finding("health checks", contribution.plugin, "failed", str(contribution.error))
             continue

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api import hooks
 from vtorque_core.api.setup_steps import (
     Check,
     Installation,
@@ -50,7 +51,7 @@ def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[Set
 
 def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
     place = installation(site, config)
-    return [c.item for c in plugins.collect("vtorque_setup_steps", site=site, place=place)]
+    return [c.item for c in plugins.collect(hooks.vtorque_setup_steps, site=site, place=place)]
 
 
 def jobshell_script(place: Installation) -> bytes:
@@ -109,7 +110,9 @@ def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
     if told := _restore_config(config, record):
         say(told)
     troubles = 0
-    for each in plugins.each("vtorque_setup_steps", site=site, place=installation(site, config)):
+    for each in plugins.each(
+        hooks.vtorque_setup_steps, site=site, place=installation(site, config)
+    ):
         if each.error is not None:
             say(f"{each.plugin}: {each.error}")
         troubles += each.error is not None or not _undo(each.item, say)

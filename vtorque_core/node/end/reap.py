@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
 from vtorque_core.api.kept_records import Place, place
@@ -317,4 +318,4 @@ def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | 
 
 
 def _tell(plugins: Plugins, name: str, ended: Place, site: Site) -> None:
-    plugins.collect("vtorque_ended", only=name, place=ended, site=site)
+    plugins.only(name).collect(hooks.vtorque_ended, place=ended, site=site)

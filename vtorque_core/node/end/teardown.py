@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import kept_records
+from vtorque_core.api import hooks, kept_records
 from vtorque_core.api.acquired import CoreResource, Resource
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.children import Child, in_child, wait_any
@@ -202,7 +202,7 @@ class _Teardown:
         self.same_boot = self.state.header.boot == boot_id()
         self.report = TeardownReport(self.state.header.job.id, str(self.journal.path))
         self.kinds: dict[str, type[Resource]] = {}
-        for each in self.plugins.each("vtorque_resources"):
+        for each in self.plugins.each(hooks.vtorque_resources):
             if each.error is not None:
                 self.report.notes.append(f"plugin {each.plugin}: {each.error}")
             else:
@@ -261,7 +261,7 @@ class _Teardown:
         return used
 
     def _look(self, name: str, ended: EndedJob) -> None:
-        for contribution in self.plugins.each("vtorque_teardown", only=name, job=ended):
+        for contribution in self.plugins.only(name).each(hooks.vtorque_teardown, job=ended):
             if contribution.error is not None:
                 raise contribution.error
 

@@ -81,7 +81,7 @@ class Start:
             self.acting = name
             begun = time.monotonic()
             with log.about(plugin=name):
-                self.plugins.collect(hook, only=name, job=self)
+                self.plugins.only(name).collect(hook, job=self)
                 if hook in self.plugins.hooks_of(name):
                     _log.debug("%s: %.1f ms", hook, (time.monotonic() - begun) * 1000)
         self.acting = "core"

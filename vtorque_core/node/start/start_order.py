@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
 from vtorque_core.api.claims import Notice, Placement
@@ -196,7 +197,7 @@ def _lease(
     looks = 0
     while True:
         plugins = start.plugins.without({})  # also of one that this job may not use
-        found = plugins.collect("vtorque_away", guests=guests, site=start.site)
+        found = plugins.collect(hooks.vtorque_away, guests=guests, site=start.site)
         away = [each.item for each in found]  # before the node's lock: they may have to wait for it
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
