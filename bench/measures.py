@@ -52,7 +52,7 @@ def submit(bench: Bench) -> list[Figure]:
         for job in jobs:
             node.run(["vmgr", "cancel", job])
         node.cancel(blocker)
-    return [compare(f"vsub, CPU (python -c '{imports}')", "ms", ours, base, 2.8)]
+    return [compare(f"vsub, CPU (python -c '{imports}')", "ms", ours, base, 2.25)]
 
 
 def start(bench: Bench) -> list[Figure]:
