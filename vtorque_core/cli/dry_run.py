@@ -6,7 +6,6 @@ A front end has no topology of a node, so the placement, addresses and paths sho
 from __future__ import annotations
 
 import os
-import pwd
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from vtorque_core.base import kvm, names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_core.site import personal
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import Facts
 from vtorque_core.site.job_size import Granted
@@ -34,7 +34,7 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     """
     site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)
-    user = plan.job_user(pwd.getpwuid(os.getuid()).pw_name, site)
+    user = plan.job_user(personal.account().pw_name, site)
     host = os.uname().nodename
     job = BatchJob(id="0.example", owner=user.name, node=host, nodes=(host,), blob=b"")
     secret = bytes(32)

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.base.errors import printable
+from vtorque_core.site import personal
 from vtorque_core.site.option_limits import Limits
 from vtorque_core.site.values import show, unknown
 
@@ -104,9 +105,9 @@ def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
     """Return what is known before there is a job: user, "" for the caller, and groups, as this host
-    has them. Raises KeyError for a user that it has not.
+    has them. Raises KeyError for an unknown name, ConfigError for a caller without an account.
     """
-    account = pwd.getpwnam(name) if name else pwd.getpwuid(os.getuid())
+    account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
     return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
 

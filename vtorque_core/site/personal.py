@@ -64,6 +64,16 @@ def require_own_directories() -> None:
             raise ConfigError(f"{error}; or set {variable} to a directory of your own") from None
 
 
+def account() -> pwd.struct_passwd:
+    """Return the caller's account. Raises ConfigError if passwd has none, as in some containers."""
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid)
+    except KeyError:
+        advice = f"ask your admin why getent passwd {uid} prints nothing"
+        raise ConfigError(f"uid {uid} has no account on this machine: {advice}") from None
+
+
 def defaults() -> Mapping[str, Mapping[str, Any]]:
     """Return what such a site has in place of the schema's defaults, as TOML would give it.
 
@@ -86,7 +96,7 @@ def defaults() -> Mapping[str, Mapping[str, Any]]:
 
 def _home(variable: str) -> Path:
     given = os.environ.get(variable, "")
-    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    home = Path(account().pw_dir)
     return (Path(given) if given.startswith("/") else home / _DEFAULTS[variable]) / "vtorque"
 
 

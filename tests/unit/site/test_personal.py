@@ -15,6 +15,7 @@ from vtorque_core.base.names import Paths
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.resources.disk import Mount
 from vtorque_core.site import personal
+from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.policy import asked
 from vtorque_core.site.request import make_request
@@ -208,6 +209,16 @@ def test_config_of_another_user_is_refused(user, monkeypatch):
     monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(ConfigError, match=rf"^{own}: is owned by uid {UID + 1}, who could"):
         load(personal.CONFIG_PATH, node=False)
+
+
+def test_caller_without_an_account_gets_one_line(user, monkeypatch):
+    def missing(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", missing)
+    for ask in (lambda: load(personal.CONFIG_PATH, node=False), facts_of_user):
+        with pytest.raises(ConfigError, match=rf"^uid {UID} has no account on this machine: ask"):
+            ask()
 
 
 def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
