@@ -6,8 +6,10 @@ Data only. The core reads it from libvirt's capabilities (https://libvirt.org/fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
+
+from vtorque_core.base.record import dataclass
 
 
 @dataclass(frozen=True)

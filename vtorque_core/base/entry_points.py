@@ -13,10 +13,11 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
+
+from vtorque_core.base.record import dataclass
 
 _ENDS = (".dist-info", ".egg-info")  # the second: what setuptools' own "develop" leaves
 

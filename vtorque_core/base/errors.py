@@ -7,7 +7,8 @@ Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+from vtorque_core.base.record import dataclass
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, setting
+from vtorque_core.api import Command, OfJob, always, dataclass, setting
 
 if TYPE_CHECKING:
     import click

@@ -1,8 +1,6 @@
 """``[plugin.local]``."""
 
-from dataclasses import dataclass
-
-from vtorque_core.api import setting
+from vtorque_core.api import dataclass, setting
 
 LEAST_PIDS = 64  # a job shell with its helpers has up to 20
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from vtorque_core.api import Option, setting
+from vtorque_core.api import Option, dataclass, setting
 
 MODES = ("cmdline", "rest")
 

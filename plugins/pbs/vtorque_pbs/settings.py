@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import setting
+from vtorque_core.api import dataclass, setting
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from vtorque_core.api import setting
+from vtorque_core.api import dataclass, setting
 
 
 @dataclass(frozen=True)

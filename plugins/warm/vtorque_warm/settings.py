@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from vtorque_core.api import count, duration, setting, show_mib, size_mib
+from vtorque_core.api import count, dataclass, duration, setting, show_mib, size_mib
 
 _KEYS = ("img", "vcpus", "ram")
 

@@ -3,10 +3,11 @@
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import NamedTuple
 
+from vtorque_core.api import dataclass
 from vtorque_linux_guest.job.frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
 
 START_MAX = 2 << 20
