@@ -36,7 +36,7 @@ def is_meant(path: Path) -> bool:
         return False
     if path == CONFIG_PATH:
         return not os.path.lexists(path) and not Paths().state.exists()
-    with contextlib.suppress(KeyError):  # a uid without a user
+    with contextlib.suppress(ConfigError):  # a daemon whose uid has no account
         return path == config()
     return False
 
