@@ -92,7 +92,8 @@ class Node:
             "vsub", "-W", "block=true", "-N", name, "-o", "out", "-e", "err", *args, script,
             check=check, timeout=timeout,
         )  # fmt: skip
-        return Result(done, self.home / "out", self.home / "err")
+        found = [self.home / name for name in ("out", "err")]
+        return Result(done, *(path.read_bytes() if path.exists() else b"" for path in found))
 
     def submit(self, text, *args):
         """Submit a job script; return the job's id at once."""
@@ -178,23 +179,15 @@ class Node:
 
 @dataclass
 class Result:
-    """How a job ended."""
+    """How a job ended, and its output, read at once: the next job writes the same files."""
 
     done: subprocess.CompletedProcess
-    out_path: Path
-    err_path: Path
+    out: bytes
+    err: bytes
 
     @property
     def code(self):
         return self.done.returncode
-
-    @property
-    def out(self):
-        return self.out_path.read_bytes() if self.out_path.exists() else b""
-
-    @property
-    def err(self):
-        return self.err_path.read_bytes() if self.err_path.exists() else b""
 
 
 @pytest.fixture(scope="session")
