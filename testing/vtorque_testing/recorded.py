@@ -42,7 +42,7 @@ from vtorque_core.resources import CORE_KINDS
 from vtorque_core.resources.disk import Mount
 from vtorque_core.resources.domain import Domain
 from vtorque_core.site import config
-from vtorque_core.site.plugins import BUILTIN, Plugins, installed
+from vtorque_core.site.plugins import BUILTIN, Plugins, installed, owner
 from vtorque_core.site.request import Request
 from vtorque_testing import recorded_root
 from vtorque_testing.faults import Noted, Run, around_create, in_child, survive
@@ -90,7 +90,7 @@ def load(only: Collection[str] | None = None) -> Plugins:
     for name, points in _installed().items():
         if only is None or name in only:
             for point in points:
-                plugins.register(name, point.load(), point.distribution)
+                plugins.register(name, point.load(), owner(point))
     for kind in plugins.guest_types().values():
         kind.driver()  # imported here once, and not in each of the job's processes
     for late in _LATE:

@@ -16,7 +16,7 @@ from vtorque_core.api.tables import show
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from vtorque_core.cli.lazy import LazyGroup, config_option, json_option
 from vtorque_core.site import author_errors
-from vtorque_core.site.plugins import BUILTIN, Plugins, installed
+from vtorque_core.site.plugins import BUILTIN, Plugins, installed, owner
 
 if TYPE_CHECKING:
     from vtorque_core.api.strategies import Command
@@ -98,7 +98,7 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
     """Return one row per installed plugin, in the order hooks are called."""
     brought = _brought(loaded)
-    points = {name: found[0].distribution for name, found in installed().items()}
+    points = {name: owner(found[0]) for name, found in installed().items()}
     rows = []
     for name, whose in ({BUILTIN: f"vtorque-core {__version__}"} | points).items():
         distribution, _, version = whose.rpartition(" ")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.base.entry_points import EntryPoint, entry_points
+from importlib_metadata import EntryPoint
+
 from vtorque_core.base.errors import ConfigError
 from vtorque_core.site import load as site_load
 from vtorque_core.site import plugins
@@ -37,11 +38,11 @@ class Extensions:
             known = ", ".join(sorted({point.name for point in self.found})) or "none"
             if not named:
                 raise ConfigError(f"nothing brings {name!r} to {self.group}; there is: {known}")
-            owners = ", ".join(sorted(point.distribution for point in named))
+            owners = ", ".join(sorted(plugins.owner(point) for point in named))
             raise ConfigError(f"{name!r} is brought to {self.group} by {owners}: disable one")
         function: Callable[..., Any] = plugins.imported(named[0])
         if not callable(function):
-            raise ConfigError(f"{name!r} of {named[0].distribution} is no function")
+            raise ConfigError(f"{name!r} of {plugins.owner(named[0])} is no function")
         return function
 
 
@@ -52,11 +53,11 @@ def load(config: Path, group: str) -> tuple[Site, Extensions]:
     and of who brings something to it: the config has no settings that others declare there. Raises
     ConfigError, Conflict.
     """
-    bring = {point.distribution for point in entry_points((group,))}
+    bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {
         name
         for name, points in plugins.installed().items()
-        if name == group.partition(".")[2] or not bring.isdisjoint(p.distribution for p in points)
+        if name == group.partition(".")[2] or not bring.isdisjoint(plugins.owner(p) for p in points)
     }
     site, known = site_load.load(config, node=acting)
     return site, Extensions(group, plugins.points_of(group, known.names))

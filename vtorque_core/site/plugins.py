@@ -6,6 +6,7 @@ Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and `
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import linecache
@@ -18,10 +19,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+import importlib_metadata
 import pluggy
+from importlib_metadata import EntryPoint
 
 from vtorque_core.api import hooks as hookspecs
-from vtorque_core.base.entry_points import EntryPoint, entry_points
 from vtorque_core.base.errors import Conflict, Refused, VtorqueError
 from vtorque_core.base.record import dataclass
 from vtorque_core.site import hook_items
@@ -63,10 +65,31 @@ class Contribution(Generic[T]):
         return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
 
 
+def entry_points(*groups: str) -> list[EntryPoint]:
+    """Return the entry points of these groups, in the order of ``sys.path``.
+
+    The library's own ``entry_points()`` fails as a whole for one malformed file, and with it every
+    ``vsub``. A distribution that cannot be read is skipped.
+    """
+    found: dict[str, list[EntryPoint]] = {}
+    for distribution in importlib_metadata.distributions():
+        with contextlib.suppress(Exception):
+            points = [point for point in distribution.entry_points if point.group in groups]
+            if points:  # of two distributions with one name (PEP 503) the first counts
+                found.setdefault(re.sub(r"[-_.]+", "-", distribution.name).lower(), points)
+    return [point for points in found.values() for point in points]
+
+
+def owner(point: EntryPoint) -> str:
+    """Return ``name version`` of an entry point's distribution."""
+    metadata = point.dist and point.dist.metadata
+    return f"{metadata['Name']} {metadata['Version']}" if metadata else point.module
+
+
 def installed() -> dict[str, list[EntryPoint]]:
     """Return plugin name to its entry points of both groups, in sorted name order."""
     found: dict[str, list[EntryPoint]] = {}
-    points = entry_points((GROUP, NODE_GROUP))
+    points = entry_points(GROUP, NODE_GROUP)
     for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
         found.setdefault(point.name, []).append(point)
     return dict(sorted(found.items()))
@@ -80,13 +103,13 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
     brought: dict[str, set[str]] = {}
     for name, points in installed().items():
         for point in points:
-            brought.setdefault(point.distribution, set()).add(name)
+            brought.setdefault(owner(point), set()).add(name)
 
     def is_wanted(point: EntryPoint) -> bool:
-        plugins = brought.get(point.distribution)
+        plugins = brought.get(owner(point))
         return plugins is None or not plugins.isdisjoint(loaded)
 
-    return tuple(filter(is_wanted, entry_points((group,))))
+    return tuple(filter(is_wanted, entry_points(group)))
 
 
 def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
@@ -179,8 +202,8 @@ class Plugins:
         return self
 
     def _load_one(self, name: str, points: Sequence[EntryPoint], node: bool) -> None:
-        self.distributions[name] = points[0].distribution
-        owners = {point.distribution for point in points}
+        self.distributions[name] = owner(points[0])
+        owners = {owner(point) for point in points}
         if len(owners) > 1 or len({point.group for point in points}) < len(points):
             self.broken[name] = f"two distributions bring it: {', '.join(sorted(owners))}"
             return
@@ -191,7 +214,7 @@ class Plugins:
                     module = imported(point, self._checked)
                     if point.group == GROUP:
                         self.costs[name] = time.process_time() - before
-                    self.register(name, module, point.distribution)
+                    self.register(name, module, owner(point))
         except (Exception, SystemExit) as error:
             self.unregister(name)
             self.broken[name] = f"{type(error).__name__}: {error}"

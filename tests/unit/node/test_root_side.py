@@ -14,11 +14,11 @@ import sys
 import tty
 
 import pytest
+from importlib_metadata import EntryPoint
 
 from patience import eventually
 from vtorque_core.api.job_files import File
 from vtorque_core.base import names, safefs, trust
-from vtorque_core.base.entry_points import EntryPoint
 from vtorque_core.base.errors import EXIT_NO_PROOF, ConfigError, HostFault
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import epilogue
@@ -148,18 +148,14 @@ def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
         check = trust.require_root_owned
         monkeypatch.setattr(trust, "require_root_owned", lambda path, **_: check(path, uid=ME))
     with pytest.raises(ConfigError, match=r"vtorque_evil: can be written by others than root"):
-        plugins.require_trusted(
-            EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node", "evil-1")
-        )
+        plugins.require_trusted(EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node"))
     assert not (tmp_path / "ran").exists()
     package.chmod(0o755)
     (package / "plugin.py").chmod(0o666)
     with pytest.raises(ConfigError, match=r"plugin\.py: can be written by others than root"):
-        plugins.require_trusted(
-            EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node", "evil-1")
-        )
+        plugins.require_trusted(EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node"))
     (package / "plugin.py").chmod(0o644)
-    plugins.require_trusted(EntryPoint("good", "vtorque_evil.plugin", "vtorque1.node", "e-1"))
+    plugins.require_trusted(EntryPoint("good", "vtorque_evil.plugin", "vtorque1.node"))
     assert not (tmp_path / "ran").exists()
     assert "vtorque_evil" not in sys.modules
 
@@ -169,8 +165,8 @@ def test_no_hook_waits_for_imports_that_few_need():
     code = """
 import sys
 import vtorque_core.node.start.prologue, vtorque_core.node.end.epilogue
-from vtorque_core.base.entry_points import entry_points
-points = [point for point in entry_points({"vtorque1.node"}) if "vtorque_" in point.about]
+from vtorque_core.site.plugins import entry_points, owner
+points = [point for point in entry_points("vtorque1.node") if "vtorque-" in owner(point)]
 for point in points:
     point.load()
 print(len(points), *sys.modules)
@@ -179,7 +175,7 @@ print(len(points), *sys.modules)
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)
     number, *modules = done.stdout.split()
     assert int(number) > 10
-    few = {"asyncio", "click", "email", "http", "importlib.metadata", "vtorque_survive.drain"}
+    few = {"asyncio", "click", "http", "importlib.metadata", "vtorque_survive.drain"}
     assert not few & set(modules)
 
 
