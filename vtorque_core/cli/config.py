@@ -21,7 +21,7 @@ from vtorque_core.site.plugins import Plugins
 _FILE = click.option(
     "--file",
     "path",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     default=CONFIG_PATH,
     show_default=True,
     help="The config to read.",

@@ -28,7 +28,7 @@ _CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.m
 HELP = {"help_option_names": ["-h", "--help"]}
 config_option = click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     default=CONFIG_PATH,
     is_eager=True,  # -h lists the commands of the plugins that it enables
     help=f"Another site config than {CONFIG_PATH}.",

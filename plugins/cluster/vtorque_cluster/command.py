@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from vtorque_cluster.on_nodes import Answer
 
 _NODES = click.option("--nodes", metavar="NODESET", required=True, help="Which: n[1-3],m7.")
-_CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
+_CONFIG = click.option(
+    "--config", type=click.Path(readable=False, path_type=Path), help="Other config file."
+)
 
 
 def _fanout(default: int) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from vtorque_core.live.limits import (
 @click.option(
     "--file",
     "path",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     default=CONFIG_PATH,
     show_default=True,
     help="The config to read.",

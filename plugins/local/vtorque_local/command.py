@@ -15,7 +15,10 @@ from vtorque_core.api.values import is_personal
 IDLE_TIME = 60.0  # seconds until a user's own ends that has nothing to do
 STOP_TIME = 1800.0  # seconds for running jobs to be torn down
 CONFIG = click.option(
-    "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
+    "--config",
+    type=click.Path(readable=False, path_type=Path),
+    default=None,
+    help="Site config file.",
 )
 
 

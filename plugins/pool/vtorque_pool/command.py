@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from vtorque_pool.settings import Settings, Shape
     from vtorque_pool.slurm import Slurm
 
-_CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
+_CONFIG = click.option(
+    "--config", type=click.Path(readable=False, path_type=Path), help="Other config file."
+)
 
 
 def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:

@@ -17,7 +17,12 @@ from vtorque_survive.drain import LEFT, Done, Drain
 
 @click.command(short_help="Have this node get no new jobs, and its jobs go elsewhere.")
 @click.argument("node", metavar="NODE")
-@click.option("--config", type=click.Path(path_type=Path), default=CONFIG_PATH, help="Site config.")
+@click.option(
+    "--config",
+    type=click.Path(readable=False, path_type=Path),
+    default=CONFIG_PATH,
+    help="Site config.",
+)
 @click.option("--reason", default="by its admin", help="For the batch system and the jobs' logs.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done with each job; do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -18,7 +18,9 @@ from vtorque_warm.service import note
 
 
 @click.group(invoke_without_command=True, short_help="Show the guests that are kept ready.")
-@click.option("--config", type=click.Path(path_type=Path), default=None, help="Site config.")
+@click.option(
+    "--config", type=click.Path(readable=False, path_type=Path), default=None, help="Site config."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def warm(context: click.Context, config: Path | None, as_json: bool) -> None:

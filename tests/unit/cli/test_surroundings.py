@@ -1,10 +1,12 @@
 """Commands with closed or full standard streams, or no directory or config: no traceback."""
 
+import ctypes
 import functools
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import traceback
@@ -72,6 +74,12 @@ def without_reader() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer, 1)
+
+
+def without_capabilities() -> None:
+    """Have root obey the permissions of files (capset(2), capability.h of Linux)."""
+    version = struct.pack("=Ii", 0x20080522, 0)
+    assert ctypes.CDLL(None).capset(version, bytes(24)) == 0
 
 
 def in_removed_directory() -> None:
@@ -234,28 +242,71 @@ WITHOUT = {("vtorque", *words.split()) for words in ("config example", "setup in
 WITHOUT |= {("vtorque", "setup", "uninstall")}
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_missing_config_of_every_command_with_each_fault_ends_in_one_line(site, name):
-    """The commands themselves run, and nothing of them happens."""
-    missing = site.parent / "missing.toml"
+def with_each_config(site: Path, config: Path) -> list[list[str]]:
+    """Return every command that reads a site config, with this one and what else it needs."""
     argvs = []
     for each in commands(site):
         if isinstance(each.chain[-1], click.Group) and each.words != ("vmgr", "checkpoints"):
             continue
         if each.words not in WITHOUT:
-            words = each.with_config(missing)
+            words = each.with_config(config)
             assert words is not None, each.words
             argvs.append([*words, *each.needed(site)])
-    argvs.append(["vsub", "--config", str(missing), "-vm", "none", "job.sh"])
-    ends = call_all(argvs, site, FAULTS[name][0])
+    return [*argvs, ["vsub", "--config", str(config), "-vm", "none", "job.sh"]]
+
+
+def not_one_line(
+    argvs: Sequence[Sequence[str]], ends: Sequence[Ended], line: str, silent: bool
+) -> list[tuple[Sequence[str], Ended]]:
+    """Return the commands that ended with anything but this line about the config."""
     wrong = []
     for argv, ended in zip(argvs, ends, strict=True):
-        check = argv[:3] == ["vtorque", "config", "check"]
-        line = f"{missing}: No such file or directory\n"
-        said = "" if name in SILENT else line if check else f"{argv[0]}: {line}"
+        check = list(argv[:3]) == ["vtorque", "config", "check"]
+        said = "" if silent else line if check else f"{argv[0]}: {line}"
         if (ended.code, ended.stderr.decode()) != (1 if check else 2, said):
             wrong.append((argv, ended))
-    assert wrong == []
+    return wrong
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_missing_config_of_every_command_with_each_fault_ends_in_one_line(site, name):
+    """The commands themselves run, and nothing of them happens."""
+    missing = site.parent / "missing.toml"
+    argvs = with_each_config(site, missing)
+    ends = call_all(argvs, site, FAULTS[name][0])
+    line = f"{missing}: No such file or directory\n"
+    assert not_one_line(argvs, ends, line, name in SILENT) == []
+
+
+def unreadable(config: Path) -> str:
+    config.write_text("")
+    config.chmod(0)
+    return f"{config}: Permission denied\n"
+
+
+def a_directory(config: Path) -> str:
+    config.mkdir()
+    return f"{config}: Is a directory\n"
+
+
+def not_utf8(config: Path) -> str:
+    config.write_bytes(b'[node]\nlibvirt_uri = "\xe4"\n')
+    return f"{config}:2: is not UTF-8\n"
+
+
+def not_toml(config: Path) -> str:
+    config.write_text("[node\n")
+    problem = "Expected ']' at the end of a table declaration (at line 1, column 6)"
+    return f"{config}:1: is not TOML: {problem}\n"
+
+
+@pytest.mark.parametrize("make", [unreadable, a_directory, not_utf8, not_toml])
+def test_config_that_cannot_be_read_ends_every_command_in_one_line(site, make):
+    config = site.parent / "broken.toml"
+    line = make(config)
+    argvs = with_each_config(site, config)
+    ends = call_all(argvs, site, without_capabilities)
+    assert not_one_line(argvs, ends, line, silent=False) == []
 
 
 @pytest.mark.parametrize("fault", [full(2), closed(2)])
