@@ -11,8 +11,6 @@ import os
 import re
 import stat
 import subprocess
-import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,6 @@ from typing import IO
 from vtorque_core.api import HostFault, Refused, alone, guarded
 
 CHUNK = 1 << 20
-_PACKED = 1 << 16  # bytes read at once: the rest is copied at each end of a gzip member
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 TIMEOUT = 1800  # seconds for unpacking all layers of an image
 
@@ -92,8 +89,7 @@ def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) ->
         magic = file.read(6)
         file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
-            with target.open("xb") as out:
-                _gunzip(file, out, most, seconds)
+            as_nobody(("gzip", "-d", "-c"), file, target, most, "gzip", seconds)
         elif magic.startswith(b"\x28\xb5\x2f\xfd"):
             # --memory: a frame may ask for any window (RFC 8878, 3.1.1.1.2)
             argv = ("zstd", "-d", "-q", "-c", "--memory=256MB")
@@ -104,39 +100,6 @@ def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) ->
             return packed
     packed.unlink()
     return target
-
-
-def _gunzip(file: IO[bytes], out: IO[bytes], most: int, seconds: float) -> None:
-    """Decompress all members of a gzip file, block by block."""
-    left, until = most, time.monotonic() + seconds
-    stream = zlib.decompressobj(wbits=31)
-    data = b""
-    try:
-        while True:
-            data = data or file.read(_PACKED)
-            if not data:
-                break
-            if time.monotonic() > until:
-                raise _too_slow()
-            if stream.eof:
-                stream = zlib.decompressobj(wbits=31)
-            part = stream.decompress(data, CHUNK)
-            data = stream.unconsumed_tail or stream.unused_data
-            left -= len(part)
-            if left < 0:
-                raise too_large(most)
-            out.write(part)
-        while part := stream.decompress(b"", CHUNK):
-            left -= len(part)
-            if left < 0:
-                raise too_large(most)
-            out.write(part)
-    except zlib.error as error:
-        raise Refused(f"a layer is damaged: {error}") from None
-    except OSError as error:
-        raise HostFault(f"layer: {error.strerror or error}", stage="unpack") from None
-    if not stream.eof:
-        raise Refused("a layer is truncated")
 
 
 def _too_slow() -> Refused:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool, size_mib
 from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.read_apart import reader
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.guest.agent_start import AGENT
 from vtorque_linux_guest.image.disk_initramfs import (
@@ -192,7 +193,7 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
             if is_file and sif.is_sif(os.pread(descriptor, 64, 0)):
                 title = Path(options.source).name
                 return sif.read_sif(descriptor, work, most, arch, title), True
-            with oci.files_of(descriptor) as found:
+            with reader(), oci.files_of(descriptor) as found:
                 return oci.read_image(found, work, most, arch, options.tag), False
     except Refused as error:
         raise Refused(f"source {options.source[:200]}: {error}") from None

@@ -7,39 +7,26 @@ unpacked by the names that it has.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 import stat
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vtorque_core.api import Refused
+from vtorque_core.api.read_apart import Unreadable, read_apart
 from vtorque_linux_guest.image.tar_reader import Budget, Member, members
+from vtorque_oci import documents
 from vtorque_oci.blobs import TIMEOUT, copy, digest_of, opened, unpacked
-from vtorque_oci.container import (
-    ARCHITECTURES,
-    MAX_JSON,
-    MAX_LAYERS,
-    Container,
-    of_config,
-    parse_json,
-)
+from vtorque_oci.container import Container
 
-_INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-_MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-_TITLE = "org.opencontainers.image.ref.name"
 _ARCHIVE = 10_000, 4 << 20  # files, and bytes of their long names: root reads a tar file's list
+_MOST_TEXTS = 2 << 20  # bytes: more than the agent takes (container.MAX_SETTINGS)
 _MAX_DEPTH = 4  # an index may list indexes
 
 
@@ -127,10 +114,13 @@ def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Cont
     ``tag`` chooses one of several images. Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT)
-    if files.part("index.json") is not None:
-        return _read_layout(reading, tag)
-    if files.part("manifest.json") is not None:
-        return _read_saved(reading, tag)
+    try:
+        if files.part("index.json") is not None:
+            return _read_layout(reading, tag)
+        if files.part("manifest.json") is not None:
+            return _read_saved(reading, tag)
+    except ValueError:  # the image has taken over the process that parses its documents
+        raise Refused("the process that parses its documents gave an invalid answer") from None
     raise Refused(
         "has neither index.json (an OCI image layout: skopeo copy ... oci:DIR) nor manifest.json "
         "(podman save, docker save)"
@@ -142,97 +132,79 @@ def _json(reading: _Reading, path: str) -> bytes:
     if part is None:
         raise Refused(f"has no {path[:200]}")
     descriptor, offset, size = part
-    if size > MAX_JSON:
-        raise Refused(f"{path[:200]} has {size} bytes; at most {MAX_JSON} are read")
+    if size > documents.MAX_JSON:
+        raise Refused(f"{path[:200]} has {size} bytes; at most {documents.MAX_JSON} are read")
     return os.pread(descriptor, size, offset)
 
 
-def _blob(reading: _Reading, described: Any) -> tuple[str, bytes]:
-    """Return media type and content of a descriptor's JSON blob, checked against its digest."""
-    if type(described) is not dict:
-        raise Refused("a descriptor is not a JSON object")
-    digest = digest_of(described.get("digest"))
+def _blob(reading: _Reading, digest: str, size: str) -> bytes:
+    """Return the content of a JSON blob, checked against its descriptor."""
+    digest = digest_of(digest)
     data = _json(reading, f"blobs/sha256/{digest}")
-    _check_size(described, len(data))
+    _check_size(size, len(data))
     if hashlib.sha256(data).hexdigest() != digest:
         raise Refused(f"sha256:{digest[:16]}... is damaged: its content has another hash")
-    return str(described.get("mediaType", "")), data
+    return data
 
 
-def _check_size(described: Mapping[str, Any], size: int) -> None:
+def _check_size(said: str, size: int) -> None:
     """Refuse a blob whose size is not the one of its descriptor (descriptor.md)."""
-    if (said := described.get("size", size)) != size:
-        raise Refused(f"a blob has {size} bytes, its descriptor says {str(said)[:30]}")
+    if said and said != str(size):
+        raise Refused(f"a blob has {size} bytes, its descriptor says {said}")
+
+
+def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
+    """Return the texts of one of :mod:`vtorque_oci.documents`, parsed without privileges."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            found = read_apart(parse, *args, files=[file.fileno()], most=_MOST_TEXTS)
+            return [value.decode() for value in found]
+        except Unreadable as error:
+            raise Refused(str(error)) from None
 
 
 def _read_layout(reading: _Reading, tag: str) -> Container:
-    index = parse_json(_json(reading, "index.json"), "index.json")
-    listed = _listed(index)
-    if tag:
-        listed = [d for d in listed if _title(d) == tag]
+    found = _texts_of(documents.index, _json(reading, "index.json"), tag, reading.arch)
     title = tag
     for _ in range(_MAX_DEPTH):
-        described = _choose(listed, reading.arch)
-        title = title or _title(described)
-        kind, data = _blob(reading, described)
-        found = parse_json(data, "the manifest")
-        kind = kind or str(found.get("mediaType", ""))
-        if kind in _INDEXES or "manifests" in found:
-            listed = _listed(found)
-            continue
-        if kind not in (*_MANIFESTS, ""):
-            raise Refused(f"has a manifest of unknown type {kind[:100]!r}")
-        return _read_manifest(reading, found, title)
+        digest, size, kind, name = found
+        title = title or name
+        data = _blob(reading, digest, size)
+        what, *found = _texts_of(documents.manifest, data, kind, reading.arch)
+        if what == documents.MANIFEST:
+            return _read_manifest(reading, found, title)
     raise Refused("has indexes in indexes in indexes")
 
 
-def _table(described: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object in an object; an empty one for anything else."""
-    found = described.get(key)
-    return found if type(found) is dict else {}
-
-
-def _title(described: Mapping[str, Any]) -> str:
-    return str(_table(described, "annotations").get(_TITLE, ""))
-
-
-def _listed(index: Mapping[str, Any]) -> list[dict[str, Any]]:
-    listed = index.get("manifests")
-    if type(listed) is not list or not all(type(d) is dict for d in listed):
-        raise Refused("the index lists no manifests")
-    return listed
-
-
-def _choose(listed: list[dict[str, Any]], arch: str) -> dict[str, Any]:
-    """Return the only image, or the only one for this architecture."""
-    wanted = ARCHITECTURES.get(arch, arch)
-    fitting = [d for d in listed if _table(d, "platform").get("architecture") == wanted]
-    found = listed if len(listed) == 1 else fitting
-    if len(found) != 1:
-        names = sorted(_title(d) for d in listed)
-        shown = ", ".join(name for name in names if name) or "none has a name"
-        raise Refused(
-            f"has {len(listed)} images ({shown[:300]}), {len(fitting)} of them marked as {wanted}: "
-            "say which with -o tag=NAME"
-        )
-    return found[0]
-
-
-def _read_manifest(reading: _Reading, manifest: Mapping[str, Any], title: str) -> Container:
-    _, config = _blob(reading, manifest.get("config"))
-    listed = manifest.get("layers")
-    if type(listed) is not list or not 0 < len(listed) <= MAX_LAYERS:
-        raise Refused(f"the manifest has no layers, or more than {MAX_LAYERS}")
-    layers, left = [], reading.most
-    for number, described in enumerate(listed):
-        if type(described) is not dict:
-            raise Refused("the manifest has a layer that is not a JSON object")
-        digest = digest_of(described.get("digest"))
-        layer = _layer(reading, number, f"blobs/sha256/{digest}", digest, left, described)
+def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Container:
+    """Return the container of a manifest: digest and size of its configuration and layers."""
+    (config, size), *layers = zip(found[::2], found[1::2], strict=True)
+    data = _blob(reading, config, size)
+    paths, left = list[Path](), reading.most
+    for number, (each, size) in enumerate(layers):
+        digest = digest_of(each)
+        layer = _layer(reading, number, f"blobs/sha256/{digest}", digest, left, size)
         left -= layer.stat().st_size
-        layers.append(layer)
-    found = parse_json(config, "the configuration")
-    return of_config(found, tuple(layers), reading.arch, title)
+        paths.append(layer)
+    return _container(reading, data, paths, title)
+
+
+def _container(reading: _Reading, config: bytes, layers: Sequence[Path], title: str) -> Container:
+    """Return the container of these layers and this configuration (config.md)."""
+    texts = _texts_of(documents.configuration, config, len(layers), reading.arch)
+
+    def behind(letter: str) -> tuple[str, ...]:
+        return tuple(text[1:] for text in texts if text[:1] == letter)
+
+    return Container(
+        layers=tuple(zip(layers, map(digest_of, behind(documents.LAYER)), strict=True)),
+        environment=dict(each.split("=", 1) for each in behind(documents.VARIABLE)),
+        entrypoint=behind(documents.ENTRYPOINT),
+        command=behind(documents.COMMAND),
+        title=title,
+    )
 
 
 def _layer(
@@ -241,14 +213,14 @@ def _layer(
     path: str,
     digest: str | None,
     left: int,
-    described: Mapping[str, Any],
+    said: str,
 ) -> Path:
     """Return a layer as a plain tar file in the work directory."""
     part = reading.files.part(path)
     if part is None:
         raise Refused(f"has no {path[:200]}, one of its layers")
     descriptor, offset, size = part
-    _check_size(described, size)
+    _check_size(said, size)
     if size > left:
         raise Refused(f"{path[:200]} has {size >> 20} MiB, more than the root disk (-o size=)")
     packed = reading.work / f"layer{number}"
@@ -259,29 +231,10 @@ def _layer(
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
     """Read what docker save writes: manifest.json, a list of images with the paths of layers."""
-    try:
-        listed = json.loads(_json(reading, "manifest.json"))
-    except (ValueError, RecursionError):
-        raise Refused("manifest.json is not JSON") from None
-    if type(listed) is not list or not all(type(each) is dict for each in listed):
-        raise Refused("manifest.json is not a list of images")
-    if tag:
-        listed = [each for each in listed if tag in _tags(each)]
-    if len(listed) != 1:
-        raise Refused(f"has {len(listed)} such images: say which with -o tag=NAME")
-    paths, config = listed[0].get("Layers"), listed[0].get("Config")
-    if type(paths) is not list or not 0 < len(paths) <= MAX_LAYERS or type(config) is not str:
-        raise Refused("manifest.json names no layers, or no configuration")
+    title, config, *paths = _texts_of(documents.saved, _json(reading, "manifest.json"), tag)
     layers, left = [], reading.most
     for number, path in enumerate(paths):
-        layer = _layer(reading, number, str(path), None, left, {})
+        layer = _layer(reading, number, path, None, left, "")
         left -= layer.stat().st_size
         layers.append(layer)
-    tags = _tags(listed[0]) or [""]
-    found = parse_json(_json(reading, config), "the configuration")
-    return of_config(found, tuple(layers), reading.arch, str(tags[0]))
-
-
-def _tags(image: Mapping[str, Any]) -> list[str]:
-    found = image.get("RepoTags")
-    return [str(tag) for tag in found] if type(found) is list else []
+    return _container(reading, _json(reading, config), layers, title)

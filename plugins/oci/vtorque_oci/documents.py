@@ -1,0 +1,198 @@
+"""Parse the JSON documents of an image (OCI image-spec 1.1).
+
+Each function runs in a process without privileges (:func:`vtorque_core.api.read_apart`), because a
+hostile document may need much memory or time. ``document`` is a descriptor of the file. Root gets
+texts from these functions, which it checks as the values that they are to be.
+
+Raises Refused, of which root gets the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vtorque_core.api import Refused
+from vtorque_oci.blobs import digest_of
+
+MAX_JSON = 4 << 20  # bytes: what registries accept as a manifest (OCI distribution-spec 1.1)
+MAX_LAYERS = 127  # as overlayfs and docker have it
+LAYER, VARIABLE, ENTRYPOINT, COMMAND = "L", "E", "P", "C"
+"""The first character of each text of :func:`configuration`."""
+INDEX, MANIFEST = "index", "manifest"
+"""The first text of :func:`manifest`."""
+
+_INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_TITLE = "org.opencontainers.image.ref.name"
+_MAX_TEXT = 1 << 17  # bytes of one argument or variable: MAX_ARG_STRLEN of execve(2)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+
+# The batch system defines these, in a container as elsewhere.
+_JOBS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TERM", "HOSTNAME"}
+_JOBS_PREFIXES = ("PBS_", "SLURM_", "VTORQUE_")
+
+
+def index(tag: str, arch: str, document: int) -> Iterator[bytes]:
+    """Yield digest, size, media type and title of the image that ``index.json`` lists."""
+    yield from _encoded(*_chosen(_object(document, "index.json"), tag, arch))
+
+
+def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
+    """Yield what a manifest of this media type names.
+
+    An index: INDEX, then as :func:`index`. A manifest: MANIFEST, then digest and size of the
+    configuration and of each layer.
+    """
+    found = _object(document, "the manifest")
+    kind = kind or str(found.get("mediaType", ""))
+    if kind in _INDEXES or "manifests" in found:
+        yield from _encoded(INDEX, *_chosen(found, "", arch))
+        return
+    if kind not in (*_MANIFESTS, ""):
+        raise Refused(f"has a manifest of unknown type {kind[:100]!r}")
+    listed = found.get("layers")
+    if type(listed) is not list or not 0 < len(listed) <= MAX_LAYERS:
+        raise Refused(f"the manifest has no layers, or more than {MAX_LAYERS}")
+    blobs = [_blob(found.get("config")), *(_blob(each) for each in listed)]
+    yield from _encoded(MANIFEST, *(text for blob in blobs for text in blob))
+
+
+def saved(tag: str, document: int) -> Iterator[bytes]:
+    """Yield title, path of the configuration and paths of the layers of ``manifest.json``.
+
+    That is what docker save writes: a list of images.
+    """
+    listed = _parsed(document, "manifest.json")
+    if type(listed) is not list or not all(type(each) is dict for each in listed):
+        raise Refused("manifest.json is not a list of images")
+    if tag:
+        listed = [each for each in listed if tag in _tags(each)]
+    if len(listed) != 1:
+        raise Refused(f"has {len(listed)} such images: say which with -o tag=NAME")
+    paths, config = listed[0].get("Layers"), listed[0].get("Config")
+    if type(paths) is not list or not 0 < len(paths) <= MAX_LAYERS or type(config) is not str:
+        raise Refused("manifest.json names no layers, or no configuration")
+    title = (_tags(listed[0]) or [""])[0]
+    yield from _encoded(title, config, *(str(path) for path in paths))
+
+
+def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
+    """Yield the digests of an image's layers, its variables, entry point and command.
+
+    Each behind its letter. ``arch`` is the guests', as the kernel calls it.
+    """
+    config = _object(document, "the configuration")
+    wanted = _ARCHITECTURES.get(arch, arch)
+    for key, value in (("architecture", wanted), ("os", "linux")):
+        if config.get(key, value) != value:
+            raise Refused(f"the container is for {key} {config[key]!r}; guests have {value}")
+    rootfs = config.get("rootfs")
+    digests = rootfs.get("diff_ids") if type(rootfs) is dict else None
+    if type(digests) is not list or len(digests) != layers:
+        raise Refused("the configuration does not list the layers that the image has")
+    inner = config.get("config") or {}
+    if type(inner) is not dict:
+        raise Refused("the configuration's config is not a JSON object")
+    yield from _encoded(*(f"{LAYER}sha256:{digest_of(each)}" for each in digests))
+    yield from _encoded(*(VARIABLE + each for each in _variables(_texts(inner, "Env"))))
+    yield from _encoded(*(ENTRYPOINT + each for each in _texts(inner, "Entrypoint")))
+    yield from _encoded(*(COMMAND + each for each in _texts(inner, "Cmd")))
+
+
+def _encoded(*texts: str) -> Iterator[bytes]:
+    for text in texts:
+        yield text.encode("utf-8", "replace")  # half of a character becomes a question mark
+
+
+def _parsed(document: int, what: str) -> Any:
+    try:
+        return json.loads(os.pread(document, MAX_JSON, 0))
+    except (ValueError, RecursionError):
+        raise Refused(f"{what} is not JSON") from None
+
+
+def _object(document: int, what: str) -> dict[str, Any]:
+    found = _parsed(document, what)
+    if type(found) is not dict:
+        raise Refused(f"{what} is not a JSON object")
+    return found
+
+
+def _chosen(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, str, str]:
+    """Return digest, size, media type and title of the only image, or the only one for ``arch``."""
+    listed = found.get("manifests")
+    if type(listed) is not list or not all(type(d) is dict for d in listed):
+        raise Refused("the index lists no manifests")
+    if tag:
+        listed = [d for d in listed if _title(d) == tag]
+    wanted = _ARCHITECTURES.get(arch, arch)
+    fitting = [d for d in listed if _table(d, "platform").get("architecture") == wanted]
+    images = listed if len(listed) == 1 else fitting
+    if len(images) != 1:
+        names = sorted(_title(d) for d in listed)
+        shown = ", ".join(name for name in names if name) or "none has a name"
+        raise Refused(
+            f"has {len(listed)} images ({shown[:300]}), {len(fitting)} of them marked as {wanted}: "
+            "say which with -o tag=NAME"
+        )
+    return *_blob(images[0]), str(images[0].get("mediaType", "")), _title(images[0])
+
+
+def _blob(described: Any) -> tuple[str, str]:
+    """Return digest and size of a descriptor (descriptor.md); an empty size if it has none."""
+    if type(described) is not dict:
+        raise Refused("a descriptor is not a JSON object")
+    return f"sha256:{digest_of(described.get('digest'))}", str(described.get("size", ""))[:30]
+
+
+def _table(described: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return an object in an object; an empty one for anything else."""
+    found = described.get(key)
+    return found if type(found) is dict else {}
+
+
+def _title(described: Mapping[str, Any]) -> str:
+    return str(_table(described, "annotations").get(_TITLE, ""))[:1000]
+
+
+def _tags(image: Mapping[str, Any]) -> list[str]:
+    found = image.get("RepoTags")
+    return [str(tag)[:1000] for tag in found] if type(found) is list else []
+
+
+def _texts(table: Mapping[str, Any], key: str) -> list[str]:
+    value = table.get(key) or []
+    if type(value) is not list or not all(type(t) is str for t in value):
+        raise Refused(f"the configuration's {key} is not a list of texts")
+    if any("\0" in t or not 0 <= _length(t) < _MAX_TEXT for t in value):
+        raise Refused(f"the configuration's {key} has a text that no program can be given")
+    return list(value)
+
+
+def _length(text: str) -> int:
+    """Return a text's bytes, or -1 if it has none: JSON can say half of a character."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
+
+
+def _variables(entries: list[str]) -> Iterator[str]:
+    """Yield the variables of a container that a job is to have."""
+    for entry in entries:
+        name, equals, _ = entry.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise Refused(f"the configuration's Env has {entry[:100]!r}, which is no variable")
+        if name not in _JOBS and not name.startswith(_JOBS_PREFIXES):
+            yield entry
