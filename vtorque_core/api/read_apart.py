@@ -17,7 +17,8 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -177,7 +178,7 @@ def _live(source: socket.socket, parent: int) -> None:
     Without one it ends: whoever asks is told that it broke. Never returns to its caller.
     """
     try:
-        _have_no_files(source.fileno())
+        close_files({source.fileno()})
         die_with(parent)
         if effective_root():
             if _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET):
@@ -187,8 +188,7 @@ def _live(source: socket.socket, parent: int) -> None:
                 source.close()
                 os.waitpid(first, 0)
                 os._exit(0)
-        _have_no_rights()
-        die_with(os.getppid())
+        drop_privileges(_MEMORY)
         _serve(source)
     finally:
         os._exit(1)
@@ -231,26 +231,30 @@ def _tell(answers: int, kind: bytes, value: bytes) -> None:
         data = data[os.write(answers, data) :]
 
 
-def _have_no_files(source: int) -> None:
-    """Keep no file, terminal or directory of the caller's but the socket."""
+def close_files(keep: Collection[int]) -> None:
+    """Close all files, the terminal and the directory of the caller's, but these descriptors."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(3, source)
-    os.closerange(source + 1, (1 << 31) - 1)
+    for kept, following in pairwise([2, *sorted(keep), (1 << 31) - 1]):
+        os.closerange(kept + 1, following)
 
 
-def _have_no_rights() -> None:
-    """Be nobody, within limits."""
+def drop_privileges(memory: int, largest_file: int = 0) -> None:
+    """Become nobody, without capabilities, and end with the process that forked this one.
+
+    ``memory``: bytes of address space beside what the process has. ``largest_file``: bytes that a
+    file may have that it writes. An ordinary user (in tests) keeps the user ID.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])  # proc(5)
-    memory = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY
+    memory += pages * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if effective_root():
@@ -258,3 +262,4 @@ def _have_no_rights() -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    die_with(os.getppid())

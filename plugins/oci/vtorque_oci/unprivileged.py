@@ -9,7 +9,6 @@ an ordinary user.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
@@ -17,23 +16,19 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.children import readable
+from vtorque_core.api.read_apart import close_files, drop_privileges
 
 MEMORY = 1 << 30  # bytes beside what this process has already
 CPU = 900  # seconds of CPU time
 _WALL = 4 * CPU  # seconds: a disk can be slow
 _END = 60.0  # seconds to end after the last line
-_NOBODY = 65534
 _LINE, _LINES = 4096, 1000  # bytes of a line, lines
 _STEP, _READY, _DONE, _REFUSED, _FAULT = b"+", b"?", b".", b"-", b"!"
 _BROKEN = "the process that reads it is broken"
-# linux/prctl.h
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,10 @@ def _be_nobody(
     try:
         kind, text = _DONE, ""
         try:
-            _give_up_rights(keep, most)
+            close_files(keep)
+            drop_privileges(MEMORY, most)
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
+            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
             work(root)
         except Refused as error:
             kind, text = _REFUSED, str(error)
@@ -163,33 +161,3 @@ def _be_nobody(
         root.say(kind, text)
     finally:
         os._exit(0)
-
-
-def _give_up_rights(keep: Collection[int], most: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    last = 2
-    for descriptor in sorted({*keep, (1 << 31) - 1}):
-        os.closerange(last + 1, descriptor)
-        last = descriptor
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])  # proc(5)
-    limits = {
-        resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + MEMORY,
-        resource.RLIMIT_CPU: CPU,
-        resource.RLIMIT_FSIZE: most,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
