@@ -61,17 +61,15 @@ def test_devices_are_summed_and_counted_from_the_boot():
     assert found.disk == (57.0, 0.0) and found.network is None and found.cpu is None
 
 
-def test_memory_is_what_the_guest_says_else_what_the_node_sees():
+def test_memory_is_the_most_that_qemu_held():
     found = measured(line(20.0, memory_rss_bytes=3 * GIB), line(30.0, memory_rss_bytes=2 * GIB))
-    assert (found.memory, found.memory_of_guest) == (3 * GIB, False)
-    found = measured(line(20.0, memory_rss_bytes=3 * GIB, memory_used_bytes=GIB), peak_mib=9000)
-    assert (found.memory, found.memory_of_guest, found.memory_share) == (GIB, True, 0.125)
+    assert found.memory == 3 * GIB
 
 
 def test_without_samples_the_marks_of_the_end_serve():
     found = measured(cpu_seconds=440.0, peak_mib=1024)
     assert (found.cpu, found.core_seconds, found.busy) == (440.0, 880.0, 0.5)
-    assert (found.memory, found.memory_of_guest, found.measured) == (GIB, False, False)
+    assert (found.memory, found.measured) == (GIB, False)
     assert (found.stolen, found.disk, found.network) == (None, None, None)
 
 
@@ -86,7 +84,7 @@ def test_a_sample_that_libvirt_did_not_answer_does_not_matter():
 def figures(**values):
     base = {
         "vcpus": 4, "ram": 8 * GIB, "core_seconds": 800.0, "cpu": 700.0, "steal": 0.0,
-        "overhead": 0.0, "memory": 6.0 * GIB, "memory_of_guest": True, "measured": True,
+        "overhead": 0.0, "memory": 6.0 * GIB, "measured": True,
     }  # fmt: skip
     return Figures(**base | values)
 
@@ -105,7 +103,6 @@ def test_a_job_that_uses_what_it_has_gets_no_hint():
     [
         ({"memory": 0.6 * GIB}, "asked for 8.0 GiB, used 614 MiB: ask for ram=768M"),
         ({"memory": 3.1 * GIB}, "asked for 8.0 GiB, used 3.1 GiB: ask for ram=4G"),
-        ({"memory": 7.9 * GIB}, "a guest's memory was full (7.9 GiB of 8.0 GiB): ask for more"),
         ({"cpu": 96.0}, "CPU 12 % busy: ask for vcpus=1 instead of 4"),
         ({"cpu": 300.0}, "CPU 38 % busy: ask for vcpus=2 instead of 4"),
         ({"vcpus": 1, "core_seconds": 200.0, "cpu": 20.0}, "CPU 10 % busy: the script mostly"),
@@ -125,7 +122,7 @@ def test_a_hint_for_each_waste(values, said):
     [
         {"memory": 4.0 * GIB},  # half
         {"ram": 512 << 20, "memory": 100.0 * (1 << 20)},  # nothing worth having
-        {"memory": 7.9 * GIB, "memory_of_guest": False},  # QEMU's own is always that much
+        {"memory": 7.9 * GIB},  # QEMU's own is always that much
         {"cpu": 400.0},
         {"cpu": 9.0, "core_seconds": 39.0},  # too short to say
         {"steal": 60.0},

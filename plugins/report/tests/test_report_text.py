@@ -135,12 +135,11 @@ def test_disk_figures_say_that_shares_are_not_counted(site):
     assert re.search(r"(?m)^disk .* written [^,]*,\s+without shared", vmgr(site, "42.srv").stdout)
 
 
-@pytest.mark.parametrize(("of_guest", "cell"), [(True, "1.0 GiB"), (False, "1.0 GiB (QEMU)")])
-def test_memory_that_qemu_held_is_marked(of_guest, cell):
-    found = figures.Figures(ram=4 << 30, memory=float(1 << 30), memory_of_guest=of_guest)
-    assert text.cells(found)[2] == cell
+def test_memory_is_marked_as_what_qemu_held():
+    found = figures.Figures(ram=4 << 30, memory=float(1 << 30))
+    assert dict(zip(text.HEADS, text.cells(found), strict=True))["QEMU memory"] == "1.0 GiB"
     ((_, _, said),) = text.shares(found)
-    assert said.startswith("at most" if of_guest else "QEMU held at most")
+    assert said.startswith("QEMU held at most")
 
 
 @pytest.mark.full  # the browser's tests make one, too

@@ -11,7 +11,6 @@ GUEST = "vtorque_guest_"
 CPU = f"{GUEST}cpu_seconds_total"
 STEAL = f"{GUEST}cpu_steal_seconds_total"
 OVERHEAD = tuple(f"{GUEST}{part}_cpu_seconds_total" for part in ("emulator", "iothread", "vhost"))
-USED = f"{GUEST}memory_used_bytes"
 RESIDENT = f"{GUEST}memory_rss_bytes"
 READ = f"{GUEST}disk_read_bytes_total"
 WRITTEN = f"{GUEST}disk_written_bytes_total"
@@ -39,8 +38,7 @@ class Figures:
         cpu: CPU time of the vCPUs then; of the whole QEMU, from its boot on, without telemetry.
         steal: time that vCPUs were ready to run and the host had no CPU for them.
         overhead: CPU time of QEMU, its iothreads and vhost threads beside the vCPUs.
-        memory: the most that was in use: as the guest says, else of its QEMU on the host.
-        memory_of_guest: whether it is what the guest says.
+        memory: the most that its QEMU held on the host.
         disk, network: (read, written), (received, sent) since the boot.
         drops: packets that a guest's network card has dropped.
     """
@@ -52,7 +50,6 @@ class Figures:
     steal: float | None = None
     overhead: float | None = None
     memory: float | None = None
-    memory_of_guest: bool = False
     disk: tuple[float, float] | None = None
     network: tuple[float, float] | None = None
     drops: float = 0.0
@@ -103,7 +100,6 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
     while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
     lines = while_run if len(while_run) > 1 else guest.lines
     resident = [line.values[RESIDENT] for line in guest.lines if RESIDENT in line.values]
-    used = [line.values[USED] for line in guest.lines if USED in line.values]
     if guest.peak_mib is not None:
         resident.append(float(guest.peak_mib << 20))
     cpu, seconds = _growth(lines, CPU)
@@ -118,8 +114,7 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
         cpu=cpu,
         steal=_growth(lines, STEAL)[0],
         overhead=_growth(lines, *OVERHEAD)[0],
-        memory=max(used or resident, default=None),
-        memory_of_guest=bool(used),
+        memory=max(resident, default=None),
         disk=_pair(summed(last, READ), summed(last, WRITTEN)),
         network=_pair(summed(last, RECEIVED), summed(last, SENT)),
         drops=summed(last, *DROPS) or 0.0,
@@ -139,7 +134,6 @@ def together(parts: Sequence[Figures]) -> Figures:
         steal=_sum(f.steal for f in parts),
         overhead=_sum(f.overhead for f in parts),
         memory=_sum(f.memory for f in parts),
-        memory_of_guest=all(f.memory_of_guest for f in parts),
         disk=_pairs([f.disk for f in parts]),
         network=_pairs([f.network for f in parts]),
         drops=sum(f.drops for f in parts),

@@ -14,7 +14,6 @@ MARGIN = 1.25  # what is suggested over what was used: the next input may be lar
 MEMORY_UNUSED = 0.5  # below this share asked for in vain: a node could run two such jobs
 MEMORY_WORTH = 512 << 20  # bytes per guest: less is no gain for a node
 MEMORY_STEP = 256 << 20  # suggestions are multiples
-MEMORY_FULL = 0.95  # the guest's page cache is gone then; guests have no swap, so they kill
 CPU_UNUSED = 0.5  # half of the vCPUs idle: somebody else could have them
 CPU_IDLE = 0.25  # one vCPU cannot become fewer, but what does it wait for?
 CPU_SECONDS = 10.0  # below, the start of a script says nothing of its work
@@ -92,8 +91,6 @@ def _memory(guests: Sequence[Figures], over: bool) -> Iterator[str]:
     each = "each guest " if len(guests) > 1 else ""
     if over and most < MEMORY_UNUSED * ram and ram - enough >= MEMORY_WORTH:
         yield f"{each}asked for {size(ram)}, used {size(most)}: ask for ram={_key(enough)}"
-    if any(f.memory_of_guest and (f.memory_share or 0) >= MEMORY_FULL for f in known):
-        yield f"a guest's memory was full ({size(most)} of {size(ram)}): ask for more"
 
 
 def _key(amount: int) -> str:

@@ -75,7 +75,6 @@ def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
     yield from _plot("Steal", "% of the time vCPUs wanted to run", {"steal": shares}, axis, top=5.0)
     yield from _plot(
         "Memory", "", {
-            "guest uses": gauges(lines, axis, f.USED),
             "QEMU holds": gauges(lines, axis, f.RESIDENT),
             "asked for": gauges(lines, axis, f"{f.GUEST}memory_assigned_bytes"),
         }, axis, per="",

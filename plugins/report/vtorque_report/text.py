@@ -94,8 +94,7 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
     if total.beside is not None and total.overhead is not None:
         yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} beside the vCPUs"
     if total.memory is not None and total.memory_share is not None:
-        whose = "at most" if total.memory_of_guest else "QEMU held at most"
-        of = f"{whose} {size(total.memory)}, asked for {size(total.ram)}"
+        of = f"QEMU held at most {size(total.memory)}, asked for {size(total.ram)}"
         yield "memory", total.memory_share, of
 
 
@@ -126,7 +125,7 @@ def _guests(report: Report) -> Table:
     return table
 
 
-ROW_HEADS = ("time", "CPU", "memory", "state")
+ROW_HEADS = ("time", "CPU", "QEMU memory", "state")
 
 
 def row(report: Report) -> Sequence[str]:
@@ -146,7 +145,7 @@ def _rows(what: str, parts: Sequence[tuple[str, Report]]) -> Table:
     return table
 
 
-HEADS = ("CPU", "steal", "memory", "read", "written", "received", "sent")
+HEADS = ("CPU", "steal", "QEMU memory", "read", "written", "received", "sent")
 
 
 def cells(figures: Figures) -> Sequence[str]:
@@ -155,14 +154,10 @@ def cells(figures: Figures) -> Sequence[str]:
     return (
         "-" if figures.busy is None else percent(figures.busy),
         "-" if figures.stolen is None else percent(figures.stolen),
-        "-" if figures.memory is None else size(figures.memory) + _source(figures),
+        "-" if figures.memory is None else size(figures.memory),
         *(("-", "-") if disk is None else map(size, disk)),
         *(("-", "-") if network is None else map(size, network)),
     )
-
-
-def _source(figures: Figures) -> str:
-    return "" if figures.memory_of_guest else " (QEMU)"
 
 
 def _phases(phases: Sequence[Phase], where: str) -> Table:

@@ -76,9 +76,6 @@ def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
     if times:
         values[f"{_G}cpu_seconds_total", ()] = sum(times) / 1e9
         values[f"{_G}cpu_steal_seconds_total", ()] = sum(waits) / 1e9
-    if "balloon.available" in stats and "balloon.unused" in stats:
-        used = (stats["balloon.available"] - stats["balloon.unused"]) << 10
-        values[f"{_G}memory_used_bytes", ()] = max(0, used)
     for number in range(min(int(stats.get("block.count", 0)), MAX_DEVICES)):
         own = (("device", str(stats.get(f"block.{number}.name", number))),)
         for stat, name, unit in BLOCK:

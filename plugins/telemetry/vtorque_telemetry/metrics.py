@@ -20,7 +20,6 @@ METRICS: dict[str, str] = {
     f"{_GUEST}io_cores": "host cores for its I/O alone",
     f"{_GUEST}memory_assigned_bytes": "memory the guest was given",
     f"{_GUEST}memory_rss_bytes": "host memory of its QEMU process",
-    f"{_GUEST}memory_used_bytes": "memory in use as the guest says",
     f"{_GUEST}page_faults_total": "page faults of its QEMU process",
     f"{_GUEST}disk_read_bytes_total": "bytes read from a disk",
     f"{_GUEST}disk_written_bytes_total": "bytes written to a disk",

@@ -67,7 +67,6 @@ def sample(guest, at, seconds, vcpus, ram_mib):
         f"{G}iothread_cpu_seconds_total": 0.0,
         f"{G}vhost_cpu_seconds_total": round(0.01 * cpu, 6),
         f"{G}memory_rss_bytes": int(memory + (200 << 20)),
-        f"{G}memory_used_bytes": int(memory),
         f'{G}page_faults_total{{kind="minor"}}': int(1e5 * part),
         f'{G}disk_read_bytes_total{{device="vda"}}': int(2e8 + 3e9 * part),
         f'{G}disk_written_bytes_total{{device="vda"}}': int(1e8 + 4e9 * part**2),
