@@ -1,11 +1,5 @@
 """How scripts/docs has Sphinx build the site."""
 
-import ast
-import dataclasses
-from typing import Any
-
-from vtorque_core.base import record
-
 project = "vTorque"
 project_copyright = "the vTorque authors, Apache License 2.0"
 html_title = "vTorque"
@@ -37,31 +31,3 @@ autodoc_class_signature = "mixed"
 autodoc_use_type_comments = False  # there are none
 smartquotes = False
 python_use_unqualified_type_names = True
-
-
-def setup(app: Any) -> None:
-    """Show the fields of a record in its signature."""
-    app.connect("autodoc-process-signature", _signature)
-
-
-def _signature(_app: Any, what: str, _name: str, found: Any, *_: Any) -> tuple[str, None] | None:
-    """Return a record's parameters: all records have one __init__, which takes anything."""
-    if what != "class" or getattr(found, "__init__", None) is not vars(record)["__init__"]:
-        return None
-    fields = (field for field in dataclasses.fields(found) if field.init)
-    return f"({', '.join(map(_parameter, fields))})", None
-
-
-def _parameter(field: "dataclasses.Field[Any]") -> str:
-    name = f"{field.name}: {field.type}"
-    if field.default is not dataclasses.MISSING:
-        return f"{name} = {_literal(field.default)}"
-    return name if field.default_factory is dataclasses.MISSING else f"{name} = ..."
-
-
-def _literal(value: object) -> str:
-    try:
-        ast.literal_eval(repr(value))
-    except (SyntaxError, ValueError):
-        return "..."
-    return repr(value)

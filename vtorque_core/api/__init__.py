@@ -39,12 +39,11 @@ from vtorque_core.base.locks import take_lock as take_lock
 from vtorque_core.base.names import JobAttempt as JobAttempt
 from vtorque_core.base.names import Paths as Paths
 from vtorque_core.base.names import derive as derive
-from vtorque_core.base.record import dataclass as dataclass
-from vtorque_core.base.record import setting as setting
 from vtorque_core.base.run_tool import NOBODY as NOBODY
 from vtorque_core.base.run_tool import alone as alone
 from vtorque_core.base.run_tool import guarded as guarded
 from vtorque_core.base.run_tool import run_tool as run_tool
+from vtorque_core.base.settings import setting as setting
 from vtorque_core.base.sizes import BOOLEAN_WORDS as BOOLEAN_WORDS
 from vtorque_core.base.sizes import boolean as boolean
 from vtorque_core.base.sizes import count as count

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_context import ContextItem

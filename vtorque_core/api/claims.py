@@ -12,10 +12,9 @@ asks for (cores of its own, huge pages) holds for all. Two that exclude each oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.sizes import show_mib
 
 Use = Literal["vcpu", "emulator", "io"]

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource
 from vtorque_core.api.children import readable
 from vtorque_core.base import _launch, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 
 _LAUNCH = str(_launch.__file__)

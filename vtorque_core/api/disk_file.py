@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Literal
 
 from vtorque_core.api.acquired import unjournalled
 from vtorque_core.api.job_files import OneFile
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 
 

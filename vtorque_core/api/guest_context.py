@@ -6,9 +6,8 @@ it supports (``GuestType.supports``); anything else refuses the job before anyth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from vtorque_core.base.record import dataclass
 
 Stage = Literal["boot", "ready"]
 

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,6 @@ from vtorque_core.api.libvirt_domain import Element, Single
 from vtorque_core.api.node_job import Site
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.record import dataclass
 
 ORDER_SOCKET = "order.sock"
 """In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +19,6 @@ from vtorque_core.api.values import Image, JobRequest, Option
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base.errors import Refusal
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.base.record import dataclass
 
 T = TypeVar("T")
 

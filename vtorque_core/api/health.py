@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from vtorque_core.api.node_job import Site
-from vtorque_core.base.record import dataclass
 
 ALIKE = "alike on all nodes"  # the check whose lines say what must be the same: ``what: value``
 LEAST_FREE = 1024  # MiB of a disk that vTorque writes to

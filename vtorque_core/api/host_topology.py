@@ -6,10 +6,8 @@ Data only. The core reads it from libvirt's capabilities (https://libvirt.org/fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
-
-from vtorque_core.base.record import dataclass
 
 
 @dataclass(frozen=True)

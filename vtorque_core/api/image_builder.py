@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
-
-from vtorque_core.base.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vtorque_core.api.acquired import CoreResource, unjournalled
 from vtorque_core.base import safefs
-from vtorque_core.base.record import dataclass
 
 
 class OneFile(CoreResource):

@@ -14,13 +14,13 @@ import dataclasses
 import errno
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths, safe_name
-from vtorque_core.base.record import dataclass
 
 JOB = "job.json"
 LOG = "log.jsonl"  # an entry a line: api.job_log

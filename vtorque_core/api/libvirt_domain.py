@@ -11,10 +11,10 @@ conflict that names both distributions.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vtorque_core.api.values import Act
-from vtorque_core.base.record import dataclass
 
 
 class Element:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.base.record import dataclass
 
 S = TypeVar("S")
 

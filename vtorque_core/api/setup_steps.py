@@ -13,12 +13,12 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.record import dataclass
 
 KEPT = ".orig"
 

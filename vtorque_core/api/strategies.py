@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vtorque_core.api.values import Image
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
     import click

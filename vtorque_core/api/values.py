@@ -8,12 +8,10 @@ small; what acts on the node, as root, is in :mod:`vtorque_core.api.guest_plan`,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pluggy
-
-from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
 from __future__ import annotations
 
 import signal
-
-from vtorque_core.base.record import dataclass
+from dataclasses import dataclass
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)

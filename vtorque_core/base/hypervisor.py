@@ -12,13 +12,13 @@ import pwd
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.record import dataclass
 
 T = TypeVar("T")
 

@@ -21,13 +21,13 @@ import stat
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import boot_id
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 
 STAGE = "accel"

@@ -7,9 +7,10 @@ crash. Functions are pure; none looks at the host.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.base.record import dataclass, setting
+from vtorque_core.base.settings import setting
 
 CONFIG_PATH = Path("/etc/vtorque/vtorque.toml")
 

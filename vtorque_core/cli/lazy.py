@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,6 @@ from vtorque_core.api import hooks
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.base.record import dataclass
 from vtorque_core.cli.entry import telling
 
 if TYPE_CHECKING:

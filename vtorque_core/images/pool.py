@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.values import Image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.safefs import closing
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import (

@@ -7,12 +7,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.values import Image
-from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
 SIDECAR = "image.json"

@@ -7,11 +7,11 @@ other functions look.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.ledger import Resized
 from vtorque_core.plan.placement.node_hardware import ask_qemu

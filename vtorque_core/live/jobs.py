@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.kept_records import Place, place
 from vtorque_core.base import hypervisor
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.records.reading import (
     CORES,
     DOMAIN,

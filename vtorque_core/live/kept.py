@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from vtorque_core.api import hooks
 from vtorque_core.api.kept_records import Place, find
 from vtorque_core.base.errors import Refused, printable
 from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths, safe_name
-from vtorque_core.base.record import dataclass
 from vtorque_core.records import log
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load

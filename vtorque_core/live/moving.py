@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,7 +17,6 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable, own_disks

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.guest_driver import LeavableDriver
@@ -19,7 +20,6 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import libvirt_worker
 from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records.reading import SPARE, JournalState

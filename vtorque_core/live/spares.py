@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.base import hypervisor
 from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, walk
 from vtorque_core.site.load import load

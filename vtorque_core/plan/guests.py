@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import hooks
@@ -32,7 +33,6 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_secret
 from vtorque_core.images import pool, signature
 from vtorque_core.images.pool import ramdisk_mib

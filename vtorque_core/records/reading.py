@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.base.errors import VtorqueError, printable
 from vtorque_core.base.names import JobAttempt, Paths, boot_id, safe_name
-from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
 

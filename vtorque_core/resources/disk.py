@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,6 @@ from vtorque_core.api.job_files import OneFile
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import NOBODY, run_tool
 from vtorque_core.base.trust import effective_root
 

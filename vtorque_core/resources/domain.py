@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
-from vtorque_core.base.record import dataclass
 from vtorque_core.resources import stopped_daemons
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api.acquired import CoreResource
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.record import dataclass
 from vtorque_core.images import store
 from vtorque_core.records.reading import SPARE
 

@@ -19,6 +19,7 @@ import re
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from xml.etree import ElementTree
@@ -26,7 +27,6 @@ from xml.etree import ElementTree
 from vtorque_core.api.acquired import CoreResource, unjournalled
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.run_tool import run_tool
 from vtorque_core.site.schema import ExtraNetwork, Network
 

@@ -41,7 +41,7 @@ class Starter(Process):
     lock: str = ""
     socket: str = ""
     uid: int = unjournalled(-1)
-    boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()  # noqa: RUF009
+    boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()
 
     def create(self) -> None:
         """Fork it. Raises HostFault if it does not listen."""

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +31,6 @@ from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.locks import flocked, lock_holder
-from vtorque_core.base.record import dataclass
 from vtorque_core.resources import _user_daemon_exec
 
 LOG_BYTES = 64 * 1024

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,6 @@ from vtorque_core.api import hooks
 from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError, printable
 from vtorque_core.base.names import CONFIG_PATH, Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_root_owned, require_secret
 from vtorque_core.site import schema
 from vtorque_core.site.job_limits import OF_BATCH, Entry, read_jobs

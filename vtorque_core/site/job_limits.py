@@ -10,11 +10,11 @@ import grp
 import os
 import pwd
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.base.errors import printable
-from vtorque_core.base.record import dataclass
 from vtorque_core.site import personal
 from vtorque_core.site.option_limits import Limits
 from vtorque_core.site.values import show, unknown

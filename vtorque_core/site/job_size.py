@@ -8,14 +8,13 @@ the host keeps for itself (``[node] host_reserve_*``) is the node's matter, not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.values import Extra, Image, JobRequest, Option
 from vtorque_core.api.vm_options import JOB, MAX_VCPUS, RAM, UNLIMITED, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.site.option_limits import Limits, nearest, refusal
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from vtorque_core.api.values import Option
 from vtorque_core.api.vm_options import JOB, RAM, UNLIMITED, VCPUS
 from vtorque_core.base.errors import Refusal, printable
-from vtorque_core.base.record import dataclass
 from vtorque_core.site.schema import LIMIT_KEYS
 from vtorque_core.site.values import unknown
 

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -25,7 +26,6 @@ from importlib_metadata import EntryPoint
 
 from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.errors import Conflict, Refused, VtorqueError
-from vtorque_core.base.record import dataclass
 from vtorque_core.site import hook_items
 
 if TYPE_CHECKING:

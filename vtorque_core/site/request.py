@@ -13,14 +13,13 @@ import re
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vtorque_core.api.submission import MAX_REQUEST, malformed
 from vtorque_core.api.values import FileData, Option
 from vtorque_core.base.errors import Refusal, Refused, printable
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.suggest import hint
 
 VERSION = 1

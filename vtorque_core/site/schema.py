@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vtorque_core.api import log_levels
 from vtorque_core.base.names import Paths, absolute
-from vtorque_core.base.record import dataclass, setting
+from vtorque_core.base.settings import setting
 
 SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
 

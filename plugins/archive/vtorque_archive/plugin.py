@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import always, dataclass, hookimpl, setting
+from vtorque_core.api import always, hookimpl, setting
 
 if TYPE_CHECKING:
     import pwd

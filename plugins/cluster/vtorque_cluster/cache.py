@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtorque_core.api import Paths, Refused, UsageError, dataclass
+from vtorque_core.api import Paths, Refused, UsageError
 from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.live.images import (
     SIDECAR,

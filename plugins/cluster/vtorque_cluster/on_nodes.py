@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.Task import task_self
 
-from vtorque_core.api import UsageError, dataclass
+from vtorque_core.api import UsageError
 
 CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node

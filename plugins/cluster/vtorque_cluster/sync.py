@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vtorque_cluster import cache
 from vtorque_cluster.cache import Places
-from vtorque_core.api import HostFault, dataclass, run_tool, take_lock
+from vtorque_core.api import HostFault, run_tool, take_lock
 
 PARTIAL = ".partial"
 NODE_TIME = 86400.0  # seconds for one node

@@ -11,9 +11,10 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import NOBODY, HostFault, Refused, dataclass, printable
+from vtorque_core.api import NOBODY, HostFault, Refused, printable
 from vtorque_core.api.confined_tool import Told
 
 _CHUNK = 16 << 20  # bytes copied at a time

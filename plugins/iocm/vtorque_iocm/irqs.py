@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths, dataclass
+from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.job_files import File
 

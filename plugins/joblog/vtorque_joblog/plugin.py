@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, dataclass, setting
+from vtorque_core.api import Command, OfJob, always, setting
 
 if TYPE_CHECKING:
     import click

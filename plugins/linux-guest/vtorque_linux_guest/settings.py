@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, dataclass, setting
+from vtorque_core.api import HostFault, setting
 
 SCRIPT_BYTES = 1024 * 1024
 """The most that one script of the admin's may have: it travels on every guest's seed."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from vtorque_core.api import UsageError, dataclass, printable
+from vtorque_core.api import UsageError, printable
 from vtorque_pbs import convention as pbs
 
 MAX_RECORD = 128 << 10  # bytes: a request, MAX_TOKEN, is the big part

@@ -7,11 +7,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import UsageError, dataclass, printable, walltime
+from vtorque_core.api import UsageError, printable, walltime
 from vtorque_core.api.directives import script_directives
 from vtorque_local import order
 from vtorque_pbs import convention as pbs

@@ -1,6 +1,8 @@
 """``[plugin.local]``."""
 
-from vtorque_core.api import dataclass, setting
+from dataclasses import dataclass
+
+from vtorque_core.api import setting
 
 LEAST_PIDS = 64  # a job shell with its helpers has up to 20
 

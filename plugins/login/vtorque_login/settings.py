@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vtorque_core.api import dataclass, setting
+from dataclasses import dataclass
+
+from vtorque_core.api import setting
 
 
 @dataclass(frozen=True)

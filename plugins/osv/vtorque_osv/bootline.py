@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import dataclass, run_tool
+from vtorque_core.api import run_tool
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 

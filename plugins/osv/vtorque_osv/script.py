@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from vtorque_core.api import Refusal, Refused, dataclass
+from vtorque_core.api import Refusal, Refused
 
 MAX_SCRIPT = 65536  # bytes: what of a script that is so long?
 COMMAND_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}", re.ASCII)

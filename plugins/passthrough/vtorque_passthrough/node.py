@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from vtorque_core.api import HostFault, Refusal, Refused, always, dataclass, hookimpl
+from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice

@@ -7,18 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import (
-    Extra,
-    JobRequest,
-    Option,
-    Refusal,
-    always,
-    dataclass,
-    hookimpl,
-    setting,
-)
+from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, hookimpl, setting
 from vtorque_core.api.vm_options import VMS_PER_NODE
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import Act, HostFault, dataclass, run_tool
+from vtorque_core.api import Act, HostFault, run_tool
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.libvirt_domain import ListElement
 from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, PciFunction, function

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from typing import TypeVar
 
-from vtorque_core.api import Refused, UsageError, dataclass, printable
+from vtorque_core.api import Refused, UsageError, printable
 from vtorque_core.api.batch_system import Outcome
 
 TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"

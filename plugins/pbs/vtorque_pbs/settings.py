@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import dataclass, setting
+from vtorque_core.api import setting
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vtorque_core.api import (
@@ -14,7 +15,6 @@ from vtorque_core.api import (
     Refusal,
     always,
     boolean,
-    dataclass,
     hookimpl,
     setting,
     show_mib,

@@ -8,9 +8,10 @@ memory that it could ask the cloud: another process may have made or ended a mac
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from vtorque_core.api import HostFault, dataclass
+from vtorque_core.api import HostFault
 
 CLUSTER, NODE, SHAPE = "vtorque-cluster", "vtorque-node", "vtorque-shape"
 """Names of the tags of a machine: whose it is, which node it is, of which shape."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from vtorque_core.api import dataclass, setting
+from vtorque_core.api import setting
 from vtorque_pool.hostlist import expand
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, dataclass, hookimpl, setting
+from vtorque_core.api import Command, OfJob, always, hookimpl, setting
 
 if TYPE_CHECKING:
     import click

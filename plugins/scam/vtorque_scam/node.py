@@ -7,9 +7,10 @@ for the threads of its vCPUs; they end with the guest.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import Refusal, always, dataclass, hookimpl, setting
+from vtorque_core.api import Refusal, always, hookimpl, setting
 from vtorque_core.api.claims import CacheClaim, CoreClaim, Notice
 from vtorque_core.api.guest_plan import GuestPlan, lacks
 from vtorque_core.api.health import HealthCheck

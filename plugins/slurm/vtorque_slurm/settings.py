@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from vtorque_core.api import dataclass, setting
+from vtorque_core.api import setting
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from vtorque_core.api import HostFault, always, dataclass, hookimpl, setting
+from vtorque_core.api import HostFault, always, hookimpl, setting
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_snap.access import Access, is_local

@@ -10,10 +10,11 @@ import sys
 import syslog
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vtorque_core.api import HostFault, dataclass
+from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_snap.access import Access, at, is_local
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from vtorque_core.api import (
     Paths,
     Refused,
     VtorqueError,
-    dataclass,
     printable,
     replace_file,
     take_lock,

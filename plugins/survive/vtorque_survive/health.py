@@ -14,14 +14,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from vtorque_core.api import (
     HostFault,
     Paths,
     VtorqueError,
-    dataclass,
     guarded,
     printable,
     replace_file,

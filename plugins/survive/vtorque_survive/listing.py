@@ -12,11 +12,11 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, Paths, Refused, dataclass, let_users, replace_file
+from vtorque_core.api import HostFault, Paths, Refused, let_users, replace_file
 from vtorque_core.api.children import Child
 from vtorque_survive import request
 from vtorque_survive.asked import checkpoint_id

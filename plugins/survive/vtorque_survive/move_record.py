@@ -11,19 +11,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from vtorque_core.api import (
-    Busy,
-    HostFault,
-    Paths,
-    VtorqueError,
-    dataclass,
-    replace_file,
-    take_lock,
-)
+from vtorque_core.api import Busy, HostFault, Paths, VtorqueError, replace_file, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import dataclass
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import MovingAdapter
 from vtorque_core.api.node_job import NodeJob

@@ -17,9 +17,10 @@ import stat
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths, dataclass
+from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes

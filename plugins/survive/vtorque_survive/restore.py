@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +20,6 @@ from vtorque_core.api import (
     Paths,
     Refusal,
     Refused,
-    dataclass,
     hookimpl,
 )
 from vtorque_core.api.acquired import Resource, unjournalled

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vtorque_core.api import dataclass, setting
+from dataclasses import dataclass
+
+from vtorque_core.api import setting
 
 DOCTOR = "doctor"  # in place of a health command
 

@@ -14,19 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import (
-    Busy,
-    HostFault,
-    InUse,
-    JobAttempt,
-    Refused,
-    dataclass,
-    replace_file,
-    take_lock,
-)
+from vtorque_core.api import Busy, HostFault, InUse, JobAttempt, Refused, replace_file, take_lock
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import Child, readable

@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,6 @@ from vtorque_core.api import (
     ConfigError,
     HostFault,
     Refused,
-    dataclass,
     printable,
     replace_file,
     require_root_owned,

@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from vtorque_core.api import ConfigError, HostFault, dataclass, printable, replace_file
+from vtorque_core.api import ConfigError, HostFault, printable, replace_file
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive.lines import Lines
 from vtorque_survive.settings import Settings

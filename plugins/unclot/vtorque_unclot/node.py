@@ -6,9 +6,10 @@ The device is QEMU's ivshmem-plain (docs/specs/ivshmem-spec.txt): its second reg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import Act, always, dataclass, derive, hookimpl, setting, show_mib
+from vtorque_core.api import Act, always, derive, hookimpl, setting, show_mib
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import ContextItem, EnvVar, PciMemory
 from vtorque_core.api.guest_plan import GuestPlan

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, dataclass, let_users, show_mib
+from vtorque_core.api import HostFault, let_users, show_mib
 from vtorque_core.api.acquired import Resource, unjournalled
 
 

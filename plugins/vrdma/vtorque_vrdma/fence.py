@@ -6,10 +6,11 @@ guests of its job only. It stands on the node, where root of a guest cannot take
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import ClassVar
 
-from vtorque_core.api import dataclass, run_tool
+from vtorque_core.api import run_tool
 from vtorque_core.api.acquired import Resource, unjournalled
 
 ROCE = 4791  # UDP port of RoCE version 2 (IANA; InfiniBand Architecture, annex A17)

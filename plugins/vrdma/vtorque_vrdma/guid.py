@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import HostFault, dataclass, run_tool
+from vtorque_core.api import HostFault, run_tool
 from vtorque_core.api.acquired import Resource
 from vtorque_passthrough.pci_functions import VirtualFunction
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vtorque_core.api import count, dataclass, duration, setting, show_mib, size_mib
+from dataclasses import dataclass
+
+from vtorque_core.api import count, duration, setting, show_mib, size_mib
 
 _KEYS = ("img", "vcpus", "ram")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import compiled
 import forked
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import kvm
@@ -137,28 +136,6 @@ def test_a_submission_imports_base_api_site_and_the_reading_half_of_images(vsub)
     } == set()
     unused = ("subprocess", "hashlib", "logging", "importlib.metadata")
     assert not [m for m in modules if m.startswith(unused)]
-
-
-def test_what_a_submission_imports_compiles_no_dataclass():
-    """Every plugin's declaring module too: with the standard decorator each class costs 0.5 ms."""
-    program = f"""
-import sys
-sys.path.append({str(Path(compiled.__file__).parent)!r})
-import compiled
-methods = compiled.noted()
-from vtorque_core.cli import vsub
-from vtorque_core.site.plugins import Plugins
-plugins = Plugins.load(node=False)
-assert len(plugins.names) > 10 and not plugins.broken, plugins.broken
-print(methods)
-import dataclasses
-dataclasses.make_dataclass("One", ["x"])
-print("__init__" in methods)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\nTrue\n"
 
 
 def test_another_config_is_named_first_of_all():

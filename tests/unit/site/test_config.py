@@ -16,7 +16,7 @@ from vtorque_core.api import vm_options
 from vtorque_core.api.values import Option, hookimpl
 from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError
-from vtorque_core.base.record import setting
+from vtorque_core.base.settings import setting
 from vtorque_core.base.sizes import count
 from vtorque_core.site.config import (
     Raw,
@@ -44,7 +44,7 @@ class Settings:
     delay: float = setting(1.5, doc="wait", unit="s")
     cache: int = setting(64, doc="cache", unit="MiB")
     mode: Literal["fast", "safe"] = setting("safe", doc="how")
-    token: Path | None = setting(None, doc="its secret", secret_file=True)  # noqa: RUF009
+    token: Path | None = setting(None, doc="its secret", secret_file=True)
     env: Mapping[str, str] = field(default_factory=dict)
     engine: Engine = field(default_factory=Engine)
 

@@ -12,7 +12,7 @@ from vtorque_core.api import vm_options
 from vtorque_core.api.values import Extra, FileData, Option, hookimpl
 from vtorque_core.api.vm_options import ARCH, DISK, IMG, KEEP, RAM, VCPUS, VM_PROLOGUE
 from vtorque_core.base.errors import ConfigError, Refusal, Refused
-from vtorque_core.base.record import setting
+from vtorque_core.base.settings import setting
 from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.example import example

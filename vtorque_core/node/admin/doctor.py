@@ -10,6 +10,7 @@ import pwd
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import children, health, hooks
@@ -18,7 +19,6 @@ from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.base import hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError, printable
 from vtorque_core.base.names import derive
-from vtorque_core.base.record import dataclass
 from vtorque_core.node.admin import setup_batch
 from vtorque_core.plan import guest_uids, subordinate_ids
 from vtorque_core.plan.placement import node_hardware

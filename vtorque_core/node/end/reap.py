@@ -10,6 +10,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,6 @@ from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, flocked, job_lock, take_lock
 from vtorque_core.base.names import Paths, safe_name
-from vtorque_core.base.record import dataclass
 from vtorque_core.node.end.teardown import (
     DEADLINE,
     RELEASE_TIMEOUT,

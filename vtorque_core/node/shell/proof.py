@@ -17,7 +17,7 @@ import select
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import flocked
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.site.values import convert
 
 SCHEMA = 4

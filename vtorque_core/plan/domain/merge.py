@@ -9,11 +9,11 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vtorque_core.api.libvirt_domain import Element, Filesystem, ListElement, MemoryBacking, Single
 from vtorque_core.base.errors import Conflict, Refused
-from vtorque_core.base.record import dataclass
 
 E = TypeVar("E", bound=Element)
 

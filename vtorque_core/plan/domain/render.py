@@ -11,7 +11,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
@@ -32,7 +32,6 @@ from vtorque_core.api.libvirt_domain import (
     QemuArgs,
 )
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import boots_by_uefi
 from vtorque_core.plan.domain.merge import Merged, MergedDomain

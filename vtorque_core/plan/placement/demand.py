@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from vtorque_core.api.claims import (
@@ -16,7 +16,6 @@ from vtorque_core.api.claims import (
     RamClaim,
 )
 from vtorque_core.base.errors import Refused
-from vtorque_core.base.record import dataclass
 from vtorque_core.base.sizes import show_mib
 
 T = TypeVar("T")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.record import dataclass
 from vtorque_core.site.job_size import Granted
 
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
 from vtorque_core.base.errors import InUse, Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
 from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault, dataclass
+from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk

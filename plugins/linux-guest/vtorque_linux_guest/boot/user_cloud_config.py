@@ -12,10 +12,11 @@ import re
 import shlex
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
-from vtorque_core.api import FileData, Refusal, Refused, dataclass
+from vtorque_core.api import FileData, Refusal, Refused
 from vtorque_core.api.guest_context import ContextItem, GuestFile, Package, RootCommand
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.read_apart import Unreadable, read_apart

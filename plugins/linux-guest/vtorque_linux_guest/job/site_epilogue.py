@@ -14,9 +14,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, dataclass
+from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.read_apart import read_apart
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET

@@ -3,11 +3,10 @@
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from vtorque_core.api import dataclass
 from vtorque_linux_guest.job.frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
 
 START_MAX = 2 << 20

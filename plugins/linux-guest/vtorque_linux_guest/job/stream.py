@@ -7,8 +7,8 @@ functions return, raise a `StreamError`, or wait as a silent job would make them
 import select
 import struct
 import time
+from dataclasses import dataclass
 
-from vtorque_core.api import dataclass
 from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, Connection, Dropped
 from vtorque_linux_guest.job.descriptors import CHUNK, Sink, Source
 from vtorque_linux_guest.job.events import Events

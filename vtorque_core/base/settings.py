@@ -1,0 +1,28 @@
+"""How a key of the site config is declared: a field of a dataclass with its documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    doc: str = "",
+    unit: str | None = None,
+    check: Callable[[Any], object] | None = None,
+    *,
+    secret_file: bool = False,
+) -> Any:
+    """Declare one key of the site config, such as a plugin's ``[plugin.<name>]``, as a field.
+
+    Args:
+        default: without one the key must be set by the site.
+        doc: one line for ``vtorque config example``.
+        unit: ``"MiB"`` or ``"s"``: the TOML value may then be a size or duration in text.
+        check: called with a value other than the default; raises ValueError with what is wrong.
+        secret_file: the value is the path of a file that only root may read.
+    """
+    about = {"doc": doc, "unit": unit, "check": check, "secret_file": secret_file}
+    return dataclasses.field(default=default, metadata=about)
