@@ -29,16 +29,18 @@ _LONGEST = (
     _CLUSTER,
     "tests/e2e/test_warm.py",
     "tests/e2e/test_personal.py",
+    "tests/unit/repository/test_docs_site.py",
     "tests/e2e/test_bad_start.py",
-    "tests/e2e/test_suspend.py",
+    "tests/e2e/test_user_input.py",
     "tests/e2e/test_job.py",
     "tests/e2e/test_userdisk.py",
     "tests/e2e/test_faults.py",
+    "tests/e2e/guest_root/test_attacks.py",
+    "tests/e2e/test_user_attacks.py",
     "tests/e2e/test_images.py",
-    "tests/e2e/test_pinning.py",
-    "tests/e2e/test_users_shell_and_home.py",
-    "tests/e2e/test_first_plugin.py",
-    "tests/e2e/test_unclot.py",
+    "tests/e2e/test_networks.py",
+    "tests/e2e/test_guests_of_site.py",
+    "plugins/pool/tests/test_real_slurm.py",
 )  # each longer than what follows; the other files fill up the machines in the end
 
 

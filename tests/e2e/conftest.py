@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -161,8 +162,16 @@ class Node:
         return json.loads(self.as_user("vmgr", "ps", "--json", user=user).stdout)
 
     def state_of(self, job_id):
-        """Return the batch system's state letter of a job, or None if it is unknown."""
-        return next((job["state"] for job in self.jobs() if job["id"] == job_id), None)
+        """Return the batch system's state letter of a job, or None if it is unknown.
+
+        Asks the service as ``vmgr ps`` does. Tests poll, and each vmgr takes 0.2 s of CPU time.
+        """
+        with socket.socket(socket.AF_UNIX) as service, service.makefile("rb") as answer:
+            service.settimeout(TIMEOUT)
+            service.connect(str(self.run_dir / "local.sock"))
+            service.sendall(b'{"op": "list"}\n')
+            jobs = json.loads(answer.readline())["jobs"]
+        return next((job["state"] for job in jobs if job["id"] == job_id), None)
 
     def empty_home(self):
         """Remove all but hidden files from the user's home."""

@@ -65,6 +65,7 @@ def test_a_job_and_a_refused_one_from_everywhere(clean, archive, elsewhere):
     assert clean.as_user("/bin/cat", str(path), user=OTHER, check=False).returncode != 0
 
 
+@pytest.mark.full
 def test_a_start_that_fails_says_why(clean, config, archive, elsewhere):
     config("node", "start_timeout = 1")
     result = clean.job("#!/bin/sh\ntrue\n")

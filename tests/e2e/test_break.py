@@ -64,6 +64,7 @@ def test_a_job_goes_on_after_its_connection_broke(guest):
     assert printed(guest) == [str(number) for number in range(1, 61)]
 
 
+@pytest.mark.full
 def test_a_break_that_is_not_expected_ends_the_job(guest):
     job = counting(guest, 600)
     break_connection(guest, job)

@@ -305,6 +305,8 @@ def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
     job.check()
 
 
+@pytest.mark.full
+@pytest.mark.releases
 @refuses
 def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
     job = Writer(guest).submit().await_more()

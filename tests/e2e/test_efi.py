@@ -15,7 +15,7 @@ import pytest
 
 from vtorque_linux_guest.image import kernel as debian
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 NAME = "efi-boot"
 SECTOR, ENTRIES = 512, 128

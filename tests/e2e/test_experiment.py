@@ -70,6 +70,7 @@ echo "0 0 0" >ended
 """
 
 
+@pytest.mark.full
 def test_code_in_a_guest_decides_nothing_that_runs_on_the_host(node, clean):
     node.script(ATTACK)
     node.script(

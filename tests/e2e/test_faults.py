@@ -75,7 +75,7 @@ def killed_at(points, which, node, before, name):
     ("which", "points"),
     [
         ("prologue", START),
-        ("epilogue", END),
+        pytest.param("epilogue", END, marks=pytest.mark.full),
         pytest.param("prologue", MORE_STARTS, marks=pytest.mark.full),
         pytest.param("epilogue", MORE_ENDS, marks=pytest.mark.full),
     ],
@@ -142,6 +142,7 @@ def wrapper_of(job):
     raise AssertionError("no wrapper")
 
 
+@pytest.mark.full
 def test_wrapper_killed(node_again):
     node, before = node_again
     job = running(node)
@@ -182,7 +183,7 @@ def test_qemu_killed_while_the_script_runs(node_again):
     [
         pytest.param("after create virtiofsd", marks=pytest.mark.full),
         pytest.param("before create domain", marks=pytest.mark.full),
-        "after create domain",
+        pytest.param("after create domain", marks=pytest.mark.full),
     ],
 )
 def test_libvirtd_killed_while_a_job_starts(node_again, point):
@@ -282,6 +283,7 @@ def test_killed_at_ten_random_moments_of_a_jobs_life(node_again, kill):
     next_job_runs(node)
 
 
+@pytest.mark.full
 def test_the_batch_system_killed(node_again):
     """Restarted, it tears down what ran, says so, and reaps what no job of its own has left."""
     node, before = node_again

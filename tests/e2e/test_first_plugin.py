@@ -116,6 +116,7 @@ done
     assert done.stdout.count(" passed") == 2, done.stdout
 
 
+@pytest.mark.full
 def test_the_page_does_what_it_says(author):
     steps, shown = script(PAGE.partition("\n## 1. ")[2])
     done = run_as(author, steps)

@@ -45,7 +45,7 @@ def cancelled(node, text, *args):
     return job
 
 
-@pytest.mark.parametrize("how", ["ends", "killed"])
+@pytest.mark.parametrize("how", ["ends", pytest.param("killed", marks=pytest.mark.full)])
 def test_the_sites_epilogue_runs_in_every_guest(clean, scripts, how):
     """Each knows its rank. A killed job's have it, too, and a failed one is told."""
     text = '#!/bin/sh\necho "$(id -u) epilogue of $VTORQUE_USER, rank $VTORQUE_RANK"\n'
@@ -65,6 +65,7 @@ def test_the_sites_epilogue_runs_in_every_guest(clean, scripts, how):
     assert len(re.findall(rf"site epilogue of \S+ \(rank 0\): {zero}\n", log)) == 1, log
 
 
+@pytest.mark.full
 def test_what_runs_on_cancellation_sees_the_script_run(clean, scripts):
     """The user's script, then the site's, both as the user; then the script gets its TERM."""
     runs = f"kill -0 $(cat {clean.home}/pid) && echo runs"
@@ -103,6 +104,7 @@ def test_the_sites_templates_make_the_domain(clean):
         shutil.rmtree(templates)
 
 
+@pytest.mark.full
 def test_a_guest_without_cloud_init_refuses_cloud_config(clean, scripts):
     """A user's is read where it is submitted; of a site's the refusal says what to do."""
     clean.script("#cloud-config\nusers: []\n", "mine.yaml")

@@ -134,6 +134,7 @@ def test_image_of_a_root_disk_in_memory_is_removed_when_free(guest, image):
     assert not (node.state / "images/added").exists()
 
 
+@pytest.mark.full
 def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
     node = guest
     config("images", 'ramdisk = "copy"')
@@ -158,6 +159,7 @@ def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_the_nodes_own_copy_is_used(guest, image, config, scratch):
     node = guest
     cache = scratch / "cache"

@@ -33,6 +33,7 @@ def test_a_shell_in_a_guest(clean):
     assert re.search(rb"job \S+ completed", terminal.seen)
 
 
+@pytest.mark.full
 def test_a_lost_terminal_ends_the_job(clean):
     """Whoever closes the window does not keep the slot."""
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
@@ -42,7 +43,7 @@ def test_a_lost_terminal_ends_the_job(clean):
     clean.wait_for(lambda: clean.state_of(job_id) is None, what="end of the job")
 
 
-@pytest.mark.parametrize("at", ["start", "prompt"])
+@pytest.mark.parametrize("at", [pytest.param("start", marks=pytest.mark.full), "prompt"])
 def test_vsub_that_is_killed_leaves_the_terminal_with_echo(clean, at):
     """The job shell turns the echo off, and then makes the terminal raw."""
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M", under_a_shell=True)

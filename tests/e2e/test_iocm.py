@@ -85,6 +85,7 @@ def test_io_threads_are_on_the_io_core_and_a_killed_manager_leaves_nothing(manag
     assert not manager()
 
 
+@pytest.mark.full
 def test_what_is_refused(manager, guest, config):
     for keys, said in (
         ("iocm=true,iocm_min_cores=3,iocm_max_cores=2", b"iocm_min_cores=3: is more than"),

@@ -12,6 +12,9 @@ from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
+LONG = (pytest.mark.full, pytest.mark.releases)
+HARMLESS = "t\"'<&>$(id)`;|*?[]{}\\%"
+
 
 def test_the_job_of_the_readme(clean):
     """Exit code, exact output bytes, identity, kernel, home: what the issue promises."""
@@ -38,15 +41,17 @@ def test_the_job_of_the_readme(clean):
 def test_groups_umask_environment_limits_and_a_signal(clean):
     """The user's prologue runs before the script, and the epilogue after it has been killed.
 
+    Quotes, XML and shell characters of the job's name reach libvirt, journal and files as text.
+
     For other exit codes see test_local_contract.py.
     """
     for name in ("pro.sh", "epi.sh"):
         clean.script(f"#!/bin/sh\necho {name} $(id -un)\n", name)
     result = clean.job(
         "#!/bin/bash\nid -Gn | tr ' ' '\\n' | sort | tr '\\n' ' '; echo\n"
-        "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR $PBS_JOBNAME; ulimit -n\n"
+        "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR \"$PBS_JOBNAME\"; ulimit -n\n"
         "kill -TERM $$\n",
-        "-v", "X=a b=c", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh",
+        "-v", "X=a b=c", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh", name=HARMLESS,
     )  # fmt: skip
     assert result.code == 143
     first, groups, umask, x, words, files, last = result.out.decode().splitlines()
@@ -54,7 +59,7 @@ def test_groups_umask_environment_limits_and_a_signal(clean):
     assert groups.split() == ["vte2e1", "vte2eg"]
     assert umask == "0077"
     assert x == "a b=c"
-    assert words == f"SLG {clean.home} t"
+    assert words == f"SLG {clean.home} {HARMLESS}"
     assert int(files) > 0
 
 
@@ -85,11 +90,10 @@ SIZE = (
 @pytest.mark.parametrize(
     ("more", "cpus", "guests", "mib"),
     [
-        ((), 2, 1, 900 - 256),
-        (("-vm", "vms_per_node=2"), 1, 2, 450 - 256),
-        (("-vm", "vcpus=1,ram=200M"), 1, 1, 200),
+        pytest.param((), 2, 1, 900 - 256, id="all of it", marks=LONG),
+        pytest.param(("-vm", "vms_per_node=2"), 1, 2, 450 - 256, id="two guests"),
+        pytest.param(("-vm", "vcpus=1,ram=200M"), 1, 1, 200, id="less", marks=LONG),
     ],
-    ids=["all of it", "two guests", "less"],
 )
 def test_a_guest_has_what_the_batch_system_gave_and_all_say_so(clean, more, cpus, guests, mib):
     """The script is as for bare metal; this site has a number for RAM, so the key is needed."""
@@ -124,6 +128,8 @@ def test_walltime_reaches_a_script_from_standard_input_as_term(clean):
     assert done.returncode != 0
 
 
+@pytest.mark.full
+@pytest.mark.releases
 def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     job = clean.submit("#!/bin/sh\necho done > ended\nexit 4\n", "-vm", "keep=true")
     ended = clean.home / "ended"
@@ -139,6 +145,8 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
 
 
+@pytest.mark.full
+@pytest.mark.releases
 def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):
     clean.script("#!/bin/sh\necho no licence; exit 9\n", "pro.sh")
     result = clean.job("#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh")

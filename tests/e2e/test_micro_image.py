@@ -30,7 +30,7 @@ from vtorque_linux_guest.image.debian_builder import DebianBuilder
 from vtorque_linux_guest.image.micro_builder import MicroBuilder
 from vtorque_linux_guest.job.status_port import StatusReader
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 CONF = (
     "user=tester\nuid=1234\ngid=1234\nhome=/home/tester\nshell=/bin/sh\nspool=/run/spool\n"
@@ -115,7 +115,6 @@ def seed_of(script: str) -> dict[str, bytes]:
     return {"vtorque/agent.conf": CONF.encode(), "vtorque/setup.sh": setup.encode()}
 
 
-@pytest.mark.full
 def test_micro_has_the_same_bytes_each_time(micro: Image, pool: Path) -> None:
     started = time.monotonic()
     again = build(MicroBuilder(), {}, pool, "again")
@@ -132,6 +131,7 @@ def test_micro_has_the_same_bytes_each_time(micro: Image, pool: Path) -> None:
     assert again.initrd.stat().st_size < 4 << 20
 
 
+@pytest.mark.releases
 def test_micro_initramfs_has_nothing_of_this_machine(micro: Image) -> None:
     assert micro.initrd is not None
     content = gzip.decompress(micro.initrd.read_bytes())
@@ -139,6 +139,7 @@ def test_micro_initramfs_has_nothing_of_this_machine(micro: Image) -> None:
     assert str(Path(__file__).parents[2]).encode() not in content
 
 
+@pytest.mark.releases
 def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
     script = """
     exec >/dev/console 2>&1
@@ -172,12 +173,14 @@ def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
     assert "zombies: 0" in said
 
 
+@pytest.mark.releases
 def test_micro_ends_when_its_agent_ends(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, seed_of("kill -9 $PPID"), ram=128) as guest:
         assert guest.process.wait(180) == 0
         assert "vtorque: the agent ended with status 137" in guest.console.read_text()
 
 
+@pytest.mark.releases
 def test_micro_without_a_seed_waits_for_one(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128) as guest:
         guest.status.settimeout(180)
@@ -186,13 +189,13 @@ def test_micro_without_a_seed_waits_for_one(micro: Image, tmp_path: Path) -> Non
         assert guest.process.poll() is None
 
 
+@pytest.mark.releases
 def test_micro_that_nobody_can_give_one_says_so_and_ends(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128, port="none") as guest:
         assert guest.process.wait(180) == 0
         assert "vtorque: no disk with the serial vtseed" in guest.console.read_text()
 
 
-@pytest.mark.full
 def test_debian_is_ready_and_locked(pool: Path, tmp_path: Path) -> None:
     started = time.monotonic()
     image = build(DebianBuilder(), {"packages": "tree"}, pool, "debian")

@@ -44,6 +44,7 @@ def dhcp_network(tmp_path):
     subprocess.run(["virsh", "-q", "net-destroy", "vtorque-dhcp"], check=True)
 
 
+@pytest.mark.full
 def test_an_address_from_the_sites_program(clean, with_network, tmp_path_factory):
     program = tmp_path_factory.mktemp("site") / "address"
     program.write_text(f'#!/bin/sh\n[ "$1" = {platform.node()} ] && echo "10.87.9.$(($2 + $3))"\n')
@@ -62,6 +63,7 @@ def test_an_address_from_dhcp(clean, with_network, dhcp_network):
     assert result.out.split(b"/")[0] in LEASES, result.err
 
 
+@pytest.mark.full
 def test_no_network_at_all(clean, with_network):
     with_network('kind = "none"\n')
     result = clean.job("#!/bin/sh\nls /sys/class/net\n")

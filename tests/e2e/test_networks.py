@@ -124,6 +124,7 @@ def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
     assert [f for f in heard.frames if socket.inet_aton(BAD_IP) in f]
 
 
+@pytest.mark.full
 def test_macvtap(clean, site, cable):
     site(hpc(source=LOWER, subnet="10.232.0.0/16", kind="direct", opt_in_unfiltered=True))
     result = clean.job(
@@ -186,6 +187,7 @@ def _three_nics(result):
     return out
 
 
+@pytest.mark.full
 def test_dhcp_on_another_network_brings_no_route(clean, site, bridge, lan):
     site(hpc() + LAN_TABLE)
     _three_nics(clean.job(SHOW))

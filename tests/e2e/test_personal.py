@@ -159,6 +159,7 @@ def test_a_first_job_from_an_empty_home(clean):
     assert "image" not in told
 
 
+@pytest.mark.full
 def test_an_array_has_a_guest_for_each_task(clean):
     done = clean.call(
         "vsub", *BLOCK, "-t", "3,5%1", clean.script("exit $PBS_ARRAYID\n"), check=False
@@ -168,6 +169,7 @@ def test_an_array_has_a_guest_for_each_task(clean):
         (clean.home / f"out-{task}").unlink()
 
 
+@pytest.mark.full
 def test_the_manuals_first_jobs(clean):
     """Of ten-minutes-user.md, ten-minutes-admin.md, tutorial.md and user.md, word for word."""
     paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
@@ -209,6 +211,7 @@ def test_the_manuals_first_jobs(clean):
     assert re.fullmatch(rf"on vvm, kernel \S+, as {clean.user} in {clean.home}\n", said)
 
 
+@pytest.mark.full
 def test_a_shell_in_a_guest(clean):
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
     terminal.read(STARTED)
@@ -261,6 +264,7 @@ def test_two_users_see_nothing_of_each_other(clean, other):
     clean.call("vmgr", "cancel", mine)
 
 
+@pytest.mark.full
 def test_a_killed_service_leaves_nothing_after_the_next_command(clean):
     kill(clean, "local serve")
 

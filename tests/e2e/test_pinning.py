@@ -22,9 +22,10 @@ def two_cpus(config):
     config("plugin.pinning", "emulator_cpu = false")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("pinning", "cpus"),
-    [pytest.param("true", ("0", "1"), marks=pytest.mark.full), ("my.map", ("1", "0"))],
+    [("true", ("0", "1")), ("my.map", ("1", "0"))],
     ids=["own", "file"],
 )
 def test_two_guests_run_on_different_cores(two_cpus, guest, pinning, cpus):
@@ -72,6 +73,7 @@ def test_a_mapping_that_is_none_is_refused_at_submission(guest):
     assert b"vcpu_pinning=/etc/shadow: cannot be read: Permission denied" in done.stderr
 
 
+@pytest.mark.full
 def test_a_job_waits_for_another_jobs_cpu(two_cpus, two_slots, guest):
     """In the queue, with the reason; it runs when the other one has ended."""
     guest.script("1\n", "my.map")
@@ -125,6 +127,7 @@ def no_pages():
         PAGES.write_text(before)
 
 
+@pytest.mark.full
 def test_huge_pages_that_the_node_lacks(no_pages, guest, config):
     lack = guest.job("true\n", "-vm", "hugepages=1G,ram=1G")
     assert (lack.code, lack.out) == (EXIT_REFUSED, b"")

@@ -50,6 +50,7 @@ def daemon(name):
     return int(Path(f"/run/{name}.pid").read_text())
 
 
+@pytest.mark.full
 def test_two_prologues_and_an_epilogue_at_once_leave_nothing(host):
     """The epilogue kills the running start; the second prologue waits for the job's lock."""
     node, before = host

@@ -19,7 +19,7 @@ from file_operations import DIFFERENCES, OPERATIONS
 from vtorque_core.resources import user_daemon
 from vtorque_linux_guest.node import _CLEAN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.releases]
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.releases]
 
 PROGRAM = Path(file_operations.__file__)
 INIT = """#!/bin/busybox sh

@@ -61,6 +61,7 @@ def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
     assert not others
 
 
+@pytest.mark.full
 def test_a_job_that_does_not_ask_is_told_nothing(guest, required):
     required(True)
     result = guest.job("#!/bin/sh\necho ran\n")

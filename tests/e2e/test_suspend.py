@@ -101,6 +101,7 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
     assert job.ended() == lines(40)
 
 
+@pytest.mark.full
 def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
     job = Counting(guest, 30)
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
@@ -125,6 +126,7 @@ def walltime(job):
     return (job.node.home / "err").read_text()
 
 
+@pytest.mark.full
 def test_a_walltime_that_ends_while_its_owner_has_it_stand_still(guest):
     job = Counting(guest, 1000, "-l", "walltime=12")
     job.suspend()
@@ -140,6 +142,7 @@ def test_a_walltime_that_ends_while_its_job_shell_stands_still(guest):
     walltime(job)
 
 
+@pytest.mark.full
 def test_libvirtd_killed_while_a_job_stands_still(guest):
     """A resume fails and names libvirtd, and happens when libvirtd answers again.
 
@@ -183,6 +186,7 @@ def test_libvirtd_killed_while_a_job_ends_that_stands_still(still):
     as_before(job.node, before, "libvirtd killed while it stood still")
 
 
+@pytest.mark.full
 def test_a_reboot_while_a_job_stands_still(still, tmp_path):
     """All processes are gone, and what is in memory; the reaper has the rest go."""
     job, before = still

@@ -225,6 +225,7 @@ def four(clean, scratch):
         running_jobs.virsh("destroy", name)
 
 
+@pytest.mark.full
 def test_four_guests_are_measured(four, clean):
     taken = []
     outlet = SimpleNamespace(give=lambda samples, _ended: taken.append(samples))
@@ -243,6 +244,7 @@ def test_four_guests_are_measured(four, clean):
     hypervisor.close()
 
 
+@pytest.mark.full
 def test_bad_sinks_delay_no_job(guest, config, log):
     hole = socket.create_server(("127.0.0.1", 0))  # accepts nothing, answers nothing
     for line in (

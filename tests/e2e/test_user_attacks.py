@@ -220,6 +220,7 @@ class TestARunningJob:
             assert not [at for at in held if any(word in at for word in forbidden)], (kind, held)
 
 
+@pytest.mark.full
 def test_nobody_else_reads_the_users_own_scripts(guest):
     """Not even who has the same primary group; the proof is readable to those."""
     script = guest.home / "mine.sh"
@@ -341,6 +342,7 @@ print(sorted(set(got)), len(seen))
 """
 
 
+@pytest.mark.full
 def test_no_socket_is_open_to_others_while_a_job_starts(guest):
     """libvirt binds the ports' sockets before root gives them to their owner."""
     first = guest.submit("#!/bin/sh\nexit 0\n")

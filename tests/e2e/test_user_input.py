@@ -78,7 +78,7 @@ def test_output_paths_are_opened_as_the_user(guest, flag):
     assert not (theirs / "out").exists()
 
 
-@pytest.mark.parametrize("flag", ["-o", "-e"])
+@pytest.mark.parametrize("flag", ["-o", pytest.param("-e", marks=pytest.mark.full)])
 def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
     """Opening a FIFO waits for its reader; the job that does so must still end when told to."""
     entry = pwd.getpwnam(guest.user)

@@ -52,7 +52,7 @@ def test_a_disk_keeps_what_a_job_writes(clean, disk):
     wrote = clean.job(
         "#!/bin/sh\nset -e\nstat -c '%U %G' /data\necho kept > /data/kept\nid -u\n"
         "grep -c /data /proc/mounts\n"
-        "head -c 20000000 /dev/urandom > /data/big\nsha256sum < /data/big\n",
+        "head -c 5000000 /dev/urandom > /data/big\nsha256sum < /data/big\n",
         "-vm", f"disk={disk},vms_per_node=2",
     )  # fmt: skip
     assert (wrote.code, wrote.err) == (0, b"")
@@ -71,6 +71,7 @@ def test_a_disk_keeps_what_a_job_writes(clean, disk):
     assert after.st_size == 64 * MIB
 
 
+@pytest.mark.full
 def test_a_qcow2_keeps_what_a_job_writes(clean, disk):
     qcow2 = disk.with_suffix(".qcow2")
     argv = ("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, qcow2)
@@ -90,6 +91,7 @@ def test_a_qcow2_keeps_what_a_job_writes(clean, disk):
     assert hashlib.sha256(content(disk, "big")).hexdigest() == wrote.out.split()[0].decode()
 
 
+@pytest.mark.full
 def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
     marks = [clean.home / name for name in ("started", "go")]
     text = (
@@ -151,6 +153,7 @@ def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
             path.unlink()
 
 
+@pytest.mark.full
 def test_a_file_without_a_file_system_is_the_users_fault(clean):
     """Torque and Slurm would requeue the job, and hold it at last."""
     path = clean.home / "data.QCOW2"

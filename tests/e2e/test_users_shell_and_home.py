@@ -45,6 +45,7 @@ def test_missing_login_shell_becomes_sh_everywhere(missing_shell, guest, line, a
     ]
 
 
+@pytest.mark.full
 def test_interactive_job_falls_back_to_sh(missing_shell, guest):
     terminal = on_a_node(guest, "-I", "-vm", "ram=256M")
     terminal.read(STARTED)
@@ -54,6 +55,7 @@ def test_interactive_job_falls_back_to_sh(missing_shell, guest):
     assert terminal.leave(7) == 7
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", ["", pytest.param("#!/bin/sh\n", marks=pytest.mark.full)])
 def test_missing_shell_of_option_S_is_an_error(guest, line):
     result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
@@ -111,7 +113,7 @@ SHOW_NAMES = (
 @pytest.mark.parametrize(
     ("moved", "with_d"),
     [
-        pytest.param(False, False, id="link"),
+        pytest.param(False, False, id="link", marks=pytest.mark.full),
         pytest.param(True, True, id="other path and -d"),
         pytest.param(False, True, id="link and -d", marks=pytest.mark.full),
         pytest.param(True, False, id="other path", marks=pytest.mark.full),

@@ -219,6 +219,8 @@ def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, 
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}
 
 
+@pytest.mark.full
+@pytest.mark.releases
 def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: Path) -> None:
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:

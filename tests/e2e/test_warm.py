@@ -59,6 +59,7 @@ def test_jobs_get_guests_that_were_there_each_its_own(warm):
     assert other[5:] == [other[5], warm.node.user]
 
 
+@pytest.mark.full
 def test_the_service_killed_finds_its_guests_and_a_dead_one_costs_no_job(warm):
     before = warm.await_full()
     lock = warm.node.run_dir / "warm.lock"
@@ -87,6 +88,7 @@ def domains():
     return output("virsh", "-q", "list", "--name").split()
 
 
+@pytest.mark.full
 def test_a_job_gets_their_memory_at_once(warm, config):
     """Of a size that they have not, so it takes none of them."""
     before = warm.await_full()

@@ -74,10 +74,10 @@ NEXTFLOW = {
 
 POOL_ALONE = f"(?s)Launching worker: 1.*{POOL}"
 PBS = (
-    Generated("dask-pbs.sh", {"logs/dask-worker.o*": DASK}, short=True),
+    Generated("dask-pbs.sh", {"logs/dask-worker.o*": DASK}),
     Generated("nextflow-pbs.sh", NEXTFLOW, short=True),
     Generated("parsl-torque.sh", {"parsl/scripts/*.stdout": POOL_ALONE}),
-    Generated("parsl-pbspro.sh", {"parsl/scripts/*.stdout": f"^{POOL}"}, short=True),
+    Generated("parsl-pbspro.sh", {"parsl/scripts/*.stdout": f"^{POOL}"}),
     Generated("psij-torque.sh", PSIJ | {".psij/work/pbs_classic/{job}.ec": "^0$"}),
     Generated("psij-pbspro.sh", PSIJ | {".psij/work/pbs/{job}.ec": "^0$"}),
     Generated("snakemake-pbs.sh", {"snakemake-pbs.sh.o*": SNAKEMAKE}),
@@ -86,14 +86,13 @@ POOL_BY_SRUN = f"(?s)Found nodes : 1$.*^0: {POOL}.*^Done$"
 SNAKEMAKE_STEP = SNAKEMAKE.replace("--mode", "--jobs 1 --mode")
 SLURM = (
     Generated("dask-slurm.sh", {"logs/dask-worker-{job}.out": DASK}),
-    Generated("nextflow-slurm.sh", NEXTFLOW),
+    Generated("nextflow-slurm.sh", NEXTFLOW, short=True),
     Generated("parsl-slurm-srun.sh", {"parsl/scripts/*.stdout": POOL_BY_SRUN}),
     Generated("parsl-slurm-single.sh", {"parsl/scripts/*.stdout": POOL_ALONE}),
     Generated("psij-slurm-single.sh", PSIJ | {".psij/work/slurm/{job}.ec": "^0$"}),
     Generated(
         "psij-slurm-multiple.sh",
         PSIJ | {".psij/work/slurm/{job}.nodefile": r"^vn\d\n$"},
-        short=True,
     ),
     Generated("psij-slurm-srun.sh", PSIJ | {".psij/work/slurm/{job}.ec": "^0$"}),
     Generated(
@@ -104,7 +103,7 @@ SLURM = (
         "submitit-array.sh",
         {f"log_test/{{job}}_{n}/{{job}}_{n}_0_log.out": SUBMITIT for n in range(3)},
     ),
-    Generated("submitit.sh", {"log_test/{job}/{job}_0_log.out": SUBMITIT}, short=True),
+    Generated("submitit.sh", {"log_test/{job}/{job}_0_log.out": SUBMITIT}),
 )
 
 

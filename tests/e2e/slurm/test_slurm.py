@@ -69,14 +69,19 @@ def run_at_once(cluster, script, rows):
 
 SHAPES = [
     (("-c2",), 2, 1, "2 1 2 none"),
-    (("-n2",), 2, 1, "2 2 none 2"),
     (("-n2", "-vm", "vms_per_node=2"), 1, 2, "1(x2) 1(x2) none 2"),
+]
+MORE_SHAPES = [
+    (("-n2",), 2, 1, "2 2 none 2"),
     (("-n2", "-vm", "vcpus=1"), 1, 1, "1 1 none 1"),
     (("-c2", "-vm", "vcpus=1"), 1, 1, "1 1 1 none"),
 ]
 
 
-def test_guests_have_what_slurm_gave_and_all_say_so(clean):
+@pytest.mark.parametrize(
+    "shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.full)], ids=["two", "more"]
+)
+def test_guests_have_what_slurm_gave_and_all_say_so(clean, shapes):
     """This site has a number for RAM, so that key is needed; CPUs come by themselves."""
     script = clean.script(
         "#!/bin/sh\necho $(nproc) $SLURM_CPUS_ON_NODE $SLURM_NNODES $SLURM_MEM_PER_NODE\n"
@@ -85,8 +90,8 @@ def test_guests_have_what_slurm_gave_and_all_say_so(clean):
         "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n"
     )
     common = ("vsub", "-N1", "--mem=900M", "-vm", "ram=job")
-    results = run_at_once(clean, script, [(*common, *args) for args, *_ in SHAPES])
-    for (args, cpus, guests, told), (code, out, err) in zip(SHAPES, results, strict=True):
+    results = run_at_once(clean, script, [(*common, *args) for args, *_ in shapes])
+    for (args, cpus, guests, told), (code, out, err) in zip(shapes, results, strict=True):
         assert code == 0, (args, err)
         mib = 900 // guests - 256
         first, second, third = out.decode().splitlines()
@@ -131,6 +136,7 @@ def test_what_sbatch_refuses_it_refuses_itself(clean):
     assert b"to start at" in said.stderr
 
 
+@pytest.mark.full
 def test_script_that_slurm_cannot_start_has_a_reason_everywhere(clean):
     """Slurm opens the output file on the node, after the guest has booted."""
     script = clean.script("#!/bin/sh\ntouch ran\n")
@@ -211,6 +217,7 @@ def test_cancel_in_the_run(clean):
     assert ours == [b"before", b"got TERM"]
 
 
+@pytest.mark.full
 def test_cancel_in_the_prolog(clean):
     job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n1")
     clean.wait(lambda: clean.guests("n1"), what="guest")
@@ -288,24 +295,33 @@ FIRST = b'[[limits]] 1 (partition = "small")'
 THIRD = b'[[limits]] 3 (account = "poor", user = "vtslurm*")'
 
 
-LIMITED = [
-    (("-pmain",), VCPUS, b""),
+REFUSED = [
     (("-psmall",), VCPUS, FIRST + b" [options.vcpus] max in /etc/vtorque/vtorque.toml"),
-    (("-psmall", "-Arich"), VCPUS, b""),
     (("-psmall", "-Apoor"), VCPUS, THIRD),
     (("-pmain", "-Apoor"), VCPUS, THIRD),
     (("-psmall",), NUMA, b"plugin pinning is off for this job (set by " + FIRST),
+]
+ALLOWED = [
+    (("-pmain",), VCPUS, b""),
+    (("-psmall", "-Arich"), VCPUS, b""),
     (("-psmall", "-Arich"), NUMA, b""),
 ]
 
 
-def test_limits_by_partition_and_account(limited):
+@pytest.mark.parametrize(
+    "limited_jobs",
+    [
+        pytest.param(REFUSED, id="refused"),
+        pytest.param(ALLOWED, id="allowed", marks=pytest.mark.full),
+    ],
+)
+def test_limits_by_partition_and_account(limited, limited_jobs):
     """What slurmd tells the node counts; no variable of the user's, and no config of vsub's."""
     script = limited.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
     lies = ("SLURM_JOB_PARTITION=main", "SLURM_JOB_ACCOUNT=rich", "SLURM_JOB_QOS=rich")
-    rows = [("env", *lies, "vsub", "-c2", *args, "-vm", asked) for args, asked, _ in LIMITED]
+    rows = [("env", *lies, "vsub", "-c2", *args, "-vm", asked) for args, asked, _ in limited_jobs]
     results = run_at_once(limited, script, rows)
-    for (args, asked, said), (code, out, err) in zip(LIMITED, results, strict=True):
+    for (args, asked, said), (code, out, err) in zip(limited_jobs, results, strict=True):
         if not said:
             assert (code, out) == (0, b"2\n"), (args, asked, err)
             continue
@@ -335,6 +351,7 @@ def test_vsub_refuses_by_what_it_is_told(limited):
     assert "plugin pinning: off" in limited.user(*explain, "--partition", "small").stdout.decode()
 
 
+@pytest.mark.full
 def test_a_long_request_travels_in_the_script(clean):
     """More than a comment may have: the user's files. The script in the guest is as it was."""
     clean.script("#!/bin/sh\necho before\n# " + os.urandom(3000).hex() + "\n", "before.sh")
@@ -344,6 +361,7 @@ def test_a_long_request_travels_in_the_script(clean):
     assert (code, out) == (0, b"before\n#!/bin/sh\nhead -n 3 $0\n# end\n"), err
 
 
+@pytest.mark.full
 def test_a_node_without_libvirt(clean):
     """The job runs elsewhere, the node has a note, and is as usable for others as before."""
     clean.stop_libvirt("n1")
@@ -382,6 +400,7 @@ def test_a_killed_prologue(clean):
     assert b"root has not proven" in clean.read("out")
 
 
+@pytest.mark.full
 def test_a_requeued_job_starts_anew(clean):
     job_id = clean.submit("#!/bin/sh\necho $SLURM_RESTART_COUNT $(hostname)\nsleep 3\n")
     clean.wait(lambda: clean.read("out").count(b"\n"), what="output")

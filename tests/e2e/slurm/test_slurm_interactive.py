@@ -16,7 +16,7 @@ def vsub(cluster, *argv):
     return Terminal(cluster.user_command("vsub", *argv, env={"TERM": "xterm"}))
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_shell_in_a_guest(clean, nodes):
     """Prompt, a terminal of the right size, Ctrl-C, exit code; also with guests on two nodes."""
     terminal = vsub(clean, "-I", f"-N{nodes}", "-vm", "ram=256M")
@@ -31,6 +31,7 @@ def test_a_shell_in_a_guest(clean, nodes):
     assert terminal.leave(7) == 7
 
 
+@pytest.mark.full
 def test_a_lost_terminal_ends_the_job(clean):
     """Whoever closes the window does not keep the nodes."""
     terminal = vsub(clean, "-I", "-vm", "ram=256M")

@@ -8,7 +8,7 @@ import pytest
 import slurm_cluster as slurm
 from vtorque_slurm.hostlist import expand
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 # A double of ssh, since the micro image has none and these machines no sshd: what comes on standard
 # input goes to a shell of the user's on the node. The way there is the real one.

@@ -4,7 +4,7 @@ import pytest
 
 from surroundings import SCRIPT, differences
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 LEFT_OUT = """
 SLURM_CONF SLURMD_NODENAME SLURM_TASK_PID SLURM_PRIO_PROCESS SLURM_TOPOLOGY_ADDR
@@ -15,9 +15,7 @@ PER_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", *LEFT_OUT.split(), *GUESTS.split()}
 MEMORY = "soft max memory size"  # Slurm's limit is of the host's processes: the guest's RAM limits
 
 
-@pytest.mark.parametrize(
-    ("end", "codes"), [("", (7, 7)), pytest.param("TERM", (1, 143), marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("end", "codes"), [("", (7, 7)), ("TERM", (1, 143))])
 def test_a_script_in_a_guest_finds_what_the_plain_one_does(clean, end, codes):
     """With all CPUs of a node: this Slurm binds none to processes. Of a signal sbatch -W says 1."""
     options = ("-W", "-c2", "--mem=900M", "-oout", "-eerr", f"--export=ALL,END={end},A=x y")

@@ -74,6 +74,7 @@ def test_all_its_guests_stand_still_while_slurm_or_its_owner_suspends_it(begun, 
     ends_right(clean, job_id, 140)
 
 
+@pytest.mark.full
 def test_a_suspended_job_that_is_cancelled_leaves_nothing(begun, clean):
     job_id = begun(1000)
     clean.root("head", "scontrol", "suspend", job_id)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 NODES = ("n1", "n2")
 CONFIG = "/etc/vtorque/vtorque.toml"

@@ -91,6 +91,7 @@ LUMINANCES = """
 """
 
 
+@pytest.mark.full
 def test_pages_in_a_browser_are_quiet_and_fit(site, tmp_path):
     browser = Browser(tmp_path)
     try:
