@@ -1,4 +1,4 @@
-"""What a plugin acquires on a node, and that is released after any crash: ``Resource``."""
+"""Base class of resources that are acquired on a node and released after any crash."""
 
 from __future__ import annotations
 
@@ -9,57 +9,75 @@ RELEASE_TIME = 25.0  # seconds for one release; below the 30 that teardown gives
 
 
 def unjournalled(default: Any = None) -> Any:
-    """Declare a resource field that only ``create()`` needs: contents, XML, secrets.
+    """Declare a resource field that only ``create()`` needs, such as contents or secrets.
 
-    It is not written to the journal; ``release()`` sees the default.
+    The journal omits the field, so ``release()`` sees the default.
     """
     return field(default=default, repr=False, metadata={"journal": False})
 
 
 class Resource:
-    """Anything acquired that must be released: subclass as a frozen dataclass of JSON values.
+    """Something acquired on a node that must be released. Subclass it as a frozen dataclass.
 
-    ``job.acquire(resource)`` journals the record, then calls :meth:`create`. Both run as root on
-    the node. :meth:`release` runs in another process from the journalled fields alone, with no
-    plan and no site config; it must succeed when called twice and after a half-done create.
-    Tuples, bools, ints, floats, strings and None are the JSON values allowed (lists come back as
-    tuples).
+    ``job.acquire(resource)`` writes the journal record and then calls :meth:`create`. Fields must
+    be
+    JSON values: strings, ints, floats, bools, None and tuples of them.
+
+    Privileges: root, on the node; the job's owner on a personal site.
     """
 
     kind: ClassVar[str]
-    """Unique over all distributions, e.g. ``"acme-shell"``."""
+    """Unique over all distributions: ``"acme-shell"``."""
 
     scope: ClassVar[Literal["job", "node"]] = "job"
-    """``"node"``: shared; created by the first job, released with the last open record."""
+    """``"node"``: shared by jobs; created by the first, released with the last open record."""
 
     volatile: ClassVar[bool] = True
-    """Gone after a reboot: ``release()`` is then skipped."""
+    """True if a reboot removes it, so that ``release()`` is then skipped."""
 
     needs_root: ClassVar[bool] = False
-    """A user's own site, where nothing runs as root, refuses the job (Refused)."""
+    """True: a personal site, where nothing runs as root, refuses the job."""
 
     def create(self) -> None:
-        """Acquire it. Raises HostFault (or Refused) with what is wrong."""
+        """Acquire the resource.
+
+        Raises:
+            HostFault: the node cannot provide it.
+            Refused: the job must not have it.
+        """
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give it back. Raises HostFault if that cannot be done now: the reaper tries again."""
+        """Release the resource, using the journaled fields only.
+
+        Another process calls this, without plan or site config. It must succeed when called twice
+        and after
+        an incomplete ``create()``.
+
+        Raises:
+            HostFault: the resource cannot be released now. The reaper retries.
+        """
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """Return whether it is gone although a record says that it is there: a killed daemon.
+        """Return True if the resource is gone although the journal has it (a killed daemon).
 
-        Asked when another job acquires a node-wide one; it is then released and created again.
+        Called when another job acquires a resource of scope ``node``. If True, the resource is
+        released and
+        created again.
         """
         return False
 
 
 class CoreResource(Resource):
-    """A kind that needs no plugin.
+    """Base of the resource kinds that the core defines.
 
-    ``blocking``: its release can hang, so a child runs it. ``settle``: seconds after the record
-    during which it may still appear although its creator was killed, since another process does
-    the work (libvirtd, mount(8)): release looks again until then.
+    Attributes:
+        blocking: True if ``release()`` can hang, so that a child process must run it.
+        settle: seconds after the journal record during which the resource may still appear although
+            its
+            creator was killed, because libvirtd or mount(8) does the work. Release polls until
+                then.
     """
 
     blocking: ClassVar[bool] = False

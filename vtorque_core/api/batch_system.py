@@ -1,7 +1,7 @@
-"""What a batch system implements, in three parts.
+"""Interface of a batch system: Submitter, NodeAdapter and JobShell.
 
-The submitting part runs as the user in ``vsub`` and ``vmgr``, the node part as root in the batch
-system's hooks, the job part as the user where the batch system starts the job.
+The Submitter runs as the user in ``vsub`` and ``vmgr``. The NodeAdapter runs as root in the batch
+system's hooks. The JobShell runs as the user, where the batch system starts the job.
 """
 
 from __future__ import annotations
@@ -21,29 +21,35 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """How a prologue ended; the adapter tells its batch system in that system's way."""
+    """Result of a prologue. The adapter reports it to the batch system.
+
+    Attributes:
+        NOT_HERE: the start failed on this node, perhaps because of the user. Treat it as
+            HOST_FAULT, but
+            do not drain the node.
+        IN_USE: resources are still in use by another job after the prologue has waited. Requeue the
+            job; do not hold it, and do not blame the node.
+    """
 
     READY = "ready"
     REFUSED = "refused"
     HOST_FAULT = "host_fault"
     NOT_HERE = "not_here"
-    """It failed on this node, which need not be at fault: a user can bring this about.
-    As HOST_FAULT, but nothing may be taken from the node for it."""
     IN_USE = "in_use"
-    """Another job has what it needs, still after the prologue has waited: it is to wait in the
-    batch system, never to be held, and the node is not at fault."""
     NOT_OURS = "not_ours"
 
     @property
     def may_run_elsewhere(self) -> bool:
-        """Whether another node, or this one later, may do what failed."""
+        """True if the job may be retried on another node, or later on this one."""
         return self in (Outcome.HOST_FAULT, Outcome.NOT_HERE, Outcome.IN_USE)
 
 
 class Life(enum.Enum):
-    """What the batch system knows of a job; the reaper waits on UNKNOWN.
+    """State of a job in the batch system.
 
-    SUSPENDED: alive, and the batch system has stopped its processes.
+    Attributes:
+        SUSPENDED: the job exists, and the batch system has stopped its processes.
+        UNKNOWN: the batch system does not answer. The reaper waits.
     """
 
     ALIVE = "alive"
@@ -70,21 +76,22 @@ class Detach(enum.Enum):
 
 @dataclass(frozen=True)
 class SubmitArgs:
-    """The user's command line, split.
+    """The user's command line, split into the parts that ``vsub`` handles.
 
-    Args:
-        vm: every ``-vm`` value, in order.
-        rest: the arguments left for the batch system, in the user's order.
-        script: the script's path, or None (stdin or interactive).
-        content: the script's bytes where the submitter had to read them (stdin).
-        shell: the user's own ``-S`` if any.
-        interactive: a terminal job.
-        vcpus_given, mib_given: what the arguments ask of the batch system per node, if they do.
-        directives: the option lines found in the script that concern vTorque (``#VSUB -vm``).
-        facts: what the user says of the job's queue, partition, account, qos, by these names.
-        resources_given: what the arguments ask for of what else the batch system counts: per node,
-            and licences of the job; by the names that :class:`Needs` has.
-        nodes_given: how many nodes they ask for at least, if they do.
+    Attributes:
+        vm: all ``-vm`` values, in order.
+        rest: the arguments for the batch system, in the user's order.
+        script: path of the script; None: standard input, or an interactive job.
+        content: the script, if the submitter had to read it from standard input.
+        shell: value of ``-S``, if given.
+        interactive: True for a job with a terminal.
+        vcpus_given, mib_given: CPUs and MiB per node that the arguments request, if any.
+        directives: the script's option lines for vTorque (``#VSUB -vm``).
+        facts: queue, partition, account and qos that the user requests, by these names.
+        resources_given: other countable resources that the arguments request: per node, and
+            licenses per
+            job; by the names of :class:`Needs`.
+        nodes_given: the least number of nodes that the arguments request, if any.
     """
 
     vm: tuple[str, ...]
@@ -103,15 +110,17 @@ class SubmitArgs:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a VM job asks of the batch system on each node, where its user has not said.
+    """Resources per node that ``vsub`` requests for a VM job, unless its user has requested them.
 
-    Args:
-        cpus: the guests' virtual CPUs, what plugins add and what the site reserves for the host.
-        mib: the guests' RAM, QEMU's overhead, what plugins add and the host's reserve, in MiB;
-            None: whatever the batch system gives a job that asks for so many CPUs.
-        seconds: added to the walltime for the guests' start; 0: nothing.
-        resources, licenses: as plugins name them (:class:`vtorque_core.api.values.Extra`); a batch
-            system that has none of a name refuses the job, one that has none at all ignores them.
+    Attributes:
+        cpus: CPUs for the guests, for plugins and for the site's host reserve.
+        mib: MiB for the guests, QEMU, plugins and the host reserve; None: what the batch system
+            grants
+            by default for this number of CPUs.
+        seconds: added to the walltime for the start of the guests.
+        resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses a
+            job
+            with an unknown name. One without countable resources ignores both.
     """
 
     cpus: int
@@ -123,10 +132,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Grant:
-    """How much of a resource a job has on a node.
+    """Amount of one resource that the batch system granted to a job on a node.
 
-    ``devices``: which ones, as the batch system counts them from 0, if it says so; no other job
-    has them.
+    Attributes:
+        devices: indexes of the granted devices from 0, if the batch system assigns devices
+            exclusively.
     """
 
     count: int
@@ -135,11 +145,14 @@ class Grant:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One line of ``vmgr ps``, from the batch system.
+    """One job in ``vmgr ps``, as the batch system reports it.
 
-    ``node``: where it runs, as the batch system shows it; ``nodes``: the same one by one, the
-    job's first one first. ``reason``: why it waits. ``known_as``: what users say for ``id``.
-    ``ended``: true if the batch system still lists the job but has ended it.
+    Attributes:
+        node: where the job runs, in the batch system's notation.
+        nodes: the same nodes as a list, first node first.
+        reason: why the job waits.
+        known_as: the job id as users write it, if it differs from ``id``.
+        ended: True if the job has ended and is still listed.
     """
 
     id: str
@@ -157,7 +170,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class JobOnNode:
-    """What one of a job's nodes says of it: its phase and its guests' names, or an error."""
+    """Phase and guests of a job on one node, or an error."""
 
     job_id: str
     node: str
@@ -168,11 +181,11 @@ class JobOnNode:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the guests of a job used on one node: their QEMU processes, from start to end.
+    """Resources that the guests of a job used on one node, from start to end.
 
-    Args:
-        cpu_seconds: user and system time of all of them (proc_pid_stat(5)).
-        peak_mib: the sum of their greatest resident sizes (VmHWM of proc_pid_status(5)).
+    Attributes:
+        cpu_seconds: user and system time of all QEMU processes (proc_pid_stat(5)).
+        peak_mib: sum of the peak resident sizes (VmHWM of proc_pid_status(5)).
     """
 
     cpu_seconds: float
@@ -180,41 +193,46 @@ class Usage:
 
 
 class Submitter(Protocol):
-    """The submitting half. Runs as the user, in ``vsub`` and ``vmgr``."""
+    """Submits, lists and cancels jobs. Runs as the user, in ``vsub`` and ``vmgr``."""
 
     naming: str
-    """The option that names a job; the name is the next word."""
+    """The option for the job's name, which is the next word."""
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Split the user's command line as the site's own submit command would read it.
+        """Split the command line by the rules of the site's own submit command.
 
-        Raises UsageError naming the option that it does not know.
+        Raises:
+            UsageError: an option is unknown; the message names it.
         """
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit with the request ``blob`` attached; return the exit code.
+        """Submit a job and print the batch system's output unchanged.
 
-        ``needs`` fit what the user has given (``args.vcpus_given``, ``args.mib_given``): vsub has
-        looked. Both are None for a bare-metal job. What the batch system prints is the user's to
-        see, unchanged.
+        Args:
+            args: the user's command line.
+            blob: the request to attach; None for a bare-metal job.
+            needs: resources to request, consistent with ``args``; None for a bare-metal job.
+
+        Returns:
+            The exit status of the submit command.
         """
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs the user may see."""
+        """Return the jobs that the user may see."""
 
     def cancel(self, job_id: str) -> int:
-        """Cancel as the user; return the exit code."""
+        """Cancel a job as the user, and return the exit status."""
 
 
 @dataclass(frozen=True)
 class BareNode:
-    """A node of the bare-metal part of a mixed request.
+    """A node without guests that is part of a mixed request.
 
-    Args:
+    Attributes:
         name: in the batch system.
-        slots: how many processes of the job go there.
-        part: of which part of the request, in its order; the guests are part 0.
-        address: IPv4, as the guests' node knows it; empty: it knows none, or it is not looked up.
+        slots: number of the job's processes on the node.
+        part: index of the node's part of the request, from 1. Part 0 has the guests.
+        address: IPv4 address as known on the guests' node; empty: unknown or not looked up.
     """
 
     name: str
@@ -227,7 +245,7 @@ class BareNode:
 class BatchJob:
     """A job, as the batch system describes it to a root hook.
 
-    Args:
+    Attributes:
         blob: the request; None if this is not a VM job.
         attempt: the number of restarts of the same id.
         owner: login name, which the batch system has authenticated.
@@ -242,18 +260,21 @@ class BatchJob:
         bad_request: why the user's request cannot be read. The job is then refused.
         unknown: why the request, or the job's share of the node, is unknown: a host fault.
         detach: when the hook returns. Set it if the node's daemon or a scheduler waits for hooks.
-        whole_node: true if the batch system runs no other job on this node during this job (Slurm's
+        whole_node: True if the batch system runs no other job on this node during this job (Slurm's
             --exclusive, OpenPBS's place=excl).
-        whole_user: true if the batch system runs no job of another user on this node during this
-            job (Slurm's --exclusive=user).
+        whole_user: True if the batch system runs no job of another user on this node during this
+            job
+            (Slurm's --exclusive=user).
         patience: seconds to wait for resources in use by other jobs. Then the outcome is IN_USE,
-            and the job is requeued. None: half of ``[node] start_timeout``.
+            and
+            the job is requeued. None: half of ``[node] start_timeout``.
         queue, partition, account, qos: as the batch system reports them to root, for the site's
-            ``[[limits]]``. Only those that ``BatchSystem.facts`` names are set; empty: the job has
-            none.
-        known_as: the job's id for users if it is not ``id`` (an element of a Slurm array).
+            ``[[limits]]``. Only those in ``BatchSystem.facts`` are set; empty: the job has none.
+        known_as: the job id as users write it, if it differs from ``id`` (an element of a Slurm
+            array).
         granted: other resources of the job on this node, by the names of ``Needs.resources``; None:
-            the batch system counts no others.
+            the
+            batch system counts no others.
     """
 
     id: str
@@ -284,13 +305,13 @@ class BatchJob:
 
     @property
     def node_index(self) -> int:
-        """This node's place in ``nodes``."""
+        """Index of this node in ``nodes``."""
         return self.nodes.index(self.node)
 
 
 @dataclass(frozen=True)
 class PeerGuest:
-    """One guest of the job, on whichever node: its name, its vCPUs, MiB of RAM (as this node's)."""
+    """One guest of the job, on any node. ``mib`` is RAM per guest, as on this node."""
 
     hostname: str
     slots: int
@@ -298,78 +319,113 @@ class PeerGuest:
 
 
 class NodeAdapter(Protocol):
-    """The node part. Runs as root in the batch system's hooks, and in the reaper.
+    """Connects vTorque to a batch system on a node. Runs as root in hooks and in the reaper.
 
-    A class that names this as its base has the last six methods: the first four then do nothing,
-    the others refuse.
+    A subclass inherits defaults for all methods from :meth:`setup_steps` on: they do nothing,
+    except
+    that :meth:`drain` and :meth:`requeue` refuse.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read the hook's arguments. Raises HostFault if they are not this batch system's.
+        """Read the job from the hook's arguments.
 
-        A request that cannot be read is no error here: it is the job's ``bad_request``. Nor is a
-        server that does not answer, if the job can be told of: that is its ``unknown``.
+        Report an unreadable request as ``bad_request``, and an unreachable server as ``unknown``,
+        if the job
+        can still be informed.
+
+        Raises:
+            HostFault: the arguments are not from this batch system.
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return what says inside every guest which guests the job has: node file, node list.
+        """Return context items that list the job's guests inside each guest: node file, node list.
 
-        ``guests`` are those of all nodes, in rank order.
+        Args:
+            job: the job.
+            guests: the guests of all nodes, in rank order.
         """
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Report to the batch system how the start ended; return the hook's exit code.
+        """Report the result of the start to the batch system, and return the hook's exit status.
 
-        ``hook_waits`` is false if the hook has returned already, or its exit code is ignored. The
-        adapter must then ask the batch system's server to requeue a failed job. Return 0 if the
-        server refuses: the job shell then reports the failure. Return another number if the job is
-        requeued. That call may block until the server has ended the job: no lock is held.
+        No lock is held, so the call may block until the server has ended the job.
+
+        Args:
+            job: the job.
+            outcome: the result.
+            reason: one line for the user.
+            hook_waits: False if the hook has already returned, or if its exit status is ignored.
+                The adapter
+                must then ask the server to requeue a failed job. Return 0 if the server refuses:
+                    the job
+                shell then reports the failure. Return another number if the job is requeued.
         """
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask which jobs still exist. Never raises: what cannot be known is UNKNOWN."""
+        """Return the state of each job. Never raises; an unanswered question gives UNKNOWN."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return what makes the batch system call vTorque on this node, in order."""
+        """Return the steps, in order, after which the batch system calls vTorque on this node."""
         return ()
 
     def mark(self, healthy: bool, reason: str) -> None:
-        """Set (or clear, if not ``healthy``) on this node the property that VM jobs ask for.
+        """Set or clear the node property that VM jobs request, for ``vtorque doctor --mark``.
 
-        For ``vtorque doctor --mark``; no change if it is so already. Only vTorque's own property
-        or feature is touched, and a note of vTorque's, never the node's state: bare-metal jobs run
-        on. ``reason``: one printable line of what is wrong; empty if healthy. Raises HostFault,
-        with what to do, if the batch system's server cannot be told.
+        Idempotent. Changes only vTorque's own property and note, never the state of the node, so
+        that
+        bare-metal jobs still run.
+
+        Args:
+            healthy: True to set the property, False to clear it.
+            reason: one printable line that says what is wrong; empty if healthy.
+
+        Raises:
+            HostFault: the server does not accept the change; the message says what to do.
         """
         return
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Note what the guests of this node used where the batch system's accounting shows it.
+        """Record the guests' resource usage in the batch system's accounting, if it has a field.
 
-        Called by the epilogue once all is released; nothing where accounting has no place for it.
-        Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
+        The epilogue calls this after the release. Several nodes of a job may call it concurrently.
+
+        Raises:
+            HostFault: recording failed. The error is only logged.
         """
         return
 
     def start_again(self, job: JobAttempt, reason: str) -> None:
-        """Requeue a job whose start was killed after its hook had returned.
+        """Requeue a job whose start was killed after the hook had returned.
 
-        The epilogue calls this after the release, if the job shell has ended with exit status 122.
-        Not needed if the hook always waits: the batch system then sees that it was killed. Limit
-        the number of starts as :meth:`finish` does. Raises HostFault: it is only told.
+        The epilogue calls this after the release, if the job shell ended with exit status 122.
+        Limit the
+        number of starts as in :meth:`finish`. An adapter whose hooks always wait does not need
+        this.
+
+        Raises:
+            HostFault: the job was not requeued. The error is only logged.
         """
         return
 
     def drain(self, reason: str) -> None:
-        """Have no new job come to this node until an admin says otherwise; what is there runs on.
+        """Drain this node: no new jobs until an admin resumes it; running jobs continue.
 
-        Any number of times. ``reason``: a printable line. Raises HostFault if the batch system
-        cannot be told, Refused if it has no such thing.
+        Idempotent.
+
+        Args:
+            reason: one printable line.
+
+        Raises:
+            HostFault: the server does not accept the change.
+            Refused: the batch system cannot drain nodes.
         """
         raise Refused("this site's batch system knows no node that gets no more jobs")
 
     def requeue(self, job_id: str) -> None:
-        """Have a job that runs here end, and start again under its id. Raises as :meth:`drain`."""
+        """End a job that runs on this node, and requeue it under its id.
+
+        Raises as :meth:`drain`.
+        """
         raise Refused("this site's batch system starts no job again")
 
 
@@ -402,14 +458,14 @@ class MovingAdapter(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """How the batch system has started the job shell on the job's first node.
+    """How the batch system started the job shell on the job's first node.
 
-    Args:
+    Attributes:
         job_id: the id that the root hooks were called with.
         script: path of the script on this node; None: an interactive job.
         args: the script's arguments.
-        cwd: the job's working directory; empty: this process's.
-        command: what an interactive job runs on its terminal instead of a shell; empty: a shell.
+        cwd: the job's working directory; empty: the current directory.
+        command: command of an interactive job; empty: a shell.
     """
 
     job_id: str
@@ -420,37 +476,51 @@ class Started:
 
 
 class JobShell(Protocol):
-    """The job part. Runs as the user, in the job shell that the batch system starts."""
+    """Describes the job to the job shell.
+
+    Runs as the user, in the process that the batch system starts.
+    """
 
     host_only: frozenset[str]
-    """Variables of the batch system that make no sense in a guest."""
+    """Variables of the batch system that are useless in a guest."""
     login: bool
-    """Whether scripts are commands of a login shell, which reads the user's profile before."""
+    """True if scripts run in a login shell, which reads the user's profile."""
     dies_of_term: bool = False
-    """Whether TERM ends the job shell in the end, once the script has ended and all is written, as
-    it ends a plain job's shell at once; else the job has the script's exit code."""
+    """True if, after SIGTERM, the job shell kills itself with SIGTERM once the script has ended.
+
+    A bare-metal job's shell dies of SIGTERM at once. False: exit with the script's status."""
 
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return variables of the script's that are to be otherwise, to agree with its guests.
+        """Return environment variables that must differ inside the guests.
 
-        ``environ``: what it would have, from whoever; ``guests``: what root has put there. A class
-        that names this as its base need not have it.
+        Args:
+            environ: the script's environment on the host.
+            guests: the variables that context items set in the guests.
         """
         return {}
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
-        """Return what this job is. Raises UsageError if the batch system has not started us."""
+        """Return how the batch system started this job.
+
+        Raises:
+            UsageError: the batch system did not start this process.
+        """
 
     def content(self, script: bytes) -> bytes:
-        """Return the user's script from what the batch system has kept of it."""
+        """Return the user's script from the batch system's copy."""
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
         """Return a command that runs ``command`` once on each of the job's nodes, as the user.
 
-        It ends with an exit code other than 0 if one of them does. ``nodes``: those with guests,
-        where only these are to run it; of a mixed request there may be others.
+        The exit status of the returned command is nonzero if ``command`` fails on any node.
+
+        Args:
+            command: the command to run.
+            environ: the job shell's environment.
+            nodes: run on these nodes only; empty: on all. A mixed request also has nodes without
+                guests.
         """

@@ -1,9 +1,8 @@
-"""Run something that may hang or break in a forked child, with a time limit. As root, on the node.
+"""Run code that may hang or crash in a forked child with a time limit. As root, on the node.
 
-Plugin code and releases that can block run here, so that neither takes the teardown with it. A
-child is killed with its whole process group when its time is up, and by the kernel when its
-parent dies. One that even SIGKILL does not end (a device or file system that hangs) is left
-behind and reported; it never returns to its code.
+Plugin code and blocking releases run in a child, so that they cannot block the teardown. A child is
+killed with its process group at its deadline, and by the kernel when its parent dies. A child that
+survives SIGKILL (a hanging device or file system) is reported and left behind.
 """
 
 from __future__ import annotations
@@ -25,10 +24,13 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
 
 class Child:
-    """A running child. ``error`` is None until it has ended, then empty or what went wrong."""
+    """A running child.
+
+    ``error`` is None until it has ended, then empty or the reason of its failure.
+    """
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
-        """Fork, run ``work`` for at most ``seconds``. Raises OSError if the host cannot fork."""
+        """Fork and run ``work`` for at most ``seconds``. Raises OSError if fork fails."""
         self.seconds = max(0.0, seconds)
         self.until = time.monotonic() + self.seconds
         self.error: str | None = None
@@ -49,11 +51,11 @@ class Child:
         self._handle = os.pidfd_open(self.pid)
 
     def fileno(self) -> int:
-        """Return what poll(2) shows as readable when the child has ended (pidfd_open(2))."""
+        """Return the child's pidfd, which becomes readable when the child ends (pidfd_open(2))."""
         return self._handle
 
     def check(self) -> bool:
-        """Return whether the child has ended; kills it if its time is up. Never blocks long."""
+        """Return True if the child has ended. Kills it at its deadline, and never blocks long."""
         if self.error is not None:
             return True
         if readable([self], 0):
@@ -63,7 +65,10 @@ class Child:
         return self.error is not None
 
     def wait(self) -> str:
-        """Wait for the end, at most until the time is up; return the error, empty if none."""
+        """Wait until the child ends or is killed at its deadline.
+
+        Return the error, or an empty string.
+        """
         while not self.check():
             readable([self], self.until - time.monotonic())
         return self.error or ""
@@ -98,7 +103,7 @@ class Child:
 
 
 def in_child(work: Callable[[], None], seconds: float) -> str:
-    """Run work in a child for at most ``seconds``; return what went wrong, empty if nothing."""
+    """Run ``work`` in a child for at most ``seconds``. Return the error, or an empty string."""
     try:
         return Child(work, seconds).wait()
     except OSError as error:
@@ -106,13 +111,13 @@ def in_child(work: Callable[[], None], seconds: float) -> str:
 
 
 def wait_any(children: Sequence[Child]) -> None:
-    """Wait until one of the children has ended or its time is up."""
+    """Wait until one of the children ends or reaches its deadline."""
     if children:
         readable(children, min(child.until for child in children) - time.monotonic())
 
 
 def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
-    """Wait until one can be read; a pidfd can when its process has ended (pidfd_open(2))."""
+    """Wait until a descriptor is readable, and return False on timeout."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
@@ -120,7 +125,7 @@ def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
 
 
 def _run(work: Callable[[], None], told: int, parent: int) -> None:
-    """Be the child: run the work, tell how it ended, and leave without Python's clean-up."""
+    """Run ``work``, write the result to the pipe, and exit without Python's cleanup."""
     code = 1
     try:
         die_with(parent)

@@ -1,12 +1,12 @@
-"""Claims: what a plugin asks of the node (``vtorque_plan``), and the ledger's answer.
+"""Claims of a plugin on a node's resources (``vtorque_plan``), and the ledger's answer.
 
-A plugin only asks. The core answers all claims of a job in one locked transaction, or none, and
-alone writes ``vcpupin``, ``emulatorpin``, ``iothreadpin``, ``numatune`` and huge pages from the
-answer, ``guest.placement``. Everything stays within what the batch system gave the job. What can
-never fit is refused; what other jobs hold now is a host fault.
+The ledger grants all claims of a job in one transaction, or none. Only the core writes pinning,
+NUMA and huge page settings, from the answer in ``guest.placement``. All resources come from the
+job's
+allocation. A claim that can never fit is refused. A resource in use by another job is a host fault.
 
-Claims of one guest for the same thing are one: the largest ``count`` counts, and what one claim
-asks for (cores of its own, huge pages) holds for all. Two that exclude each other are refused.
+Several claims of one guest for the same resource are merged: the largest ``count`` applies, and so
+do all conditions (exclusive cores, huge pages). Contradicting claims are refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Use = Literal["vcpu", "emulator", "io"]
 
 @dataclass(frozen=True)
 class CoreClaim:
-    """Ask for ``count`` CPUs (logical ones) of the job's share for one use.
+    """Claim ``count`` logical CPUs of the job's allocation for one use.
 
-    ``"vcpu"`` are the guest's virtual CPUs: the core itself claims as many as there are, shared.
-    ``"emulator"`` and ``"io"`` are its helper threads; if ``io`` is claimed, iothreads and (without
-    a claim of its own) the emulator run there.
+    The core itself claims the CPUs for ``"vcpu"``, not exclusively. ``"emulator"`` and ``"io"`` are
+    QEMU's helper threads. With an ``io`` claim, iothreads run on its cores, and so does the
+    emulator
+    unless it has its own claim.
 
-    Args:
-        exclusive: cores that run nothing else of any guest; for vCPUs one each. Shared claims
-            float over what nobody has for himself.
-        at_most: the holder may grow to so many later (:func:`vtorque_core.live.cores.resize`); it
-            starts with ``count``.
-        cpus: exactly these, the n-th for the n-th vCPU; they are exclusive.
-        whole_cores: exclusive, and the SMT siblings of these cores stay idle or this guest's.
-        key: the ``-vm`` key that a refusal names.
+    Attributes:
+        exclusive: no other guest's threads run on these CPUs; one CPU per vCPU. Threads without
+            exclusive CPUs float over the remaining ones.
+        at_most: maximum that the guest may grow to later (:func:`vtorque_core.live.cores.resize`).
+        cpus: exactly these CPUs, the n-th for the n-th vCPU. Implies ``exclusive``.
+        whole_cores: implies ``exclusive``; other guests do not use the SMT siblings either.
+        key: ``-vm`` key for refusals.
     """
 
     use: Use
@@ -49,10 +49,11 @@ class CoreClaim:
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """Ask for ``mib`` MiB more of the job's memory on this node; claims add up.
+    """Claim ``mib`` MiB of the job's memory on this node. Several claims add up.
 
-    ``use`` says what for. ``"guest"`` is the guest's RAM, claimed by the core like QEMU's own and
-    a root disk in memory. ``key`` as above.
+    Attributes:
+        use: purpose. The core claims the guest's RAM (``"guest"``), QEMU's memory and RAM disks.
+        key: ``-vm`` key for refusals.
     """
 
     mib: int
@@ -62,15 +63,15 @@ class MemoryClaim:
 
 @dataclass(frozen=True)
 class RamClaim:
-    """Say how the guest's own RAM shall lie; how much it is the core knows. None: no opinion.
+    """Set conditions for the placement of the guest's RAM. None means no condition.
 
-    Args:
-        page_kib: huge pages of this size in KiB, from what the node has set aside.
-        numa: ``"preferred"``: on the NUMA node of the guest's CPUs where it fits; ``"strict"``:
-            refuse a guest that does not fit one node. Without: ``[node] numa``.
-        near: NUMA nodes that somebody advises (``advisor`` is who), a wish as in PoolClaim. If the
-            guest goes elsewhere the user gets a Notice.
-        key: the ``-vm`` key that a refusal names.
+    Attributes:
+        page_kib: use huge pages of this size, from those that the node has reserved.
+        numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
+            ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
+        near: NUMA nodes to prefer, as in PoolClaim. If none is possible, the user gets a Notice.
+        advisor: who recommends ``near``, for the Notice.
+        key: ``-vm`` key for refusals.
     """
 
     page_kib: int | None = None
@@ -82,10 +83,11 @@ class RamClaim:
 
 @dataclass(frozen=True)
 class CacheClaim:
-    """Ask for ``kib`` KiB of each cache of ``level`` that the guest's own vCPU cores share.
+    """Claim ``kib`` KiB of each cache of ``level`` that the guest's vCPU cores use.
 
-    Needs exclusive vCPUs and a node whose caches resctrl can divide
-    (``guest.host.caches[...].steps``). Answer: ``placement.caches``, for ``cachetune``.
+    Requires exclusive vCPUs, and caches that resctrl can partition
+    (``guest.host.caches[...].steps``).
+    The answer is ``placement.caches``, for ``cachetune``.
     """
 
     kib: int
@@ -95,15 +97,19 @@ class CacheClaim:
 
 @dataclass(frozen=True)
 class PoolClaim:
-    """Ask for ``count`` items of a named pool of this node that nobody else holds.
+    """Claim ``count`` free items of a named pool of this node.
 
-    Pools whose names are alike up to a ``/`` have the same items: who holds one of ``pci/vrdma``
-    holds it of ``pci``, too. Plugins that lease PCI functions name theirs ``pci/<plugin>`` and the
-    items by address, ``0000:3b:00.0``.
-    ``items`` are all the items the node has, in order of preference (addresses, PCI cards, VFs).
-    ``near``: item to its NUMA node (``/sys/bus/pci/devices/*/numa_node``), a wish: the guest goes
-    where its items are, if that costs nothing else.
-    ``key``: the ``-vm`` key that a refusal names; empty: none, the pool alone.
+    Pools with the same name before ``/`` share their items: a lease of an item in ``pci/vrdma``
+    also
+    blocks the item in ``pci``. For PCI functions use the pool ``pci/<plugin>`` and PCI addresses
+    (``0000:3b:00.0``) as items.
+
+    Attributes:
+        items: all items of the node, preferred ones first.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The guest is placed
+            there if
+            that has no other cost.
+        key: ``-vm`` key for refusals; empty: name the pool only.
     """
 
     pool: str
@@ -115,15 +121,15 @@ class PoolClaim:
 
 @dataclass(frozen=True)
 class AmountClaim:
-    """Ask for ``amount`` of something that this node has ``total`` of: bytes, bandwidth, tokens.
+    """Claim ``amount`` of a quantity that this node has ``total`` of: bytes, bandwidth, tokens.
 
-    What all open jobs have together is never more than ``total``; answer: ``guest.amount(pool)``.
+    The sum over all open jobs never exceeds ``total``. The answer is ``guest.amount(pool)``.
 
-    Args:
-        pool: its name, of which there is no PoolClaim.
-        unit: of both numbers, as people read it; ``"MiB"`` is shown as 1G or 512M.
-        key: the ``-vm`` key that a refusal names; empty: none, the pool alone.
-        where: what sets the total: ``"[plugin.scratch] size"``.
+    Attributes:
+        pool: name, which no PoolClaim uses.
+        unit: unit of both numbers in messages; ``"MiB"`` is printed as 1G or 512M.
+        key: ``-vm`` key for refusals; empty: name the pool only.
+        where: setting of the total: ``"[plugin.scratch] size"``.
     """
 
     pool: str
@@ -134,7 +140,7 @@ class AmountClaim:
     where: str = ""
 
     def show(self, amount: int) -> str:
-        """Return an amount as people read it."""
+        """Return an amount for a message."""
         return show_mib(amount) if self.unit == "MiB" else f"{amount} {self.unit}".strip()
 
 
@@ -143,7 +149,7 @@ Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim | AmountClai
 
 @dataclass(frozen=True)
 class Notice:
-    """What the user must know of a job that runs: one line, in front of its output on stderr."""
+    """One line for the user of a running job, printed before the job's standard error."""
 
     text: str
 
@@ -152,24 +158,25 @@ class Notice:
 class Placement:
     """The ledger's answer for one guest.
 
-    Args:
-        cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); an empty tuple for a
-            use means: not restricted beyond the job's share.
-        own: the uses whose cores are exclusive; ``cores["vcpu"][n]`` is then vCPU n's.
-        share: all host CPU ids of the job on this node; empty: the whole node.
+    Attributes:
+        cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); empty: all CPUs of the
+            allocation.
+        own: uses with exclusive cores; ``cores["vcpu"][n]`` is then the CPU of vCPU n.
+        share: host CPU ids of the job on this node; empty: the whole node.
         memory_mib: sum of the guest's memory claims.
-        leased: pool name to items.
-        amounts: pool name to how much of it (``AmountClaim``).
-        nodes: NUMA nodes that its CPUs are on; empty: not restricted.
-        memory: NUMA node to MiB of the guest's ordinary memory there; ``paged``: in huge pages.
-        numa: how the core binds RAM to ``nodes``; None: not at all.
-        page_kib: size of the huge pages of its RAM; None: ordinary ones.
-        threads: SMT threads per core that the guest shall see.
-        caches: (level, bank, KiB) of each cache that it got a part of.
-        idle: SMT siblings of its cores that stay idle (``whole_cores``).
-        most: use to how many cores it may grow to, where that is more than it has; ``growing``:
-            the CPUs of the job that these may be.
-        cells: (node, vCPUs, MiB) of the NUMA cells that a guest over several nodes shall see.
+        leased: items per pool.
+        amounts: amount per pool (``AmountClaim``).
+        nodes: NUMA nodes of the guest's CPUs; empty: any.
+        memory: MiB of ordinary memory per NUMA node.
+        paged: MiB of huge pages per NUMA node.
+        numa: how RAM is bound to ``nodes``; None: not bound.
+        page_kib: huge page size of the guest's RAM; None: ordinary pages.
+        threads: SMT threads per core that the guest sees.
+        caches: (level, bank, KiB) of each allocated part of a cache.
+        idle: SMT siblings of the guest's cores that stay idle (``whole_cores``).
+        most: maximum number of cores per use, if it is larger than the current one.
+        growing: the job's CPUs that the guest may grow to.
+        cells: (node, vCPUs, MiB) of each NUMA cell of a guest that spans several nodes.
     """
 
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Other people's disks in the hands of tools: as nobody, within limits, by descriptor only.
+"""Run tools on untrusted disk images: unprivileged, with resource limits, on open descriptors only.
 
-qemu-img and debugfs parse what a stranger wrote. They run without root's rights, and can open by
-path only what everybody can; the files that they are to read and write are handed over open. What
-they write is checked afterwards like anything else. As root (else: as the caller, for tests).
+qemu-img and debugfs parse untrusted data. They run as nobody and get the files to read and write as
+open descriptors; by path they can open only world-accessible files. The caller must validate the
+written file. Without root the tool runs as the caller, for tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.run_tool import alone, guarded
 
 Told = Callable[[int, int], None]
-"""Gets how much is done, of how much."""
+"""Called with (done, total)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STACK = 1 << 20  # bytes of each thread's stack: of 64 threads, as qemu-img may have, they count
@@ -30,13 +30,13 @@ _ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "
     "MALLOC_ARENA_MAX": "2"  # of glibc: else 64 MiB of address space for many a thread
 }
 _CPU = 3600  # seconds
-_STALL = 300.0  # seconds without a word: a tool that reports progress hangs
-_MOST_OUTPUT = 1 << 20  # bytes that are kept of what a tool says
+_STALL = 300.0  # seconds without output after which a tool that reports progress counts as hanging
+_MOST_OUTPUT = 1 << 20  # bytes of a tool's output that are kept
 _PERCENT = re.compile(rb"\(([0-9]{1,3})\.[0-9]+/100%\)")
 
 
 def path_of(descriptor: int) -> str:
-    """Return how a tool names a file that it was handed."""
+    """Return the path by which a tool opens an inherited descriptor."""
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -48,18 +48,19 @@ def run(
     seconds: float = _STALL,
     good: tuple[int, ...] = (0,),
 ) -> str:
-    """Run a tool on open files and return its stdout.
+    """Run a tool on open files and return its standard output.
 
     Args:
-        argv: the tool and its arguments; files as :func:`path_of` names them.
-        files: the descriptors that it gets.
-        most: bytes of the largest file that it may write.
-        told: gets the percentage that qemu-img -p prints; ``seconds`` is then the time without
-            progress, else the time for all.
-        seconds: until it is killed.
-        good: exit codes that are no failure.
+        argv: the tool and its arguments, with files as :func:`path_of` returns them.
+        files: descriptors that the tool inherits.
+        most: maximum size of a file that the tool writes, in bytes.
+        told: called with the percentage that ``qemu-img -p`` prints.
+        seconds: time limit; with ``told``, the time limit without progress.
+        good: exit statuses that mean success.
 
-    Raises Refused with its last words if it fails, HostFault if it is missing.
+    Raises:
+        Refused: the tool fails; with the end of its output.
+        HostFault: the tool is not installed.
     """
     program = shutil.which(argv[0], path=_PATH)
     if program is None:
@@ -93,7 +94,7 @@ def run(
 
 
 def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -> tuple[bytes, ...]:
-    """Return what the child says on stdout and stderr until it ends. Raises Refused: it hangs."""
+    """Return standard output and error of the child. Raises Refused on timeout."""
     pipes = [pipe for pipe in (child.stdout, child.stderr) if pipe is not None]
     said = {pipe.fileno(): b"" for pipe in pipes}
     waiting = set(said)

@@ -1,4 +1,4 @@
-"""A kind of what is acquired: a daemon, found by the lock that it holds."""
+"""Resource: a daemon, identified by the process that holds its lock file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ _START = 10.0
 
 @dataclass(frozen=True)
 class Process(CoreResource):
-    """A daemon that stays in the foreground and keeps its descriptors; ``lock`` is its own file.
+    """A daemon that stays in the foreground and keeps inherited descriptors open.
 
-    It ends its children itself. It runs as root, in its own session, in ``/``, with a fixed
-    environment, its output in ``log`` (empty: nowhere). ``grace``: seconds between TERM and KILL.
+    It runs as root in its own session, in ``/``, with a fixed environment. It must end its own
+    children.
+
+    Attributes:
+        lock: path of a lock file that only this daemon uses.
+        log: file for its output; empty: discard it.
+        grace: seconds between SIGTERM and SIGKILL.
     """
 
     kind = "process"
@@ -38,12 +43,12 @@ class Process(CoreResource):
     grace: float = 5.0
 
     def create(self) -> None:
-        """Start it. Raises HostFault if it cannot be executed or the lock is taken."""
+        """Start the daemon. Raises HostFault if it cannot be executed, or if the lock is held."""
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 
     def lost(self) -> bool:
-        """Return whether nobody holds the lock."""
+        """Return True if no process holds the lock."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError), safefs.closing(os.open(self.lock, flags)) as descriptor:
             return not self._held(descriptor)
@@ -56,7 +61,7 @@ class Process(CoreResource):
         return lock_holder(descriptor)
 
     def release(self) -> None:
-        """End it: TERM, after the grace KILL, and wait until it has gone; then remove the lock."""
+        """Terminate the daemon: SIGTERM, SIGKILL after ``grace``. Then remove the lock file."""
         end = time.monotonic() + RELEASE_TIME
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

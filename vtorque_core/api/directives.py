@@ -1,9 +1,8 @@
-"""Find ``-vm`` in a job script's directives, by the rules of PBS. Pure; raises Refused only.
+"""Find ``-vm`` in a job script's directives, by the rules of PBS. Raises only Refused.
 
-The rules are those of qsub(1B), "Directives", and of OpenPBS's ``check_job_script.c``: directives
-count until the first executable line; blank lines and lines that start with ``#`` (after blanks)
-or with ``:`` (in the first column) are not executable; a directive is a line that starts, after
-blanks, with the prefix.
+Sources: qsub(1B), "Directives", and OpenPBS's ``check_job_script.c``. Directives end at the first
+executable line. Blank lines, lines that start with ``#`` after blanks, and lines with ``:`` in the
+first column are not executable. A directive starts, after blanks, with the prefix.
 """
 
 from __future__ import annotations
@@ -21,22 +20,23 @@ _HAS_VM = re.compile(r"(?:^|\s)-vm(?:\s|$)", re.ASCII)
 
 
 def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ...]:
-    """Return what follows ``prefix`` on every directive line of a script, blanks stripped.
+    """Return the text after ``prefix`` of each directive line, stripped.
 
     Args:
-        content: the script's bytes; CRLF line ends and bytes that are not UTF-8 are tolerated
-            (the latter come back as ``surrogateescape``).
-        prefix: as with qsub's ``-C``; an empty one finds nothing.
+        content: the script. CRLF is accepted, and other encodings than UTF-8 (``surrogateescape``).
+        prefix: as for qsub's ``-C``; empty: no directives.
     """
     found = (_after(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)
 
 
 def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ...]:
-    """Return the values of all ``-vm`` in a script's ``#VSUB`` and ``#PBS`` lines, in order.
+    """Return all ``-vm`` values in ``#VSUB`` and ``#PBS`` lines, in order.
 
-    Raises Refused for a ``#VSUB`` line that is not ``-vm VALUE``, and for a line that has ``-vm``
-    beside other options: qsub would read that as ``-v m``.
+    Raises:
+        Refused: a ``#VSUB`` line is not ``-vm VALUE``, or a line has ``-vm`` with other options,
+            which
+            qsub would read as ``-v m``.
     """
     values: list[str] = []
     for number, line in _header(content):
@@ -50,9 +50,9 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
 
 
 def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
-    """Return the script without its ``#PBS -vm`` lines, every other byte unchanged.
+    """Return the script without its ``#PBS -vm`` lines, otherwise unchanged.
 
-    Raises Refused for a line that has ``-vm`` beside other options.
+    Raises Refused for a line that has ``-vm`` with other options.
     """
 
     def without_vm(number: int, line: bytes, directive: str) -> bytes:
@@ -67,9 +67,9 @@ def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
 def rewrite_directives(
     content: bytes, prefix: str, rewrite: Callable[[int, bytes, str], bytes]
 ) -> bytes:
-    """Return the script with each directive line as ``rewrite`` returns it, all else unchanged.
+    """Return the script with each directive line replaced by the result of ``rewrite``.
 
-    ``rewrite`` gets the line's number, the line, and the directive without its prefix.
+    ``rewrite`` gets the line number, the line, and the directive without its prefix.
     """
     done, kept = 0, bytearray()
     for number, line in _header(content):
@@ -80,7 +80,7 @@ def rewrite_directives(
 
 
 def _header(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line with its end) up to the first executable line."""
+    """Yield (line number, line) up to the first executable line."""
     start, number = 0, 0
     while start < len(content):
         end = content.find(b"\n", start)

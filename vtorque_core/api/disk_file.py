@@ -1,4 +1,4 @@
-"""A kind of what is acquired: a disk in a file, formatted, for a guest of a job."""
+"""Resource: a formatted disk in a file, for a guest of a job."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from vtorque_core.base.run_tool import run_tool
 
 @dataclass(frozen=True)
 class DiskFile(OneFile):
-    """A raw disk with an empty file system, in a file; give it to the guest as a ``Disk`` element.
+    """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
-    Below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet. It takes no
-    room before it is written to: claim what it may take.
+    The file must not exist and is in a trusted directory (:mod:`vtorque_core.base.safefs`). It uses
+    no
+    space until written to, so claim its full size.
 
-    Args:
-        path: of the file, 0600; ``uid``: who opens it, ``guest.qemu_uid``.
-        size_mib: of the disk.
-        file_system: what is on it; empty: nothing.
-        owner: uid and gid of its top directory.
+    Attributes:
+        uid: the file's owner, ``guest.qemu_uid``; the mode is 0600.
+        file_system: empty: none.
+        owner: uid and gid of the file system's top directory.
         label: of the file system, at most 16 characters.
     """
 
@@ -37,7 +37,10 @@ class DiskFile(OneFile):
     label: str = unjournalled("")
 
     def create(self) -> None:
-        """Make and format it with mke2fs(8). Raises HostFault with its words, or: it exists."""
+        """Create and format the file with mke2fs(8).
+
+        Raises HostFault if it exists or mke2fs fails.
+        """
         if self.size_mib < 1:
             raise HostFault(f"{self.path}: a disk of {self.size_mib} MiB is none")
         size = self.size_mib << 20

@@ -1,7 +1,7 @@
-"""Guest context: what a plugin needs inside a guest, without knowing which OS it is.
+"""Context items: what a plugin needs inside a guest, independent of the guest's OS.
 
-Returned by ``vtorque_guest_context``; the guest type's driver applies it. A guest type names what
-it supports (``GuestType.supports``); anything else refuses the job before anything is acquired.
+``vtorque_guest_context`` returns them, and the guest type's driver applies them. If the guest type
+does not support an item (``GuestType.supports``), the job is refused before anything is acquired.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ Stage = Literal["boot", "ready"]
 
 
 class ContextItem:
-    """Base of all context items. Frozen dataclasses; the driver escapes every value."""
+    """Base of all context items, which are frozen dataclasses. The driver escapes all values."""
 
 
 @dataclass(frozen=True)
 class EnvVar(ContextItem):
-    """An environment variable of the job and of login shells. ``name`` is a shell identifier.
+    """An environment variable of the job and of login shells.
 
-    ``unless``: the script does not get it if its user has set one of these variables.
+    Attributes:
+        name: a shell identifier.
+        unless: if the job's owner has set one of these variables, the script does not get this one.
     """
 
     name: str
@@ -30,7 +32,7 @@ class EnvVar(ContextItem):
 
 @dataclass(frozen=True)
 class GuestFile(ContextItem):
-    """A file written before any command runs. ``owner`` is root or the job's user."""
+    """A file that is written before any command runs. ``owner`` is root or the job's owner."""
 
     path: str
     content: bytes
@@ -40,9 +42,9 @@ class GuestFile(ContextItem):
 
 @dataclass(frozen=True)
 class RootCommand(ContextItem):
-    """A command run as root inside the guest before it counts as ready, without a shell.
+    """A command that runs as root in the guest before the guest is ready, without a shell.
 
-    Stage ``"boot"`` is before the mounts, ``"ready"`` after them and after the site's prologue.
+    Stage ``"boot"`` is before the mounts; ``"ready"`` is after the mounts and the site's prologue.
     """
 
     argv: tuple[str, ...]
@@ -51,10 +53,10 @@ class RootCommand(ContextItem):
 
 @dataclass(frozen=True)
 class OnCancel(ContextItem):
-    """A command run as the job's user when the job is cancelled, before its script gets SIGTERM.
+    """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
-    In the script's guest, with its environment, directory and outputs; of other guests it is
-    ignored. All of a job's together have half of ``[node] grace``. Its exit code counts nothing.
+    It runs in the script's guest, with the script's environment, directory and output. Other guests
+    ignore it. All such commands share half of ``[node] grace``. Their exit status is ignored.
     """
 
     argv: tuple[str, ...]
@@ -62,7 +64,7 @@ class OnCancel(ContextItem):
 
 @dataclass(frozen=True)
 class KernelModule(ContextItem):
-    """A module that must be loadable (``modprobe name parameters``)."""
+    """A kernel module that must be loadable (``modprobe name parameters``)."""
 
     name: str
     parameters: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class KernelModule(ContextItem):
 
 @dataclass(frozen=True)
 class Package(ContextItem):
-    """A package of the guest's distribution family, installed at boot if it is missing."""
+    """A package of the guest's distribution family, installed at boot if missing."""
 
     name: str
     family: Literal["debian", "redhat"]
@@ -78,10 +80,12 @@ class Package(ContextItem):
 
 @dataclass(frozen=True)
 class Mount(ContextItem):
-    """A mount made in the guest.
+    """A mount in the guest.
 
-    ``kind`` virtiofs: ``source`` is the tag of a ``Filesystem`` element; nfs: ``server:/export``;
-    disk: ``source`` is the serial of a ``Disk`` element.
+    Attributes:
+        source: virtiofs: tag of a ``Filesystem`` element; nfs: ``server:/export``; disk: serial of
+            a
+            ``Disk`` element.
     """
 
     kind: Literal["virtiofs", "nfs", "disk"]
@@ -93,9 +97,11 @@ class Mount(ContextItem):
 
 @dataclass(frozen=True)
 class GuestDevice(ContextItem):
-    """A stable link to the ``nth`` guest device of a kind, owned by the job's user if asked.
+    """A stable link to the ``nth`` matching device in the guest.
 
-    ``match`` is a glob of device nodes below ``/dev``, e.g. ``"infiniband/uverbs*"``.
+    Attributes:
+        match: glob of device nodes below ``/dev``, for example ``"infiniband/uverbs*"``.
+        owner: who owns the device node.
     """
 
     match: str
@@ -106,10 +112,14 @@ class GuestDevice(ContextItem):
 
 @dataclass(frozen=True)
 class PciMemory(ContextItem):
-    """A stable link to a memory region of the ``nth`` PCI device of a kind, for mmap(2).
+    """A stable link to a memory region of the ``nth`` matching PCI device, for mmap(2).
 
-    ``device`` is vendor and device id, ``"1af4:1110"``; ``bar`` the region's number. ``link`` is
-    below ``/dev``. Of the guest's users only the job's may open it.
+    Of the guest's users only the job's owner may open it.
+
+    Attributes:
+        device: vendor and device id: ``"1af4:1110"``.
+        bar: number of the region.
+        link: path below ``/dev``.
     """
 
     device: str
@@ -120,10 +130,15 @@ class PciMemory(ContextItem):
 
 @dataclass(frozen=True)
 class LinePort(ContextItem):
-    """A new file ``path`` of the job's user; what is appended to it leaves by a virtio-serial port.
+    """A new file in the guest whose appended lines are copied to a virtio-serial port.
 
-    ``port`` is the name of a ``Channel`` element. At most one for a guest. A host that does not
-    read keeps nobody waiting: the rest stays in the file. ``path`` is in a directory of root's.
+    The job's owner owns the file. At most one per guest. Writers never block: if the host does not
+    read,
+    the data stays in the file.
+
+    Attributes:
+        path: in a directory that root owns.
+        port: name of a ``Channel`` element.
     """
 
     path: str

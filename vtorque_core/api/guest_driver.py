@@ -1,4 +1,4 @@
-"""What a guest type implements: how its guests are built, awaited, and run a job."""
+"""Interface of a guest type: how its guests are built, when they are ready, how they run a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
 
 ORDER_SOCKET = "order.sock"
-"""In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""
+"""Socket in the first guest's run directory, for the job's owner. See :class:`LateDriver`."""
 
 LEAVE, TELL, LEFT = "leave.fifo", "tell.fifo", "left"
 """In the first guest's run directory: FIFOs, for the job shell of a guest that is being saved and
@@ -31,7 +31,7 @@ _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
 @dataclass(frozen=True)
 class ReadyGuest:
-    """A guest that root has proven ready, as the job shell reads it from the proof file."""
+    """A ready guest, as the job shell reads it from the proof file that root wrote."""
 
     name: str
     hostname: str
@@ -42,22 +42,24 @@ class ReadyGuest:
 
 @dataclass(frozen=True)
 class Script:
-    """The job script and how the batch system would have started it, all as the user's data.
+    """The job script, with the settings that the batch system would start it with.
 
-    Args:
-        name: its base name as the batch system has it.
-        content: its bytes.
-        interpreter: the ``-S`` shell, or None: the script's own ``#!`` line, else the login shell.
-        login: the batch system starts that shell, or without one the user's, as a login shell, and
-            the script is a command of its.
-        args: the script's arguments.
+    All is user data.
+
+    Attributes:
+        name: base name in the batch system.
+        interpreter: the ``-S`` shell; None: by the script's ``#!`` line, otherwise the login shell.
+        login: the batch system starts that shell (or the user's own) as a login shell, and feeds it
+            the
+            script.
         environ: the exact environment of the script.
-        cwd: working directory inside the guest.
+        cwd: working directory in the guest.
         umask: file mode creation mask.
-        limits: RLIMIT name (``"NOFILE"``) to (soft, hard); -1 is unlimited.
+        limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).
-        grace: seconds between TERM and KILL when the job is ended from outside.
-        prologue, epilogue: the user's ``vm_prologue``/``vm_epilogue``; a failing one fails the job.
+        grace: seconds between SIGTERM and SIGKILL when the job is ended from outside.
+        prologue, epilogue: the user's ``vm_prologue`` and ``vm_epilogue``. If one fails, the job
+            fails.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Streams:
-    """The job shell's file descriptors. ``terminal``: stdin is a tty and becomes one inside."""
+    """The job shell's file descriptors. ``terminal``: stdin is a tty, and the script gets a tty."""
 
     stdin: int | None
     stdout: int
@@ -87,76 +89,102 @@ class Streams:
 
 
 class GuestDied(Exception):
-    """The guest ended, or its stream broke, while something ran in it."""
+    """The guest ended, or its connection broke, while a script ran in it."""
 
 
 class GuestDriver(Protocol):
-    """One per guest type, made by ``GuestType.driver()``; stateless."""
+    """Driver of a guest type, created by ``GuestType.driver()``. Stateless."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterable[Element]:
-        """Return the virtual hardware this kind of guest needs. Pure; root on the node.
+        """Return the virtual hardware that this guest type needs. As root, without side effects.
 
-        The core brings the job's overlay disk (if the image has a disk), NICs, rng, console.
+        The core adds the overlay disk (if the image has a disk), NICs, rng and console.
         """
 
     def context(self, guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
-        """Return the guest type's own context items (mounts of its shares, ...). Pure."""
+        """Return the guest type's own context items, such as mounts of its shares.
+
+        No side effects.
+        """
 
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return what must exist before the domain starts, e.g. the seed. The core acquires it."""
+        """Return resources that the core acquires before the domain starts, such as the seed."""
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait, as root, until the guest proves that its context is applied.
+        """Wait, as root, until the guest reports that its context is applied.
 
-        ``deadline`` is in ``time.monotonic()`` seconds; ``step`` is told each stage seen.
-        Raises HostFault naming the stage and reason; Refused if the user's own part failed.
+        Args:
+            guest: the guest.
+            deadline: in ``time.monotonic()`` seconds.
+            step: called with the name of each stage.
+
+        Raises:
+            HostFault: a stage fails or is late; the message names it.
+            Refused: the user's part of the context failed.
         """
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
-        """Run the script inside, in the job shell, as the job's user on the host.
+        """Run the script in the guest. Called in the job shell, as the job's owner on the host.
 
-        Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1/2, SIGCONT and SIGTSTP; returns the exit code
-        (128+n for a signal). Raises GuestDied.
+        Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT and SIGTSTP.
+
+        Returns:
+            The exit status; 128+n for signal n.
+
+        Raises:
+            GuestDied: the guest ended, or the connection broke.
         """
 
 
 @runtime_checkable
 class LateDriver(GuestDriver, Protocol):
-    """A driver whose guests are told at boot what to run, and so boot when the script comes.
+    """A driver whose guests need the command at boot, so that they boot when the script is known.
 
-    The prologue then acquires everything but the domains, and leaves a process of root's that
-    waits for one order on :data:`ORDER_SOCKET`. The driver's ``run``, in the job shell, sends it
-    with :func:`boot_guests`.
+    The prologue acquires everything except the domains, and starts a root process that waits for
+    one
+    order on :data:`ORDER_SOCKET`. In the job shell, ``run`` sends it with :func:`boot_guests`.
     """
 
     def late(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterable[Single | Resource]:
-        """Return what the order adds to the guest's elements and resources. Pure; as root.
+        """Return elements and resources that the order adds. As root, without side effects.
 
-        ``order`` is the job's user's text, to be trusted with nothing. Raises Refused.
+        ``order`` is untrusted input from the job's owner.
+
+        Raises:
+            Refused: the order is invalid.
         """
 
 
 @runtime_checkable
 class SpareDriver(GuestDriver, Protocol):
-    """A driver whose guests can be booted before there is a job, and wait for its devices."""
+    """A driver whose guests can boot before a job exists and wait for its devices."""
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait, as root, until the guest waits for what the driver brings for a job (its seed).
+        """Wait, as root, until the guest waits for the job's seed, the last of its devices.
 
-        Of the devices that are plugged in later that is the last. Raises HostFault.
+        Raises:
+            HostFault: the guest is not in that state at the deadline.
         """
 
 
 @runtime_checkable
 class ClockDriver(GuestDriver, Protocol):
-    """A driver whose guests can be told what time it is, after they have stood still."""
+    """A driver that can set the clock of a guest that was suspended."""
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
-        """Have a guest set its clock, as root, until a time.monotonic(). Raises HostFault."""
+        """Set the guest's clock, as root.
+
+        Args:
+            run_dir: the guest's run directory.
+            deadline: in ``time.monotonic()`` seconds.
+
+        Raises:
+            HostFault: the guest does not confirm before the deadline.
+        """
 
 
 @runtime_checkable
@@ -183,7 +211,10 @@ class LeavableDriver(GuestDriver, Protocol):
 
 @dataclass(frozen=True)
 class BootedGuest:
-    """A guest that the order has booted; ``console`` is a descriptor, connected to its console."""
+    """A guest that :func:`boot_guests` booted.
+
+    ``console`` is a descriptor connected to its console.
+    """
 
     hostname: str
     rank: int
@@ -191,9 +222,10 @@ class BootedGuest:
 
 
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
-    """Have root boot the job's guests of this node; return them by rank. In the job shell.
+    """Boot the job's guests on this node, and return them in rank order. In the job shell.
 
-    Raises Refused or HostFault with root's reason; nothing has run then.
+    Raises:
+        Refused, HostFault: with the reason from the root process. No guest runs.
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:

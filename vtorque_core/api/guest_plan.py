@@ -1,7 +1,7 @@
-"""A placed guest as hooks see it: ``GuestPlan``, its user, addresses and shares.
+"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and shares.
 
-For acting modules: ``vsub`` never imports it. A plugin asks (claims, elements, context items,
-resources); the core decides, acquires and releases.
+For acting modules; ``vsub`` never imports this. Plugins return claims, elements, context items and
+resources. The core places, acquires and releases.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobUser:
-    """The job's owner as the node's user database has it. ``groups``: (name, gid), primary first.
+    """The job's owner in the node's user database.
 
-    ``subordinate_id`` is the host id that root inside a guest of this user is mapped to.
+    Attributes:
+        groups: (name, gid), primary group first.
+        subordinate_id: host id that root in this user's guests is mapped to.
     """
 
     name: str
@@ -41,14 +43,17 @@ class JobUser:
 
 @dataclass(frozen=True)
 class Address:
-    """One guest NIC: assigned, never discovered.
+    """One guest NIC with its assigned address.
 
-    ``ip`` is None with DHCP, and where the NIC has no address (``dhcp`` is then False). ``prefix``
-    is the network's length; ``gateway``, ``dns``, ``search`` may be empty. ``network``: empty for
-    ``[network]``, whose NIC is the first, else the name of ``[networks.<name>]``; only the first
-    takes a default route and name servers from DHCP. ``mtu`` in bytes, None: the network's own.
-    ``metric`` of the default route, None: the guest's own choice. ``filtered``: the node drops
-    what the guest sends with another MAC, or another source address than ``ip``.
+    Attributes:
+        ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).
+        prefix: length of the network prefix.
+        network: empty for ``[network]``, whose NIC is the first; otherwise the name of
+            ``[networks.<name>]``. Only the first NIC takes default route and name servers from
+                DHCP.
+        mtu: in bytes; None: the network's default.
+        metric: of the default route; None: the guest's default.
+        filtered: the node drops frames with another source MAC or source address.
     """
 
     mac: str
@@ -68,9 +73,10 @@ class Address:
 class Share:
     """A host directory that every guest gets: one ``[shares.<name>]`` table of the site config.
 
-    Placeholders are expanded. ``source`` is a host directory (virtiofs) or ``server:/export``
-    (nfs); ``target`` is where it appears in the guest. ``user_owned``: the source must belong to
-    the job's user.
+    Attributes:
+        source: host directory (virtiofs) or ``server:/export`` (nfs), with placeholders expanded.
+        target: mount point in the guest.
+        user_owned: the job's owner must own the source.
     """
 
     name: str
@@ -116,37 +122,37 @@ class SavedGuest:
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """One guest of the job on this node, validated; all hooks get it.
+    """One validated guest of the job on this node.
 
-    Args:
-        job: whose it is, and which node this is.
-        name: libvirt domain name; ``uuid`` its UUID, ``hostname`` what the guest calls itself.
-        index: of the guest on this node, from 0; ``rank``: in the whole job, from 0.
-        guests_per_node: how many guests the job has on each node.
-        ram_mib: guest RAM in MiB.
-        hostnames: of all guests of the job in rank order, this one's included. Empty until the
-            phase ``render domain``; ``vtorque_guest_context`` is the first hook that sees them.
-        slots: the vCPUs of the same guests, which differ where ``vcpus=job`` and the batch system
-            gives the job other numbers of CPUs on its nodes. Empty as long as ``hostnames``.
-        request: ``guest[OPTION]`` reads it.
-        state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
-        peers: (hostname, ip) of all guests of the job in rank order, this one included, in the
-            first network.
-        aliases: (``<hostname>-<network>``, hostname, ip) of the same guests in the others.
-        bare: the job's nodes without guests, of a mixed request; their ranks follow the guests'.
-        secret: derived for this job and attempt only; the same on all its nodes.
-        placement: the ledger's answer; empty while claims are being made.
-        shares: host directories this guest gets, in the site config's order.
-        ntp: time servers, names or addresses; empty: the image's own choice.
-        qemu_uid: the host user that QEMU runs as; files made for QEMU must be theirs to read.
-        host: the node's NUMA nodes, cores and caches; without ``nodes`` on a front end.
-        granted: what the batch system gives the job on this node, as
-            :class:`vtorque_core.api.batch_system.BatchJob` has it.
-        supports: names of the context items that the guest can apply, for a plugin that can do
-            without; any other item refuses the job.
-        spare: the key of the spare guest that becomes this one: it has run since before the job,
-            its clock stood still, and its devices are plugged in; empty: it is booted for the job.
-        saved: the guest that goes on as this one, in place of a boot; its disk is not made anew.
+    Attributes:
+        job: the job attempt, with its owner and this node.
+        index: number of the guest on this node, from 0.
+        rank: number of the guest in the job, from 0.
+        guests_per_node: number of the job's guests on each node.
+        name, uuid: of the libvirt domain.
+        hostname: the guest's own host name.
+        ram_mib: RAM in MiB.
+        request: the job's options; read them with ``guest[OPTION]``.
+        addresses: the guest's NICs.
+        peers: (hostname, ip) of all guests in rank order, in the first network.
+        state_dir, run_dir: this guest's root-owned directories, on disk and in memory.
+        secret: derived for this job attempt; the same on all its nodes.
+        placement: the ledger's answer; empty in ``vtorque_plan``.
+        shares: host directories for this guest, in the order of the site config.
+        ntp: time servers; empty: the image's default.
+        qemu_uid: host user of QEMU. Files for QEMU must be readable to this user.
+        aliases: (``<hostname>-<network>``, hostname, ip) of all guests in the other networks.
+        host: the node's NUMA nodes, cores and caches; without ``nodes`` on a submit host.
+        supports: names of the context items that the guest can apply. Any other item refuses the
+            job.
+        hostnames: of all guests in rank order. Empty before the phase ``render domain``, so
+            ``vtorque_guest_context`` is the first hook that sees them.
+        slots: vCPUs of the same guests. They differ if ``vcpus=job`` and the batch system grants
+            different numbers of CPUs per node. Empty as long as ``hostnames``.
+        granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
+        bare: the job's nodes without guests (mixed request); their ranks follow the guests'.
+        spare: key of the warm guest that becomes this guest; empty: the guest boots for the job.
+        saved: checkpoint that the guest is restored from, instead of a boot with a new disk.
     """
 
     job: JobAttempt
@@ -187,35 +193,35 @@ class GuestPlan:
 
     @property
     def home(self) -> str:
-        """The user's home in the guest: the target of the share ``home``, or /home/NAME."""
+        """Path of the owner's home in the guest: target of the share ``home``, or /home/NAME."""
         shared = (share.target for share in self.shares if share.name == "home")
         return next(shared, f"/home/{self.user.name}")
 
     def __getitem__(self, option: Option[T]) -> T:
-        """Return the value of an option for this job."""
+        """Return the value of an option."""
         return self.request[option]
 
     def leased(self, pool: str) -> tuple[str, ...]:
-        """Return the items of a pool that this guest got; empty if it asked for none."""
+        """Return the leased items of a pool; empty without a claim."""
         return tuple(self.placement.leased.get(pool, ()))
 
     def amount(self, pool: str) -> int:
-        """Return how much of a pool this guest got (``AmountClaim``); 0 if it asked for none."""
+        """Return the leased amount of a pool (``AmountClaim``); 0 without a claim."""
         return self.placement.amounts.get(pool, 0)
 
 
 def lacks(
     guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str
 ) -> Refusal | Notice:
-    """Answer a wish that this node cannot fulfil, from ``vtorque_plan``.
+    """Return the answer of ``vtorque_plan`` if this node lacks what an option requests.
 
     Args:
-        guest: whose wish it is.
+        guest: the guest.
         what: the missing capability, as in "node n1 has no <what>".
-        option: the ``-vm`` key that asks for it.
-        required: the site's word: refuse the job, or run it without and say so.
-        where: the key that says which: ``"[plugin.acme-fpga] required"``.
-        fix: what the admin can do, or the user.
+        option: the ``-vm`` key that requests it.
+        required: True: refuse the job. False: run it without, and notify the user.
+        where: the setting that decides: ``"[plugin.acme-fpga] required"``.
+        fix: what the admin or the user can do.
     """
     key, value = option.key, option.show(guest[option])
     if required:
@@ -225,17 +231,17 @@ def lacks(
 
 
 ROOT_DISK = "root.qcow2"
-"""The name of each guest's own disk, whoever has made it."""
+"""File name of each guest's writable disk."""
 
 
 def ramdisk_dir(guest: GuestPlan) -> Path | None:
-    """Return where the guest's own tmpfs is mounted, with fs_type=ramdisk."""
+    """Return the mount point of the guest's tmpfs with fs_type=ramdisk, otherwise None."""
     return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
 
 
 def root_disk(guest: GuestPlan) -> Path:
-    """Return the qcow2 file that the guest writes to: on disk, or in memory with fs_type=ramdisk.
+    """Return the path of the guest's writable qcow2 file, in memory with fs_type=ramdisk.
 
-    A layer over the image's disk, or with ``[images] ramdisk = "copy"`` a disk that stands alone.
+    It is an overlay over the image, or a full copy with ``[images] ramdisk = "copy"``.
     """
     return (ramdisk_dir(guest) or guest.state_dir) / ROOT_DISK

@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` asks of a plugin: a named check, and its lines."""
+"""Health checks that a plugin adds to ``vtorque doctor``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 
 from vtorque_core.api.node_job import Site
 
-ALIKE = "alike on all nodes"  # the check whose lines say what must be the same: ``what: value``
+ALIKE = "alike on all nodes"  # name of the check whose ``key: value`` lines nodes must share
 LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
 
 
 @dataclass(frozen=True)
 class HealthResult:
-    """One line of ``vtorque doctor``. ``fix`` says what to do when not ok."""
+    """One line of ``vtorque doctor``. ``fix`` says what to do if it is not ok."""
 
     status: Literal["ok", "warning", "failed"]
     message: str
@@ -27,18 +27,18 @@ def ok(message: str) -> HealthResult:
 
 
 def failed(message: str, fix: str) -> HealthResult:
-    """Return a failed check with what to do."""
+    """Return a failed check."""
     return HealthResult("failed", message, fix)
 
 
 def warning(message: str, fix: str) -> HealthResult:
-    """Return a check that passed with a reservation."""
+    """Return a check that passed with a warning."""
     return HealthResult("warning", message, fix)
 
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A named check for ``vtorque doctor``; ``check`` runs as the calling user, maybe root."""
+    """A named check. ``check`` runs as the caller of ``vtorque doctor``, who may be root."""
 
     name: str
     check: Callable[[Site], Iterable[HealthResult]]

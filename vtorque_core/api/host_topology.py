@@ -1,4 +1,4 @@
-"""What a node's processors, memory and caches look like: ``guest.host`` in every node hook.
+"""A node's processors, memory and caches: ``guest.host`` in all hooks on the node.
 
 Data only. The core reads it from libvirt's capabilities (https://libvirt.org/formatcaps.html).
 """
@@ -14,11 +14,11 @@ from functools import cached_property
 class NumaNode:
     """One NUMA node.
 
-    Args:
-        id: as Linux numbers it.
-        cpus: its online CPUs (logical ones, SMT threads), ascending.
-        mem_mib: memory that is not set aside as huge pages.
-        pages: huge pages set aside: size in KiB to how many, used or not.
+    Attributes:
+        id: as in Linux.
+        cpus: online logical CPUs, ascending.
+        mem_mib: memory without reserved huge pages.
+        pages: number of reserved huge pages, used or not, by size in KiB.
     """
 
     id: int
@@ -29,13 +29,14 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class CacheBank:
-    """One cache that several CPUs share.
+    """One cache that several CPUs share, and how resctrl can partition it.
 
-    ``granularity_kib`` is the least step of an allocation (one way); 0: resctrl cannot divide it.
-    ``most`` allocations can exist at a time, what is left over to everybody else included.
-    ``kept`` steps are everybody else's: those of resctrl's default group, at least one.
-    Who has one can also be limited to a part of the memory bandwidth behind the cache, in steps of
-    ``bandwidth_step`` percent, ``bandwidth_least`` at least; 0: resctrl cannot limit it.
+    Attributes:
+        granularity_kib: size of one way, the smallest step of an allocation; 0: not partitionable.
+        most: maximum number of allocations at a time, including the default group.
+        bandwidth_step: step of the memory bandwidth limit in percent; 0: not limitable.
+        bandwidth_least: smallest memory bandwidth limit in percent.
+        kept: steps reserved for resctrl's default group, at least 1.
     """
 
     id: int
@@ -51,7 +52,7 @@ class CacheBank:
 
     @property
     def steps(self) -> int:
-        """How many steps can be given away."""
+        """Number of steps that can be allocated."""
         if not self.granularity_kib:
             return 0
         return max(0, self.kib // self.granularity_kib - self.kept)
@@ -59,9 +60,9 @@ class CacheBank:
 
 @dataclass(frozen=True)
 class Topology:
-    """A node's NUMA nodes, physical cores (each its online SMT threads) and shared caches.
+    """A node's NUMA nodes, physical cores (tuples of online SMT threads) and shared caches.
 
-    Without ``nodes`` it is not known: on a front end, where ``vsub --dry-run`` plans.
+    ``nodes`` is empty if the topology is unknown, as for ``vsub --dry-run`` on a submit host.
     """
 
     nodes: tuple[NumaNode, ...] = ()
@@ -75,15 +76,15 @@ class Topology:
 
     @property
     def mem_mib(self) -> int:
-        """Memory of all nodes that is not set aside as huge pages."""
+        """Memory of all nodes without reserved huge pages."""
         return sum(node.mem_mib for node in self.nodes)
 
     def siblings(self, cpu: int) -> tuple[int, ...]:
-        """Return the online SMT threads of this CPU's physical core, itself included."""
+        """Return the online SMT threads of the CPU's core, including the CPU."""
         return self._siblings.get(cpu, (cpu,))
 
     def nodes_of(self, cpus: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids of the NUMA nodes that these CPUs are on, ascending."""
+        """Return the ids of the CPUs' NUMA nodes, ascending."""
         return tuple(sorted({self._node_of[cpu] for cpu in cpus if cpu in self._node_of}))
 
     @cached_property
@@ -96,6 +97,6 @@ class Topology:
 
 
 def flat(cpus: Sequence[int], mem_mib: int) -> Topology:
-    """Return a machine of one NUMA node and no SMT."""
+    """Return a topology with one NUMA node and without SMT."""
     ids = tuple(sorted(cpus))
     return Topology((NumaNode(0, ids, mem_mib),), tuple((cpu,) for cpu in ids))

@@ -1,4 +1,4 @@
-"""What an image builder implements. It leaves checking, hashing and the pool to ``vmgr images``."""
+"""Interface of an image builder. ``vmgr images`` validates, hashes and stores the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """What a builder left in the staging directory: file names in it, plus the facts.
+    """Result of a builder: file names in the staging directory, and facts.
 
-    See :class:`vtorque_core.api.values.Image` for the meaning of each field.
+    For the fields see :class:`vtorque_core.api.values.Image`.
     """
 
     guest_type: str
@@ -30,14 +30,14 @@ class BuiltImage:
 
 @dataclass(frozen=True)
 class Building:
-    """One build as its builder sees it. Called with a text, it tells that a new step begins.
+    """Progress and limits of one build. Call it with a text to report a new step.
 
-    Args:
-        step: is what a call calls.
-        told: gets how much of the step is done, of how much.
-        max_disk: bytes of the largest disk that the site allows.
-        before: what the image has been, if it is to be updated: what nobody says stays as it was.
-        notes: what who builds the image should know, for the builder to add to.
+    Attributes:
+        step: called for each new step.
+        told: called with (done, total) of a step.
+        max_disk: size limit of a disk in bytes.
+        before: the image to update; its values are the defaults.
+        notes: the builder adds notes for the person who builds the image.
     """
 
     step: Callable[[str], None]
@@ -47,17 +47,22 @@ class Building:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def __call__(self, text: str) -> None:
-        """Tell that a new step begins."""
+        """Report a new step."""
         self.step(text)
 
 
 class Builder(Protocol):
-    """One image builder, made by ``ImageBuilder.builder()``."""
+    """An image builder, created by ``ImageBuilder.builder()``."""
 
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
-        """Build into ``staging`` (empty, root-owned, in the pool), as root. Nothing else of the
-        pool is written to. One that only tells steps takes a ``Callable[[str], None]``.
+        """Build an image, as root.
 
-        ``arguments`` are the ``-o key=value`` of ``vmgr images build``. Raises Refused for a bad
-        argument and HostFault when a tool fails.
+        Args:
+            arguments: the ``-o key=value`` options of ``vmgr images build``.
+            staging: empty root-owned directory in the pool. Write nothing else in the pool.
+            progress: also accepts a plain function for steps.
+
+        Raises:
+            Refused: an argument is invalid.
+            HostFault: a tool fails.
         """

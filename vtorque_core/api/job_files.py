@@ -1,4 +1,4 @@
-"""Kinds of what is acquired: a file and a directory of a job."""
+"""Resources: a file and a directory of a job."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from vtorque_core.base import safefs
 
 
 class OneFile(CoreResource):
-    """Base of resources that are one file, ``path``, and no more: its removal releases them."""
+    """Base of resources that consist of one file, ``path``."""
 
     volatile = False
     path: str
 
     def release(self) -> None:
-        """Remove the file; missing is fine."""
+        """Remove the file if it exists."""
         with safefs.naming(f"cannot remove {self.path}"):
             safefs.remove_file(self.path)
 
 
 @dataclass(frozen=True)
 class File(OneFile):
-    """A file below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet.
+    """A file in a trusted directory (:mod:`vtorque_core.base.safefs`) that must not exist yet.
 
-    With ``replace`` it may exist and is exchanged in one step, so that readers see old or new.
-    ``uid``/``gid`` -1: as created. ``reader`` may read it, and run it where ``mode`` lets its
-    owner; it stays root's, so that nobody can make it larger and fill what holds it.
+    Attributes:
+        uid, gid: -1: unchanged.
+        reader: uid of a user who may read the file, and execute it if ``mode`` lets the owner. The
+            file
+            still belongs to root, so the user cannot enlarge it.
+        replace: the file may exist, and is replaced atomically.
     """
 
     kind = "file"
@@ -39,7 +42,10 @@ class File(OneFile):
     content: bytes = unjournalled(b"")
 
     def create(self) -> None:
-        """Write it. Raises HostFault: it exists, the disk is full, the directory is not safe."""
+        """Write the file.
+
+        Raises HostFault if it exists, the disk is full or the directory is unsafe.
+        """
         write = safefs.replace if self.replace else safefs.write_new
         with safefs.naming(f"cannot create {self.path}"):
             write(
@@ -52,7 +58,7 @@ class File(OneFile):
             safefs.let(descriptor, [self.reader], own, own & 5)
 
     def release(self) -> None:
-        """Remove it, and what a killed writer has left beside it; missing is fine."""
+        """Remove the file and any temporary file of a killed writer."""
         if self.replace:
             with safefs.naming(f"cannot remove {self.path}"):
                 safefs.remove_file(safefs.beside(self.path))
@@ -61,7 +67,7 @@ class File(OneFile):
 
 @dataclass(frozen=True)
 class Tree(CoreResource):
-    """A directory and, when released, all in it: no link followed, no mount entered."""
+    """A directory. The release removes its contents, without following links or crossing mounts."""
 
     kind = "tree"
     volatile = False
@@ -71,11 +77,14 @@ class Tree(CoreResource):
     gid: int = -1
 
     def create(self) -> None:
-        """Make the directory. Raises HostFault: it exists, its parent is missing or not safe."""
+        """Create the directory.
+
+        Raises HostFault if it exists, or if its parent is missing or unsafe.
+        """
         with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 
     def release(self) -> None:
-        """Remove it with its content; missing is fine."""
+        """Remove the directory and its contents if it exists."""
         with safefs.naming(f"cannot remove {self.path}"):
             safefs.remove_tree(self.path)

@@ -1,7 +1,7 @@
-"""A job's kept log, as it is read, followed and shown. As root, or as the job's owner.
+"""Read, follow and print a job's kept log. As root, or as the job's owner.
 
-Root's processes write it (:mod:`vtorque_core.records.log`). Here everything is bounded and made
-printable again: the file may be of another version.
+Root's processes write it (:mod:`vtorque_core.records.log`). The reader limits sizes and escapes
+unprintable characters again, because the file may come from another version.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Entry = Mapping[str, Any]
 
 
 def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[Entry]:
-    """Yield a log's entries, and those that are added until ``over()``; lines of others are lost.
+    """Yield the entries of a log, and follow it until ``over()`` returns True.
 
-    ``over`` is asked before a last look, so that nothing is missed. Waits for a log that is not
-    there yet.
+    Waits for a log that does not exist yet, and skips invalid lines. ``over`` is called before each
+    read, so the last entries are not missed.
     """
     offset, rest, descriptor = 0, b"", -1
     try:
@@ -67,7 +67,7 @@ def _parsed(line: bytes) -> Entry | None:
 
 
 def text(entry: Entry) -> str:
-    """Return an entry as people read it: a line, and one for each of its details."""
+    """Return an entry as lines for people: the message, then its details."""
     try:
         clock = time.strftime("%H:%M:%S", time.localtime(entry["t"]))
     except (OverflowError, ValueError, OSError):

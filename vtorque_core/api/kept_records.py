@@ -1,10 +1,10 @@
-"""What stays of a job on this node after its end: its facts and phases, its log, its samples.
+"""Kept records of a job on this node: facts and phases, log, samples.
 
-It lies in ``<state>/kept/<uid>/<job key>/``. All of it is root's; an access list (acl(5)) lets
-the job's owner read, and nobody else. On a file system without such lists only root can.
+They are in ``<state>/kept/<uid>/<job key>/``. Root owns the files. An access list (acl(5)) lets the
+job's owner read them; without ACL support only root can.
 
-Everything here is best effort: no job fails because a disk is full. What is read back may hold
-what a guest has said: a reader takes it for a stranger's text.
+All functions are best effort: a full disk fails no job. Readers must treat the contents as
+untrusted, because they can include text from a guest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths, safe_name
 
 JOB = "job.json"
-LOG = "log.jsonl"  # an entry a line: api.job_log
+LOG = "log.jsonl"  # one entry per line: api.job_log
 MAX_JOB = 1 << 20  # bytes of a job.json
 _PAUSE = 3600.0  # seconds from one sweep to the next
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -31,7 +31,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files of one job attempt lie on this node."""
+    """Location of the kept files of one job attempt on this node."""
 
     paths: Paths
     uid: int
@@ -39,20 +39,22 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """The directory; it may not be there yet."""
+        """The directory, which may not exist yet."""
         return self.paths.kept / str(self.uid) / self.key
 
     @property
     def changed(self) -> float:
-        """When a file was added or replaced there last, in Unix seconds; 0 if it is not there."""
+        """Unix time of the last added or replaced file; 0 if the directory is missing."""
         with contextlib.suppress(OSError):
             return self.directory.stat().st_mtime
         return 0.0
 
     def append(self, name: str) -> int:
-        """Return a descriptor to append to a file, which is created if missing. As root.
+        """Open a file for appending, and create it if missing. As root.
 
-        Raises OSError, HostFault (a directory above can be written by others).
+        Raises:
+            OSError: the file cannot be opened.
+            HostFault: others can write to a parent directory.
         """
         self._make()
         with safefs.parent_of(str(self.directory / name)) as (parent, last):
@@ -63,22 +65,22 @@ class Place:
         return descriptor
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file in one step. As root. Raises OSError, HostFault."""
+        """Write a file atomically. As root. Raises OSError and HostFault."""
         self._make()
         path = str(self.directory / name)
         safefs.replace(path, content, mode=0o600, ready=lambda d: _let_read(d, self.uid))
 
     def open(self, name: str) -> int:
-        """Return a descriptor of a file. Raises OSError: not there, not yours."""
+        """Open a file for reading. Raises OSError."""
         return os.open(self.directory / name, os.O_RDONLY | _FLAGS)
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raises OSError as :meth:`open`."""
+        """Return at most ``limit`` bytes of a file. Raises OSError."""
         with os.fdopen(self.open(name), "rb") as file:
             return file.read(limit)
 
     def facts(self) -> dict[str, Any]:
-        """Return what job.json says; empty if it is not there or cannot be read."""
+        """Return the contents of job.json; empty if missing or unreadable."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             found = json.loads(self.read(JOB, MAX_JOB))
             if isinstance(found, dict):
@@ -86,7 +88,7 @@ class Place:
         return {}
 
     def add_facts(self, **facts: Any) -> None:
-        """Write them into job.json, beside those of before. Never raises for a full disk."""
+        """Add facts to job.json. Ignores a full disk."""
         with contextlib.suppress(OSError, HostFault):
             text = json.dumps({"schema": 1, **self.facts(), **facts})
             self.write(JOB, text.encode())
@@ -105,27 +107,31 @@ class Place:
 
 
 def place(paths: Paths, job: JobAttempt) -> Place:
-    """Return where an attempt's files lie, there or not."""
+    """Return the location of an attempt's files."""
     return Place(paths, job.uid, job.key)
 
 
 def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
-    """Add facts, JSON values, and whose job it is to its job.json. As root; best effort.
+    """Add facts (JSON values) and the job's identity to its job.json. As root; best effort.
 
-    The processes of a job, which exclude each other, write it piece by piece: who and what at the
-    start, phases, the outcome.
+    The processes of a job exclude each other, and write facts at the start, in each phase and at
+    the
+    end.
     """
     whose = dataclasses.asdict(job)
     whose["job"] = whose.pop("id")
     if not job.node:
-        del whose["node"]  # what the start has said of it stays
+        del whose["node"]  # keep the node that the start recorded
     place(paths, job).add_facts(**whose, **facts)
 
 
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
-    """Return the kept attempts of a job (None: of all jobs), the one changed last at the end.
+    """Return the kept attempts of a job, or of all jobs, the last changed one last.
 
-    ``uid``: of one user only; others than root can read only their own.
+    Args:
+        paths: the site's paths.
+        job_id: None: all jobs.
+        uid: only this user's jobs. Other users than root can read only their own.
     """
     owners = [str(uid)] if uid is not None else _names(paths.kept)
     wanted = None if job_id is None else safe_name(job_id)
@@ -138,11 +144,17 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
-    """Remove what ended jobs left over ``days`` ago, and what is beyond ``mib`` MiB. As root.
+    """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
 
-    That is the oldest of whoever has most: no user can push out what is kept of others. At most
-    once an hour: the rest of the calls do nothing. ``now`` in Unix seconds. Running jobs keep
-    theirs. Never raises OSError.
+    As root. Removes records of the user with the largest total first, so that no user can displace
+    the records of
+    others. Skips open jobs. Does nothing within an hour after the last sweep.
+
+    Args:
+        paths: the site's paths.
+        days: maximum age.
+        mib: maximum total size.
+        now: Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):
@@ -169,7 +181,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
 
 
 def remove(each: Place) -> None:
-    """Remove all that is kept there. As root; never raises OSError."""
+    """Remove all kept files of an attempt. As root; never raises OSError."""
     with contextlib.suppress(OSError, HostFault):
         safefs.remove_tree(str(each.directory))
 
@@ -189,7 +201,10 @@ def _names(directory: Path) -> list[str]:
 
 
 def _has_list(directory: Path) -> bool:
-    """Return whether its access list is there: who made it may have been killed before that."""
+    """Return True if the directory has its ACL.
+
+    Its creator may have been killed before setting it.
+    """
     try:
         os.getxattr(directory, safefs.ACL, follow_symlinks=False)
     except OSError as error:

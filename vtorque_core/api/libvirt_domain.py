@@ -1,11 +1,11 @@
-"""Domain elements: what a plugin adds to a guest's virtual hardware, as typed data.
+"""Domain elements: virtual hardware that a plugin adds to a guest, as typed data.
 
-Returned by ``vtorque_render_domain`` and by guest drivers; merged and rendered by the core. Names
-follow libvirt's domain XML (https://libvirt.org/formatdomain.html).
+``vtorque_render_domain`` and guest drivers return elements; the core merges and renders them. Names
+are as in libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-List elements append; their ``name`` becomes the device alias ``ua-<plugin>-<name>`` and must be
-unique. Single elements merge field by field: None is no opinion, equal is fine, different is a
-conflict that names both distributions.
+List elements are appended. Their ``name`` must be unique and becomes the device alias
+``ua-<plugin>-<name>``. Single elements are merged by field: None sets nothing, and different values
+are a conflict. The error names both distributions.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from vtorque_core.api.values import Act
 
 
 class Element:
-    """Base of all elements. A third party subclasses :class:`ListElement` or :class:`Single`.
+    """Base of all elements. Subclass :class:`ListElement` or :class:`Single`.
 
-    ``section`` is where the fragment goes: ``devices``, ``metadata``, ``os``, ``features``,
-    ``cpu``, ``clock``, ``cputune`` and ``qemu`` (``qemu:commandline``) are inside the element of
-    that name, ``domain`` is directly below the root. ``template`` is the package-qualified Jinja2
-    fragment (``"vtorque_acme:domain/x.xml.j2"``), autoescaped; empty: the element has no XML of its
-    own, the core reads it where it writes other elements. It sees the element as ``e``, its
-    alias as ``alias`` ("" for a :class:`Single`), its number among the list elements of its class
-    as ``number`` (from 0), the guest's plan as ``guest``, and as ``spec`` what the core decided
-    (``spec.accel``); undefined names are errors. ``forbids`` is what libvirt cannot do to a guest
-    that has the element; whoever wants to do it asks :func:`forbidden`. Of one that a key
-    alone brings it is that option's: ``forbids = FPGA.forbids``.
+    Attributes:
+        section: parent of the fragment: ``devices``, ``metadata``, ``os``, ``features``, ``cpu``,
+            ``clock``, ``cputune``, ``qemu`` (``qemu:commandline``), or ``domain`` for the root.
+        template: Jinja2 fragment with its package (``"vtorque_acme:domain/x.xml.j2"``),
+            autoescaped.
+            Variables: ``e`` (the element), ``alias`` (empty for a :class:`Single`), ``number``
+                (index
+            in its class), ``guest`` (the plan), ``spec`` (decisions of the core: ``spec.accel``).
+            Undefined names are errors. Empty: the core uses the element in other templates.
+        forbids: operations that libvirt cannot perform on a guest with this element; see
+            :func:`forbidden`. If a ``-vm`` key adds the element, use ``forbids = FPGA.forbids``.
     """
 
     section: ClassVar[str] = "devices"
@@ -38,15 +39,16 @@ class Element:
 
 
 def forbidden(act: Act, elements: Iterable[Element]) -> list[str]:
-    """Return the classes of the elements because of which ``act`` is impossible, each once."""
+    """Return the class names of the elements that forbid ``act``."""
     return list(dict.fromkeys(type(e).__name__ for e in elements if act in e.forbids))
 
 
 class ListElement(Element):
-    """An element of which a domain can have many. Subclasses have a field ``name``.
+    """An element that a domain can have many of.
 
-    ``name`` is of ``[A-Za-z0-9_-]``. ``unique`` are the fields that no two elements of the class
-    may share in one domain, whoever brings them; None is never shared.
+    Attributes:
+        name: of ``[A-Za-z0-9_-]``.
+        unique: fields that must differ between all elements of the class in a domain, unless None.
     """
 
     unique: ClassVar[tuple[str, ...]] = ()
@@ -54,18 +56,22 @@ class ListElement(Element):
 
 
 class Single(Element):
-    """An element of which a domain has one; merged field by field."""
+    """An element that a domain has once; merged by field."""
 
 
 @dataclass(frozen=True)
 class Disk(ListElement):
-    """A virtio disk; ``serial`` (at most 20 characters) shows as ``/dev/disk/by-id/virtio-*``.
+    """A virtio disk.
 
-    ``format`` is what the file is declared to be: never probed. ``base`` is the image that a
-    qcow2 overlay lies on, with its own format; it may be shared and is only read. libvirt changes
-    the owner of none of these files: whoever creates them lets QEMU's user in. ``user_owned``:
-    the file is the job's user's, so the core serves it to QEMU from a daemon that runs as them;
-    raw only. ``boot``: its place in the boot order, from 1; None: not booted from.
+    Root creates the files, and gives QEMU's user access. libvirt does not change their owner.
+
+    Attributes:
+        format: declared format, never probed.
+        serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
+        boot: position in the boot order, from 1; None: not bootable.
+        base: backing file of a qcow2 overlay, read-only and possibly shared.
+        user_owned: the file (raw only) belongs to the job's owner. A daemon that runs as the owner
+            serves it to QEMU.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"
@@ -93,13 +99,15 @@ class Disk(ListElement):
 
 @dataclass(frozen=True)
 class Interface(ListElement):
-    """A virtio NIC. ``source`` is a libvirt network, a bridge or (macvtap) a host device.
+    """A virtio NIC.
 
-    ``user``: QEMU's own network, which has no source.
-
-    ``filtered``: the core drops frames from the guest with another MAC, and with another source
-    address (IPv4, ARP) if ``ip`` is set. IPv6 passes only with ``ipv6`` and without ``ip``. Linux
-    cannot filter ``direct``: refused.
+    Attributes:
+        kind: ``user`` is QEMU's user network, without a source.
+        source: libvirt network, bridge, or host device (macvtap).
+        filtered: drop frames with another source MAC, and with another IPv4 or ARP source address
+            if
+            ``ip`` is set. Not supported with ``direct``, which is then refused.
+        ipv6: pass IPv6, only without ``ip``.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/interface.xml.j2"
@@ -118,10 +126,11 @@ class Interface(ListElement):
 
 @dataclass(frozen=True)
 class Filesystem(ListElement):
-    """A host directory shared by virtiofs under ``tag``; the core runs its daemon.
+    """A host directory shared by virtiofs as ``tag``. The core runs its daemon.
 
-    The daemon never runs as host root: as the job's user, guest root mapped to a subordinate id.
-    ``source`` may be a path the user controls if ``user_owned`` (it must then belong to them).
+    The daemon runs as the job's owner, with guest root mapped to a subordinate id, never as root.
+    ``user_owned`` allows a source path that the owner controls, and requires that the owner owns
+    it.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -136,9 +145,9 @@ class Filesystem(ListElement):
 
 @dataclass(frozen=True)
 class Channel(ListElement):
-    """A virtio-serial port named ``port``, on the host a unix socket ``path``.
+    """A virtio-serial port ``port``, connected to the Unix socket ``path`` on the host.
 
-    ``owner`` says who may connect on the host: root only, or the job's user.
+    ``owner`` may connect to the socket: root only, or also the job's owner.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"
@@ -151,7 +160,7 @@ class Channel(ListElement):
 
 @dataclass(frozen=True)
 class KernelBoot(Single):
-    """Direct kernel boot. All three are root-owned files of the pool; None: disk boot."""
+    """Direct kernel boot with root-owned files of the pool; None: boot from disk."""
 
     section: ClassVar[str] = "os"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/kernel.xml.j2"
@@ -162,7 +171,7 @@ class KernelBoot(Single):
 
 @dataclass(frozen=True)
 class MemoryBacking(Single):
-    """How the guest's RAM is backed. The core itself asks for memfd, shared, for virtiofs."""
+    """How the guest's RAM is backed. For virtiofs the core requests shared memfd memory."""
 
     section: ClassVar[str] = "domain"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/memorybacking.xml.j2"
@@ -175,10 +184,10 @@ class MemoryBacking(Single):
 
 @dataclass(frozen=True)
 class Console(Single):
-    """The serial console as a Unix socket ``path`` on the host, instead of a pseudoterminal.
+    """Serial console as a Unix socket on the host, instead of a pseudoterminal.
 
-    The guest then starts paused, until root has connected: not a byte of it is lost. For guests
-    of an :class:`vtorque_core.api.guest_driver.LateDriver`, whose console is the job's output.
+    The guest starts paused until root has connected, so no output is lost. For guests of an
+    :class:`vtorque_core.api.guest_driver.LateDriver`, whose console is the job's output.
     """
 
     template: ClassVar[str] = ""
@@ -187,9 +196,9 @@ class Console(Single):
 
 @dataclass(frozen=True)
 class CpuModel(Single):
-    """A processor of libvirt's (``virsh cpu-models``) in place of the node's own.
+    """A CPU model of libvirt (``virsh cpu-models``) instead of the node's own.
 
-    With KVM a guest starts only where the node has all of it.
+    With KVM the guest starts only if the node supports all its features.
     """
 
     template: ClassVar[str] = ""
@@ -198,9 +207,9 @@ class CpuModel(Single):
 
 @dataclass(frozen=True)
 class IoThreads(Single):
-    """How many threads of its own QEMU has for disks; the core spreads the disks over them.
+    """Number of QEMU I/O threads for disks; the core distributes the disks over them.
 
-    They run on the guest's ``io`` cores if it has claimed any, else where its emulator runs.
+    They run on the guest's ``io`` cores if claimed, otherwise with the emulator.
     """
 
     section: ClassVar[str] = "domain"
@@ -210,7 +219,7 @@ class IoThreads(Single):
 
 @dataclass(frozen=True)
 class NetQueues(Single):
-    """How many queue pairs each network interface has (``<driver queues=>``); None: one."""
+    """Number of queue pairs of each NIC (``<driver queues=>``); None: one."""
 
     template: ClassVar[str] = ""
     count: int | None = None
@@ -218,7 +227,7 @@ class NetQueues(Single):
 
 @dataclass(frozen=True)
 class Clock(Single):
-    """Timers that a guest type insists on; None leaves libvirt's default."""
+    """Timers that a guest type requires; None: libvirt's default."""
 
     section: ClassVar[str] = "clock"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/clock.xml.j2"
@@ -227,9 +236,9 @@ class Clock(Single):
 
 @dataclass(frozen=True)
 class QemuArgs(ListElement):
-    """Raw QEMU arguments, for hardware that libvirt does not know. Refused unless the site allows.
+    """Raw QEMU arguments for hardware that libvirt does not support.
 
-    The site allows it with ``[node] allow_qemu_args = true``.
+    Refused unless the site sets ``[node] allow_qemu_args = true``.
     """
 
     section: ClassVar[str] = "qemu"

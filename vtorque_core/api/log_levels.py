@@ -1,6 +1,6 @@
-"""How much is logged: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``. Pure.
+"""Parse log levels: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``.
 
-On the path of every ``vsub``: it does not import :mod:`logging`, whose numbers these are.
+Every ``vsub`` imports this module, so it does not import :mod:`logging`, whose numbers it uses.
 """
 
 from __future__ import annotations
@@ -25,53 +25,49 @@ _MAX_TEXT = 1024
 
 
 class Levels(int):
-    """The least level that is logged, by component; as a number it grows with what is logged.
+    """Minimum log level per component. As an int, it grows with the amount that is logged.
 
-    So a site's ``max`` for ``-vm log`` is the most that a job may have logged of anything:
-    0 nothing, 60 errors, 70 warnings, 80 information, 90 debugging, 95 all.
+    A site can thus limit ``-vm log`` with ``max``: 0 nothing, 60 errors, 70 warnings, 80
+    information, 90
+    debugging, 95 everything.
     """
 
     of: Mapping[str, int]
     text: str
 
     def __new__(cls, of: Mapping[str, int], text: str = "") -> Levels:
-        """Make it from component (or ALL) to level."""
+        """Create it from a mapping of component (or ALL) to level."""
         self = super().__new__(cls, QUIET - min(of.values(), default=QUIET))
         self.of = dict(of)
         self.text = text
         return self
 
     def least(self, plugin: str, phase: str) -> int:
-        """Return the least level of what a plugin (or ``core``) logs in a phase of the job.
+        """Return the minimum level for a plugin (or ``core``) in a phase of the job.
 
-        If both are named the one that has more logged counts; if none is, that of ALL.
+        If both have a level, the more verbose one applies; if neither has one, the level of ALL.
         """
         named = [self.of[name] for name in (plugin, phase.replace(" ", "-")) if name in self.of]
         return min(named, default=self.of.get(ALL, QUIET))
 
     def __str__(self) -> str:
-        """Return it as it was written."""
         return self.text
 
     def __repr__(self) -> str:
-        """Return it as it was written, for failures of tests."""
         return f"Levels({self.text!r})"
 
 
 NOTHING = Levels({})
-"""No word on how much is logged."""
+"""No log level requested."""
 
 
 def plugin_of(logger: str) -> str:
-    """Return the plugin that a logger is of, by its package: ``vtorque_linux_guest.job``."""
+    """Return the plugin of a logger, from its package name (``vtorque_linux_guest.job``)."""
     return logger.partition(".")[0].removeprefix("vtorque_").replace("_", "-")
 
 
 def parse(text: str) -> Levels:
-    """Return the levels of ``debug``, ``ALL:WARN,boot:DEBUG``; ``+`` is as good as a comma.
-
-    Raises ValueError saying what is wrong.
-    """
+    """Parse ``debug`` or ``ALL:WARN,boot:DEBUG``; ``+`` also separates. Raises ValueError."""
     found: dict[str, int] = {}
     words = [word.strip() for word in re.split(r"[,+]", text[: _MAX_TEXT + 1]) if word.strip()]
     if not words or len(text) > _MAX_TEXT or len(words) > _MOST:
@@ -95,7 +91,7 @@ def parse(text: str) -> Levels:
 
 
 def name_of(level: int) -> str:
-    """Return a level's name; the next lower one's for a number between."""
+    """Return the name of a level, or of the next lower level."""
     known = sorted((number, name) for name, number in LEVELS.items() if name != "WARNING")
     return next((name for number, name in reversed(known) if number <= level), "TRACE")
 

@@ -1,4 +1,4 @@
-"""A job on this node as hooks see it, and the site config."""
+"""A job on this node, and the site config, as hooks see them."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ S = TypeVar("S")
 
 
 class Site(Protocol):
-    """The site config as a plugin may see it: its own settings, typed, and vTorque's paths."""
+    """Site config for plugins: typed settings of the plugin, and vTorque's paths."""
 
     @property
     def paths(self) -> Paths:
-        """vTorque's own directories."""
+        """Directories of vTorque."""
 
     @property
     def path(self) -> Path:
-        """The config file, for a process of the plugin's own that reads it again."""
+        """Path of the config file, for a plugin's own process that reads it again."""
 
     def __getitem__(self, settings: type[S]) -> S:
         """Return the plugin's settings: ``site[Settings]``."""
 
 
 class NodeJob(Protocol):
-    """The running job as an action hook sees it, once per job and node, as root."""
+    """A running job in action hooks: once per job and node, as root."""
 
     @property
     def id(self) -> str:
-        """The batch system's job id."""
+        """Job id of the batch system."""
 
     @property
     def user(self) -> JobUser:
-        """The job's owner."""
+        """Owner of the job."""
 
     @property
     def site(self) -> Site:
-        """The site config."""
+        """Site config."""
 
     @property
     def guests(self) -> Sequence[GuestPlan]:
-        """This node's guests, placed."""
+        """Placed guests on this node."""
 
     @property
     def deadline(self) -> float:
-        """The one deadline of the start, in ``time.monotonic()`` seconds."""
+        """Deadline of the start in ``time.monotonic()`` seconds."""
 
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
-        """Journal ``resource``, fsync, create it; return the record's number for ``needs``."""
+        """Journal ``resource``, fsync, and create it; return the record's number for ``needs``."""
 
     def warn(self, text: str) -> None:
-        """Tell user and admin, once, what the job has to do without: one line, no secrets.
+        """Notify user and admin once what the job runs without: one line, no secrets.
 
-        The user gets it with the job's first errors, as a Notice; the admin also in syslog.
+        The user reads it before the job's standard error, as a Notice; the admin reads it in
+        syslog.
         """
 
 
 @dataclass(frozen=True)
 class EndedJob:
-    """What teardown knows: only what the journal says. ``guests`` are libvirt domain names."""
+    """What the journal says of a job, for teardown. ``guests`` are libvirt domain names."""
 
     job: JobAttempt
     guests: tuple[str, ...]

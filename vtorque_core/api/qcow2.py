@@ -1,4 +1,4 @@
-"""What the header of a qcow2 says, read before any tool opens the file: it may name others."""
+"""Check a qcow2 header before a tool opens the file, because it can name other files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ _ALONE = "make it stand alone: qemu-img convert"
 
 
 def check_qcow2(header: bytes, file_size: int) -> int:
-    """Check the first ``HEADER`` bytes of a qcow2 (docs/interop/qcow2.txt of QEMU).
+    """Check the first ``HEADER`` bytes of a qcow2 file (docs/interop/qcow2.txt of QEMU).
 
-    Returns the size that a guest sees. Both in bytes. Raises Refused if it refers to another file,
-    is encrypted, marked as corrupt, or cut off as far as the header tells.
+    Args:
+        header: the bytes.
+        file_size: size of the file in bytes.
+
+    Returns:
+        The virtual size in bytes.
+
+    Raises:
+        Refused: the image refers to another file, or is encrypted, corrupt or truncated.
     """
     if len(header) < 72:
         raise Refused("is a truncated qcow2")

@@ -1,8 +1,8 @@
-"""Public: read what a user or a guest wrote in a process without rights. On the node, as root.
+"""Parse untrusted data in an unprivileged helper process. On the node, as root.
 
-Root parses nothing of theirs: it has :func:`read_apart` run a function that does, and takes bytes
-from it, each of which it checks as the value that it is to be. Answers come through pipes, since a
-socket could bring root a descriptor that is slow to close (SCM_RIGHTS, SO_LINGER).
+Root does not parse data of users or guests. :func:`read_apart` runs the parser as nobody, and
+returns bytes that the caller validates. Answers come through pipes, because a socket could pass
+root a descriptor that is slow to close (SCM_RIGHTS, SO_LINGER).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vtorque_core.base.trust import effective_root
 MAX_VALUE = 128 << 10  # bytes of one value
 CPU = 10  # seconds of CPU time for one reading
 _MOST = 1 << 20  # bytes of all values of a reading
-_MEMORY = 256 << 20  # bytes of address space beside what its starter has
+_MEMORY = 256 << 20  # bytes of address space in addition to those of the parent
 _MAX_CALL = 192 << 10  # bytes: below what one message may have (net.core.wmem_max, 212992)
 _HEAD = struct.Struct("=cI")  # what follows, and how many bytes of it
 _VALUE, _END, _FAULT = b"+", b".", b"-"
@@ -39,26 +39,29 @@ _VALUE, _END, _FAULT = b"+", b".", b"-"
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
 _libc = ctypes.CDLL(None)
-_asking: tuple[int, socket.socket] | None = None  # whose process's, and where it asks
+_asking: tuple[int, socket.socket] | None = None  # owner pid and socket of the helper process
 
 
 class Unreadable(HostFault):
-    """What was to be read is not what it should be; the reader's words, printable."""
+    """The data is invalid. The message comes from the parser, made printable."""
 
 
 class ReaderGone(HostFault):
-    """The process that reads was killed. What it was to read need not be the cause."""
+    """The helper process was killed, not necessarily because of the data."""
 
     blames_node = False
 
 
 @contextlib.contextmanager
 def reader() -> Iterator[None]:
-    """Have a process of nobody's that reads. To be entered without threads, before any secret.
+    """Start the unprivileged helper process for this context.
 
-    Raises HostFault if the host cannot fork.
+    Enter before threads and secrets exist.
+
+    Raises:
+        HostFault: fork fails.
     """
-    global _asking  # noqa: PLW0603 - one for all who read in this process
+    global _asking  # noqa: PLW0603 - one helper per process
     before = _asking
     with _reading() as asking:
         _asking = os.getpid(), asking
@@ -75,17 +78,20 @@ def read_apart(
     files: Sequence[int] = (),
     most: int = _MOST,
 ) -> Iterator[bytes]:
-    """Yield what ``work(*args, *files)`` yields in a process of its own, one after the other.
+    """Run ``work(*args, *files)`` unprivileged and yield the values that it yields.
 
     Args:
-        work: a function of a module's, which parses; it is nobody, and has 10 s of CPU time.
-        args: what can be pickled, at most 192 KiB.
-        until: when it must have ended, in time.monotonic() seconds; None: 20 s from now.
-        files: descriptors that it gets copies of.
-        most: bytes of all that it yields; each has five more.
+        work: a module-level function; runs as nobody, with 10 s of CPU time. A value has at most
+            128 KiB.
+        args: picklable arguments, at most 192 KiB.
+        until: deadline in ``time.monotonic()`` seconds; None: 20 s from now.
+        files: descriptors that ``work`` gets copies of.
+        most: limit of all values in bytes, with 5 bytes of overhead each.
 
-    At most 128 KiB each. Raises Unreadable: with the reader's reason, or it is late or broken;
-    ReaderGone if something killed the process of :func:`reader`; HostFault if the host cannot fork.
+    Raises:
+        Unreadable: the parser raises, exceeds a limit or the deadline, or crashes.
+        ReaderGone: the process of :func:`reader` was killed.
+        HostFault: fork fails.
     """
     until = time.monotonic() + 2 * CPU if until is None else until
     with contextlib.ExitStack() as stack:
@@ -107,10 +113,9 @@ def read_apart(
 
 
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
-    """Send a call to the process that reads; to a new one until ``stack`` ends, if there is none.
+    """Send a call to the helper process, and return its socket. Start one if there is none.
 
-    A forked child uses its parent's process, which does not have the child's later secrets. Returns
-    the socket of the process that was asked. Raises ReaderGone, HostFault.
+    A forked child uses the helper of its parent, which has none of the child's later secrets.
     """
     if _asking is not None:
         try:
@@ -129,7 +134,10 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
 
 
 def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> bytes:
-    """Return so many bytes of a pipe. Raises Unreadable: not in time, or never; ReaderGone."""
+    """Read ``count`` bytes from the pipe.
+
+    Raises Unreadable on timeout or end of file, or ReaderGone.
+    """
     data = b""
     waiting = select.poll()
     waiting.register(answers, select.POLLIN)
@@ -147,10 +155,9 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
 
 
 def _has_ended(asked: socket.socket) -> bool:
-    """Return whether no process has the other end of a socket any more."""
     other_end = select.poll()
     other_end.register(asked, 0)
-    return bool(other_end.poll(0))  # POLLHUP, which poll(2) always tells
+    return bool(other_end.poll(0))  # POLLHUP, which poll(2) always reports
 
 
 @contextlib.contextmanager
@@ -168,14 +175,14 @@ def _reading() -> Iterator[socket.socket]:
             yield ours
         finally:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)  # and with it all that it has started
+                os.kill(pid, signal.SIGKILL)  # its pid namespace dies with it
                 os.waitpid(pid, 0)
 
 
 def _live(source: socket.socket, parent: int) -> None:
-    """Be the process: as root only long enough to have a world of processes of its own.
+    """Run the helper: enter new namespaces as root, drop privileges, serve. Never returns.
 
-    Without one it ends: whoever asks is told that it broke. Never returns to its caller.
+    If a namespace cannot be created, the helper exits, and the caller gets Unreadable.
     """
     try:
         close_files({source.fileno()})
@@ -184,7 +191,7 @@ def _live(source: socket.socket, parent: int) -> None:
             if _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET):
                 return
             first = os.fork()
-            if first:  # its death is the death of all in there (pid_namespaces(7))
+            if first:  # if it dies, its whole namespace dies (pid_namespaces(7))
                 source.close()
                 os.waitpid(first, 0)
                 os._exit(0)
@@ -195,12 +202,12 @@ def _live(source: socket.socket, parent: int) -> None:
 
 
 def _serve(source: socket.socket) -> None:
-    """Fork one that works for each message, until there are no more."""
+    """Fork one worker for each message until the socket closes."""
     while True:
         call, files, _, _ = socket.recv_fds(source, _MAX_CALL, 16)
         if not call:
             return
-        with contextlib.suppress(OSError):  # no more processes: the asking one sees its pipe's end
+        with contextlib.suppress(OSError):  # fork failed: the caller reads end of file
             if os.fork() == 0:
                 source.close()
                 _work(call, *files)
@@ -214,7 +221,7 @@ def _work(call: bytes, answers: int, *files: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
         try:
-            work, args = pickle.loads(call)  # noqa: S301 - root's word
+            work, args = pickle.loads(call)  # noqa: S301 - root wrote it
             for value in work(*args, *files):
                 _tell(answers, _VALUE, value)
             _tell(answers, _END, b"")
@@ -232,7 +239,7 @@ def _tell(answers: int, kind: bytes, value: bytes) -> None:
 
 
 def close_files(keep: Collection[int]) -> None:
-    """Close all files, the terminal and the directory of the caller's, but these descriptors."""
+    """Close all inherited descriptors except ``keep``, and leave the terminal and the directory."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -243,10 +250,13 @@ def close_files(keep: Collection[int]) -> None:
 
 
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
-    """Become nobody, without capabilities, and end with the process that forked this one.
+    """Become nobody without capabilities, and die with the parent process.
 
-    ``memory``: bytes of address space beside what the process has. ``largest_file``: bytes that a
-    file may have that it writes. An ordinary user (in tests) keeps the user ID.
+    Without root (in tests) the user stays the same.
+
+    Args:
+        memory: bytes of address space in addition to those in use.
+        largest_file: size limit of written files in bytes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,8 +1,8 @@
-"""What puts a batch system's hooks in place on a node, and takes them back byte for byte.
+"""Steps that install a batch system's hooks on a node, and restore the previous state.
 
-Public: the node part of a batch system gives a list of steps, other plugins by the hook
-``vtorque_setup_steps``. They run as root from ``vtorque setup install|uninstall``; ``vtorque
-doctor`` asks each of a batch system whether it still holds.
+The node adapter of a batch system returns steps; other plugins use the hook
+``vtorque_setup_steps``. They run as root in ``vtorque setup install|uninstall``. ``vtorque doctor``
+checks the steps of the batch system.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from vtorque_core.base.errors import HostFault
 KEPT = ".orig"
 
 MARK = b"vTorque setup install"
-"""What every file that :class:`ReplacedFile` writes contains, in a comment."""
+"""Text in a comment of every file that :class:`ReplacedFile` writes."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """This installation of vTorque: how a hook calls it.
+    """This installation of vTorque, as hooks call it.
 
-    Args:
+    Attributes:
         program: absolute path of the ``vtorque`` command.
         config: the site config.
         jobshell: the program that the batch system starts as the job's shell.
-        start_time: seconds that a start may take at most, with the release of one that failed.
-        end_time: seconds that the release of a job's guests may take at most.
-        python: the interpreter beside ``program``; None: ``program`` is called by its name.
-        grace: seconds from TERM to KILL of a job's script.
+        start_time: maximum time of a start, including the release after a failure, in seconds.
+        end_time: maximum time of the release of a job's guests, in seconds.
+        python: the interpreter of ``program``; None: hooks call ``program`` itself.
+        grace: seconds from SIGTERM to SIGKILL of a job's script.
     """
 
     program: Path
@@ -50,21 +50,21 @@ class Installation:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a hook of root's executes, before the subcommand.
+        """The command that root's hooks execute, without the subcommand.
 
-        In isolated mode (python(1), -I): no PYTHON* variable and no file where the hook happens to
-        run takes part.
+        Python runs in isolated mode (python(1), -I), without PYTHON* variables and the current
+        directory.
         """
         if self.python is None:
             return (str(self.program),)
         return (str(self.python), "-I", "-m", "vtorque_core.cli.vtorque")
 
     def call(self, command: str, *words: str) -> tuple[str, ...]:
-        """Return how one of ``vtorque``'s commands is called: ``reap``, ``jobshell``."""
+        """Return the command line of a ``vtorque`` command such as ``reap`` or ``jobshell``."""
         return (*self.command, command, "--config", str(self.config), *words)
 
     def hook(self, *words: str) -> tuple[str, ...]:
-        """Return how a hook of root's calls ``vtorque hook``; ``words``: ``prologue`` and so on."""
+        """Return the command line of ``vtorque hook`` for ``prologue`` and so on."""
         return self.call("hook", *words)
 
 
@@ -74,32 +74,32 @@ class SetupStep(Protocol):
 
     @property
     def text(self) -> str:
-        """What is done: ``write /etc/slurm/prolog.d/50-vtorque``."""
+        """Description of the change: ``write /etc/slurm/prolog.d/50-vtorque``."""
 
     def done(self) -> bool:
-        """Whether it holds already; then it is not applied. Raises HostFault."""
+        """Return True if the step is already applied. Raises HostFault."""
 
     def apply(self) -> None:
-        """Make it so. Raises HostFault."""
+        """Apply the step. Raises HostFault."""
 
     def undo(self) -> None:
-        """Restore what was before; nothing if it was not applied. Raises HostFault."""
+        """Restore the previous state; do nothing if not applied. Raises HostFault."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A step that an admin has to do: it is looked at and never changed."""
+    """A step that the admin must do. It is only checked."""
 
     text: str
     problem: str
-    """What is wrong, with what to do; empty: nothing."""
+    """The problem, with what to do; empty: none."""
 
     def done(self) -> bool:
-        """Return True if nothing is wrong."""
+        """Return True if there is no problem."""
         return not self.problem
 
     def apply(self) -> None:
-        """Refuse. Raises HostFault saying what to do."""
+        """Raise HostFault with what to do."""
         raise HostFault(self.problem)
 
     def undo(self) -> None:
@@ -108,7 +108,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Change:
-    """A step made of functions, each as :class:`SetupStep` says of it."""
+    """A step made of functions; see :class:`SetupStep`."""
 
     text: str
     done: Callable[[], bool]
@@ -117,24 +117,28 @@ class Change:
 
 
 class Mark(Change):
-    """The step by which VM jobs come to this node, the last of all.
+    """The last step, which makes VM jobs come to this node.
 
-    ``vtorque doctor`` warns where it does not hold, and fails by the other steps: ``--mark`` gives
-    it back when those hold.
+    If it is not applied, ``vtorque doctor`` only warns; ``--mark`` applies it when all other steps
+    hold.
     """
 
 
 def long_enough(key: str, now: float, least: float, why: str) -> Check:
-    """Return the check that a time limit in seconds, as the config has it, is not too short.
+    """Return a check that a time limit of the site is long enough.
 
-    ``key``: ``"[plugin.acme] alarm"``; ``why``: what takes that long.
+    Args:
+        key: the setting: ``"[plugin.acme] alarm"``.
+        now: its value in seconds.
+        least: the required value in seconds.
+        why: what takes that long.
     """
     problem = f"{key} is {now:g} s, but {why} may take {least:g} s: set it to {least:g} or more"
     return Check(f"{key} of at least {least:g} s", problem if now < least else "")
 
 
 class _Whose(enum.Enum):
-    """Whose the file at a path of ours is."""
+    """State of a file that vTorque installs."""
 
     NOBODY = "nobody's"
     SITE = "the site's"
@@ -144,11 +148,12 @@ class _Whose(enum.Enum):
 
 @dataclass(frozen=True)
 class ReplacedFile:
-    """A root-owned file of ours; what was there before is kept beside it as ``NAME.orig``.
+    """A root-owned file that vTorque installs. The previous file is kept as ``NAME.orig``.
 
-    A last line, a comment with the SHA-256 of all before it, is added to ``content``: so a file
-    that an older vTorque wrote is told from one that somebody has edited, which is never written
-    over or removed. ``#`` must begin a comment in it.
+    The content gets a last comment line with the SHA-256 of the rest, so ``#`` must begin a
+    comment.
+    The checksum distinguishes the file of an older vTorque from an edited file, which is never
+    overwritten or removed.
     """
 
     path: Path
@@ -157,28 +162,25 @@ class ReplacedFile:
 
     @property
     def kept(self) -> Path:
-        """Where the site's own file is while ours is in place."""
+        """Path of the site's own file while vTorque's is installed."""
         return self.path.with_name(self.path.name + KEPT)
 
     @property
     def text(self) -> str:
-        """Say which file is written, and what becomes of the site's own."""
+        """Description of the change."""
         if self._whose() is _Whose.SITE and not os.path.lexists(self.kept):
             return f"write {self.path}, keeping the site's as {self.kept.name}"
         return f"write {self.path}"
 
     def done(self) -> bool:
-        """Return True if the file is there with this content and mode. Raises HostFault."""
+        """Return True if the file has this content and mode. Raises HostFault."""
         if self._read() != _sealed(self.content):
             return False
         status = self.path.lstat()
         return status.st_mode == stat.S_IFREG | self.mode and status.st_uid in (0, os.geteuid())
 
     def apply(self) -> None:
-        """Put the file in place in one step; the site's own is never away for longer.
-
-        Raises HostFault, with what to do, where an admin's edits would be lost.
-        """
+        """Install the file atomically. Raises HostFault if an admin's edits would be lost."""
         whose = self._whose()
         if whose is _Whose.EDITED:
             raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
@@ -195,10 +197,10 @@ class ReplacedFile:
             safefs.replace(str(self.path), content, mode=self.mode, ready=os.fsync)
 
     def undo(self) -> None:
-        """Put the site's own back, or remove ours.
+        """Restore the site's own file, or remove vTorque's.
 
-        Raises HostFault, with what to do, and changes nothing if somebody has edited ours or put
-        another file there meanwhile.
+        Raises:
+            HostFault: the file was edited or replaced; nothing is changed.
         """
         whose = self._whose()
         kept = os.path.lexists(self.kept)
@@ -220,7 +222,7 @@ class ReplacedFile:
                 self.path.unlink(missing_ok=True)
 
     def _kept_already(self) -> bool:
-        """Whether the site's file was linked to its other name, and ours is not there yet."""
+        """Return True if the site's file has been linked to ``kept``, and is not yet replaced."""
         try:
             return os.path.samestat(self.path.lstat(), self.kept.lstat())
         except FileNotFoundError:
@@ -236,7 +238,7 @@ class ReplacedFile:
         return _Whose.OURS if found == _sealed(body) else _Whose.EDITED
 
     def _read(self) -> bytes | None:
-        """Return the content; None: missing, or a link. Raises HostFault."""
+        """Return the content; None if missing or a link. Raises HostFault."""
         try:
             return None if self.path.is_symlink() else self.path.read_bytes()
         except FileNotFoundError:
@@ -252,13 +254,13 @@ _UNITS = Path("/etc/systemd/system")
 def systemd_unit(
     name: str, text: str, *, units: Path = _UNITS, booted: Path = _BOOTED
 ) -> list[ReplacedFile]:
-    """Return the step that writes a unit of systemd's; none on a machine that systemd does not run.
+    """Return the step that writes a systemd unit; none if systemd does not run.
 
     Args:
         name: ``vtorque-acme.service``; the admin enables it.
-        text: what is in it (systemd.unit(5)); command lines are :func:`unit_line`'s.
-        units: where units of the site's are.
-        booted: what is there where systemd runs.
+        text: contents (systemd.unit(5)); build command lines with :func:`unit_line`.
+        units: directory of the site's units.
+        booted: path that exists if systemd runs.
     """
     if not booted.is_dir():
         return []
@@ -268,21 +270,22 @@ def systemd_unit(
 
 
 def unit_line(argv: Sequence[str]) -> str:
-    """Return a command line of a unit, in which ``%`` and ``$`` have a meaning."""
+    """Return a command line for a unit, with ``%`` and ``$`` escaped."""
     return shlex.join(argv).replace("%", "%%").replace("$", "$$")
 
 
 def edit_file(
     path: Path, change: Callable[[bytes], bytes], *, may_be_missing: bool = False
 ) -> bool:
-    """Change a file of the site's in one step, keeping its owner and mode; return if it changed.
+    """Edit a file of the site atomically, keep owner and mode, and return True if it changed.
 
     Args:
-        path: the file; a link is followed.
-        change: what becomes of its content.
-        may_be_missing: a file without content is the same as none.
+        path: the file; links are followed.
+        change: function from old to new contents.
+        may_be_missing: a missing file is the same as an empty one.
 
-    Raises HostFault.
+    Raises:
+        HostFault: the file cannot be read or written.
     """
     with safefs.naming(path):
         target = path.resolve()
@@ -299,7 +302,7 @@ def edit_file(
 
 
 def make_directories(directory: Path) -> None:
-    """Make a directory and those above it that are missing, 0755 whatever the umask."""
+    """Create a directory and its parents with mode 0755, regardless of the umask."""
     if not directory.exists():
         make_directories(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -312,8 +315,8 @@ def _sealed(content: bytes) -> bytes:
 
 
 def hook_script(*lines: str) -> bytes:
-    """Return a hook of these lines of POSIX sh, marked as ours.
+    """Return a POSIX sh hook script of these lines, with vTorque's mark.
 
-    The first should leave at once when the job is not a VM job, and start no process.
+    The first line should exit if the job is not a VM job, without starting a process.
     """
     return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()

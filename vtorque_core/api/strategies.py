@@ -1,4 +1,4 @@
-"""What a plugin brings, as its declaring module says it: guest types, batch systems, builders."""
+"""Types that a declaring module returns: guest types, batch systems, image builders, commands."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GuestType:
-    """What kind of OS a guest is and how a job runs in it.
+    """An operating system of guests, and how jobs run in it.
 
-    Args:
-        name: as image sidecars say it, e.g. ``"linux"``.
-        supports: names of the context items that its guests can apply (``"EnvVar"``, ...: class
-            names of :mod:`vtorque_core.api.guest_context`, which this module must not import).
+    Attributes:
+        name: as in image sidecars: ``"linux"``.
+        supports: class names of the supported context items (:mod:`vtorque_core.api.guest_context`,
+            which declaring modules must not import).
         driver: called on the node and in the job shell, never by ``vsub``.
-        check_script: what ``vsub`` asks of a job's script before it is submitted; returns why it
-            cannot run in a guest of that image. None: anything can. A courtesy: the driver looks
-            again.
+        check_script: called by ``vsub`` before submission; returns why the script cannot run in a
+            guest
+            of the image. Not a security check: the driver checks again. None: no check.
     """
 
     name: str
@@ -39,21 +39,24 @@ class GuestType:
 
 
 StepOf = Callable[[str, str, Sequence[str], bool], list[str]]
-"""From job id, one of its nodes, a command and whether it is to have the terminal: see below."""
+"""Function of job id, node, command and terminal flag; see :class:`BatchSystem`."""
 
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
+    """One batch system. ``submitter`` and ``node`` get the site config; ``shell`` does not.
 
-    Both get the site config. ``shell`` is for the job shell, which reads none. ``facts``: which of
-    queue, partition, account and qos a BatchJob of its has; ``[[limits]]`` can go by these alone.
-
-    ``step``: returns how a command is run on a node of a running job, from any host, as the job's
-    owner: what makes of it the command that is called instead, with its streams and exit code.
-    None, or that answer: the batch system has no way of its own.
-
-    ``knows_all_nodes``: a job that its ``node`` says is gone is so everywhere, and not only here.
+    Attributes:
+        submitter: for ``vsub`` and ``vmgr``.
+        node: for root's hooks.
+        shell: for the job shell.
+        facts: those of queue, partition, account and qos that its BatchJob sets; only these work in
+            ``[[limits]]``.
+        step: returns a function that wraps a command to run on a node of a running job, from any
+            host,
+            as the job's owner, with its streams and exit status. None, also as result: not
+                available.
+        knows_all_nodes: if ``node`` reports a job as gone, it is gone on all nodes.
     """
 
     name: str
@@ -67,7 +70,7 @@ class BatchSystem:
 
 @dataclass(frozen=True)
 class ImageBuilder:
-    """One way to make an image: ``vmgr images build <name>``. ``builder`` is called as root."""
+    """An image builder for ``vmgr images build <name>``. ``builder`` is called as root."""
 
     name: str
     summary: str
@@ -76,17 +79,20 @@ class ImageBuilder:
 
 @dataclass(frozen=True)
 class OfJob:
-    """That a command is about a job, its argument ``job_id``, and looks at the job's own node.
+    """Marks a command with the argument ``job_id`` that reads data on the job's own node.
 
-    A plugin may then run it there when it is called elsewhere (``vtorque_elsewhere``).
+    A plugin can then run it there (``vtorque_elsewhere``).
 
-    Args:
-        travels: names of the other parameters with which it may be. What is asked of it comes
-            from the job's owner, or from code in their guests: with these it must write no file,
-            read none that they name, and run nothing but on behalf of the guest.
-        terminal: it talks to the user's terminal, unless it is called with trailing words.
-        output: name of the parameter that names a file which it writes: ``-`` then travels, and
-            what the command prints becomes that file where it was called.
+    Attributes:
+        travels: names of the other parameters that may be forwarded. Requests come from the job's
+            owner
+            or from code in the guests, so with these the command must not write files, read files
+                that
+            they name, or run anything except on behalf of the guest.
+        terminal: the command uses the terminal unless it has trailing words.
+        output: name of the parameter for an output file. ``-`` is forwarded instead, and the output
+            is
+            written to the file on the calling host.
     """
 
     travels: tuple[str, ...] = ()
@@ -96,10 +102,11 @@ class OfJob:
 
 @dataclass(frozen=True)
 class Command:
-    """A click command added to ``vmgr`` or ``vtorque``, never to ``vsub``.
+    """A click command added to ``vmgr`` or ``vtorque``.
 
-    ``words``: what is typed, ``"vmgr cards"``, or of a group ``"vmgr images sync"``; the last one
-    is the command's own name. ``load`` imports it: only when it is used, or listed.
+    Attributes:
+        words: program, groups and the command's own name: ``"vmgr images sync"``.
+        load: imports the command when it is used or listed.
     """
 
     words: str

@@ -1,4 +1,4 @@
-"""How ``vsub`` submits: the request as one shell-safe word, and the site's own submit command."""
+"""Encode a request as one shell-safe word, and run the site's submit command."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 
 def malformed(problem: str) -> NoReturn:
-    """Refuse a request that no ``vsub`` has made."""
+    """Refuse a request that ``vsub`` did not write."""
     raise Refused(f"the job's request is damaged: {problem}")
 
 
 def to_token(blob: bytes) -> str:
-    """Return a request as ``vt1:`` and base64url without padding (RFC 4648, 5).
+    """Return a request as ``vt1:`` and unpadded base64url (RFC 4648, 5), compressed if shorter.
 
-    One shell-safe word, compressed where that makes it shorter. How long it may be is the batch
-    system's limit (Torque's argv 5 has 2048 bytes for all resources) and the caller's to check.
+    The caller checks the length against the batch system's limit (Torque: 2048 bytes for all
+    resources
+    in argv 5).
     """
     packed = zlib.compress(blob, 9)
     data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
@@ -37,9 +38,11 @@ def to_token(blob: bytes) -> str:
 
 
 def from_token(token: str) -> bytes:
-    """Return the bytes of a token that anyone may have written. On the node, as root.
+    """Decode an untrusted token in an unprivileged process. On the node, as root.
 
-    A process without rights decompresses it. Raises Refused; HostFault if the host cannot fork.
+    Raises:
+        Refused: the token is invalid.
+        HostFault: fork fails.
     """
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
@@ -50,7 +53,7 @@ def from_token(token: str) -> bytes:
 
 
 def unpacked(token: str) -> Iterator[bytes]:
-    """Yield the bytes of a token, at most MAX_REQUEST whatever it claims. Raises Refused only."""
+    """Yield the bytes of a token, at most MAX_REQUEST. Raises Refused only."""
     match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
     if match is None:
         malformed("it is not a vt1 token")
@@ -74,13 +77,14 @@ def unpacked(token: str) -> Iterator[bytes]:
 
 
 def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
-    """Replace this process by a command: terminal, signals, output and exit code are its own.
+    """Replace this process by a command.
 
     Args:
         argv: the command, its program as an absolute path.
-        stdin: what it reads on standard input; None: what this process has there.
+        stdin: standard input; None: unchanged.
 
-    Raises UsageError if the program cannot be started.
+    Raises:
+        UsageError: the program cannot be executed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

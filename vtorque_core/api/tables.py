@@ -1,4 +1,4 @@
-"""Tables: with colours on a terminal, plain elsewhere and if they are very long."""
+"""Print tables: with colors on a terminal, plain otherwise and if very long."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def show(
     notes: Sequence[str] = (),
     right: Collection[str] = (),
 ) -> None:
-    """Print rows below the names of their columns, and then notes, which are about what is wrong.
+    """Print rows below their column names, then notes about problems.
 
-    Without rows there is no head either. ``right``: columns of numbers.
+    Without rows no column names are printed. ``right`` names the columns of numbers.
     """
     if os.isatty(1) and len(rows) + len(notes) <= _MOST_RICH:
         _show_rich(columns, rows, notes, right)
@@ -27,7 +27,7 @@ def show(
 
 
 def plain(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, its cells below each other."""
+    """Return one aligned line per row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = "  ".join(f"{{:{width}}}" for width in widths).format
     return [line(*row).rstrip() for row in rows]

@@ -1,8 +1,9 @@
-"""Values of a declaring module: options, files, images, settings. Stdlib and pluggy only.
+"""Values for declaring modules: options, files, images. Imports only the stdlib and pluggy.
 
-``vsub`` imports every enabled plugin's declaring module on each submission, so this module stays
-small; what acts on the node, as root, is in :mod:`vtorque_core.api.guest_plan`, domain elements in
-:mod:`vtorque_core.api.libvirt_domain`, guest context in :mod:`vtorque_core.api.guest_context`.
+``vsub`` imports every enabled plugin's declaring module on each submission. Types for acting
+modules
+are in :mod:`vtorque_core.api.guest_plan`, :mod:`vtorque_core.api.libvirt_domain` and
+:mod:`vtorque_core.api.guest_context`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
 def always(*items: T) -> Callable[[], tuple[T, ...]]:
-    """Return a hook that answers with the same items whenever it is called: what a plugin brings.
+    """Return a hook implementation that always returns the same items.
 
-    ``vtorque_options = always(FPGA)`` in place of a function under ``@hookimpl`` that yields it.
+    Write ``vtorque_options = always(FPGA)`` instead of a function under ``@hookimpl``.
     """
     return hookimpl(lambda: items)
 
 
 def text(value: str) -> str:
-    """Parse a plain one-line word. Raises ValueError for empty or unprintable text."""
+    """Return a plain one-line value. Raises ValueError if empty or unprintable."""
     if not value or not value.isprintable() or len(value) > 255:
         raise ValueError("must be 1 to 255 printable characters")
     return value
@@ -41,9 +42,9 @@ def text(value: str) -> str:
 
 @dataclass(frozen=True)
 class FileData:
-    """A file that the user named in the request: read as the user at submission, travels as data.
+    """A file named in the request. ``vsub`` reads it as the user and submits its contents.
 
-    ``name`` is its base name, for messages only; ``content`` are its bytes.
+    ``name`` is the base name, for messages only.
     """
 
     name: str
@@ -58,23 +59,26 @@ def _never(_: Any) -> bool:
 class Option(Generic[T]):
     """One ``-vm`` key.
 
-    Args:
-        key: what the user writes; ``[a-z][a-z0-9_]*``.
-        parse: text to value; raises ValueError with what is wrong ("is not a size: ...").
-        default: the value without ``-vm key=`` and without ``[options.<key>] default``.
+    Attributes:
+        key: ``[a-z][a-z0-9_]*``.
+        parse: text to value; raises ValueError ("is not a size: ...").
+        default: value without ``-vm key=`` and ``[options.<key>] default``.
         help: one line for ``vsub -h``.
-        metavar: the value's place holder in help.
-        show: value to text, as the user would have written it.
-        is_file: the user's text is a path, read as the user by ``vsub``; the value is a
-            :class:`FileData` or None and ``parse`` is not called.
-        words: with ``is_file``: texts, in any case, that are no path but for ``parse``.
-        separator: the value is a list, as ``show`` writes it: the site's ``allow`` and ``deny``
-            are for each item.
-        forbids: what cannot be done to the guests of a job that asks for it; whose value is empty,
-            0 or false asks for nothing.
-        needs: what must be possible with the guests of a job whose value is not ``default``.
-        needs_root: whether root must do something on the node for a value: a user's own site
-            refuses it.
+        metavar: placeholder of the value in help.
+        show: value to text, as a user would write it.
+        is_file: the text is a path that ``vsub`` reads as the user. The value is a
+            :class:`FileData` or
+            None, and ``parse`` is not called.
+        words: with ``is_file``: texts, in any case, that are parsed instead of read.
+        separator: the value is a list, as ``show`` writes it. ``allow`` and ``deny`` of the site
+            apply
+            to each item.
+        forbids: operations that are impossible with the guests of a job with this option. A value
+            that
+            is empty, 0 or false does not count.
+        needs: operations that must be possible with the guests of a job whose value is not
+            ``default``.
+        needs_root: True if root must act on the node for a value. Personal sites refuse it.
     """
 
     key: str
@@ -91,19 +95,22 @@ class Option(Generic[T]):
     needs_root: Callable[[T], bool] = _never
 
     def names_file(self, text: str) -> bool:
-        """Return whether this text, as a user writes it, is the path of a file."""
+        """Return True if this text is the path of a file."""
         return self.is_file and text.strip().lower() not in self.words
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The user's request after parsing and site policy: one typed value for every option.
+    """The user's request after parsing and site policy, with a typed value for every option.
 
-    ``request[OPTION]`` is typed by the option. ``given`` are the keys the user wrote;
-    ``shell`` is the user's own ``-S``, if any; ``of_job``: the keys whose numbers are what the
-    batch system gives the job (``vcpus``, ``ram``); ``forbids``: what cannot be done to its guests,
-    by the keys because of which; ``needs``: what must be possible with them; ``nodes``: how many
-    it is to have, if that is known.
+    Attributes:
+        values: by key; use ``request[OPTION]``.
+        given: keys that the user wrote.
+        shell: the user's ``-S``, if any.
+        of_job: keys whose values follow the batch system's grant (``vcpus``, ``ram``).
+        forbids: forbidden operations by the keys that forbid them.
+        needs: operations that must be possible.
+        nodes: number of nodes, if known.
     """
 
     values: Mapping[str, Any]
@@ -115,20 +122,23 @@ class JobRequest:
     nodes: int | None = None
 
     def __getitem__(self, option: Option[T]) -> T:
-        """Return the value of ``option``. Raises KeyError for an option nobody registered."""
+        """Return the value of ``option``. Raises KeyError if it is not registered."""
         value: T = self.values[option.key]
         return value
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What a job needs on each node beside its guests' vCPUs, their RAM and QEMU's own memory.
+    """Resources per node in addition to the guests' vCPUs, RAM and QEMU's memory.
 
-    ``vsub`` asks the batch system for it (``vtorque_needs``), and guests whose size is the job's
-    leave it free. ``cpus``: host CPUs; ``mib``: MiB; ``own``: the guests' vCPUs claim CPUs of their
-    own, which those that the site keeps for the host cannot be. ``resources``: how many of what
-    else the batch system counts, by its own names (Slurm's ``gres/gpu``, OpenPBS's ``ngpus``);
-    ``licenses``: the same, once for the whole job, not for each node.
+    ``vsub`` requests them (``vtorque_needs``), and guests with the job's size leave them free.
+
+    Attributes:
+        cpus: host CPUs.
+        mib: MiB.
+        own: the vCPUs claim exclusive CPUs, which cannot be those reserved for the host.
+        resources: counts by the batch system's names (Slurm: ``gres/gpu``, OpenPBS: ``ngpus``).
+        licenses: the same per job, not per node.
     """
 
     cpus: int = 0
@@ -140,10 +150,12 @@ class Extra:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of the pool as its sidecar describes it; all paths are root-owned files.
+    """An image of the pool, as in its sidecar. All paths are root-owned files.
 
-    ``disk`` is None for a guest that lives in its initrd. ``disk_format`` is raw or qcow2.
-    ``distro`` is the family member (``debian``, ``rocky``, ``micro``, ...); ``labels`` are free.
+    Attributes:
+        distro: member of the family: ``debian``, ``rocky``, ``micro``.
+        disk: None for a guest that runs from its initrd.
+        labels: free text.
     """
 
     name: str
@@ -161,5 +173,5 @@ class Image:
 
 
 def is_personal(site: object) -> bool:
-    """Return whether it is a user's own site, on a machine without one, and they do root's work."""
+    """Return True for a personal site, on a machine without the admin's site and without root."""
     return bool(getattr(site, "owner", 0))  # no part of Site: what a site of tests need not have

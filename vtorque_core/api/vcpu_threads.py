@@ -1,7 +1,8 @@
-"""Public, for a plugin's node-wide process: the threads of a guest's QEMU, as /proc has them.
+"""Threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
 
-A thread is given by its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` of a kernel
-thread. As root. What has ended meanwhile has no name and no threads.
+A thread is its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a kernel thread. An
+ended
+process has no threads, and an ended thread no name.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h: no user can fo
 
 
 def threads(process: Path) -> list[Path]:
-    """Return the threads of a process, given its ``/proc/<pid>``."""
+    """Return the threads of a process from its ``/proc/<pid>``."""
     return _numbered(process / "task")
 
 
 def thread_name(thread: Path) -> str:
-    """Return what a thread calls itself, at most 15 bytes (proc_pid_comm(5)); empty if gone."""
+    """Return the name of a thread, at most 15 bytes (proc_pid_comm(5)); empty if it has ended."""
     with contextlib.suppress(OSError):
         return (thread / "comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
     return ""
 
 
 def own_vhost_threads(process: Path) -> list[Path]:
-    """Return the vhost workers that are threads of QEMU: so since Linux 6.4."""
+    """Return vhost workers that are threads of QEMU (since Linux 6.4)."""
     return [task for task in threads(process) if thread_name(task).startswith("vhost-")]
 
 
 def kernel_vhost_threads(process: Path) -> list[Path]:
-    """Return the vhost workers that are the kernel's: before 6.4, or fork_from_owner_default=0."""
+    """Return vhost workers that are kernel threads (before 6.4, or fork_from_owner_default=0)."""
     name = f"vhost-{process.name}"
     return [p for p in _numbered(process.parent) if thread_name(p) == name and _of_kernel(p)]
 
@@ -50,11 +51,11 @@ def _of_kernel(process: Path) -> bool:
 
 
 RUNNING = Path("/run/libvirt/qemu")
-"""Where libvirtd keeps the process id of each guest (libvirt 9.0, ``virPidFileBuildPath``)."""
+"""Directory of libvirtd's pid files (libvirt 9.0, ``virPidFileBuildPath``)."""
 
 
 def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU; None if it is gone. Asks no daemon."""
+    """Return ``/proc/<pid>`` of the guest's QEMU, or None if it has ended, without libvirt."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:

@@ -1,7 +1,8 @@
-"""The core's own ``-vm`` keys. Public: plugins read them with ``guest[RAM]``.
+"""The core's own ``-vm`` keys. Plugins read them with ``guest[RAM]``.
 
-The plugin manager registers this module as the built-in plugin ``core``. An empty text means that
-nobody chose: the image is then found by distro and architecture, or refused in the plan.
+The plugin manager registers this module as the built-in plugin ``core``. An empty default means
+that
+nothing was chosen: the image is then selected by distro and architecture.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MAX_VCPUS = 1024  # more than any machine type of QEMU 7.2 takes with KVM on x86
 MAX_VMS_PER_NODE = 64  # the default of [network] per_node
 
 JOB = 0
-"""The value of RAM and VCPUS for the word ``job``: what the batch system gives the job.
+"""The value of RAM and VCPUS for the word ``job``: as the batch system grants.
 
-The core puts a number in its place before any hook sees the request.
+The core replaces it by a number before any hook gets the request.
 """
 UNLIMITED = {"vcpus": 1, "ram": 1024}
-"""That number where neither batch system nor site say one; RAM in MiB."""
+"""The replacement if neither batch system nor site define a number; RAM in MiB."""
 
 _ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names of the same
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
@@ -31,7 +32,7 @@ _MAX_PATH = 1024
 
 
 def image_name(value: str) -> str:
-    """Return the name of an image in the pool. Raises ValueError for a path or other text."""
+    """Return the name of an image in the pool. Raises ValueError."""
     if "/" in value:
         raise ValueError("is a path: write the name of an image in the pool (vmgr images list)")
     return plain_name(value)
@@ -47,12 +48,12 @@ def plain_name(value: str) -> str:
 
 
 def distro_name(value: str) -> str:
-    """Return a distribution's name or its family's, in small letters. Raises ValueError."""
+    """Return a distribution or family in lower case. Raises ValueError."""
     return plain_name(value).lower()
 
 
 def arch_name(value: str) -> str:
-    """Return the architecture as the kernel says it (``uname -m``). Raises ValueError."""
+    """Return the architecture as in ``uname -m``. Raises ValueError."""
     name = _ARCH_ALIASES.get(value.strip().lower(), value.strip().lower())
     if name not in ARCHES:
         raise ValueError(f"is not an architecture: write one of {', '.join(ARCHES)}")
@@ -70,7 +71,7 @@ def ram_mib(value: str) -> int:
 
 
 def guest_count(value: str) -> int:
-    """Return a number of guests per node from 1 to MAX_VMS_PER_NODE. Raises ValueError."""
+    """Return a number of guests per node up to MAX_VMS_PER_NODE. Raises ValueError."""
     return _between(value, MAX_VMS_PER_NODE)
 
 
@@ -85,7 +86,7 @@ def fs_type(value: str) -> str:
 def disk_path(value: str) -> str:
     """Return an absolute path without ``..`` or control characters. Raises ValueError.
 
-    Only the text is looked at: the file is opened later, as the job's user.
+    Only checks the text. The file is opened later, as the job's owner.
     """
     if not value.startswith("/"):
         raise ValueError("is not an absolute path: start it with /")
@@ -105,7 +106,7 @@ def show_count(value: int) -> str:
 
 
 def show_ram(value: int) -> str:
-    """Return MiB as people write it, or ``job``."""
+    """Return MiB as a size, or ``job``."""
     return "job" if value == JOB else show_mib(value)
 
 
@@ -115,12 +116,12 @@ def show_boolean(value: bool) -> str:
 
 
 def no_parse(value: str) -> FileData | None:
-    """Refuse text where a file belongs: file options travel as data. Raises ValueError."""
+    """Raise ValueError: file options must be submitted as data."""
     raise ValueError("names a file, which must travel as data")
 
 
 def show_file(value: FileData | None) -> str:
-    """Return the file's base name, or nothing."""
+    """Return the file's base name, or an empty string."""
     return value.name if value else ""
 
 
