@@ -104,9 +104,10 @@ def long_arp(operation, sender_mac, sender, target):
     return struct.pack("!HHBBH", 1, IPV4, 8, 4, operation) + own[8:18] + bytes(14)
 
 
-def dhcp(operation, client_mac):
+def dhcp(operation, client_mac, relay="0.0.0.0"):  # noqa: S104
     """Return a BOOTP message (RFC 951); ``operation`` is 1 for a request, 2 for a reply."""
-    return struct.pack("!BBBB24x", operation, 1, 6, 0) + mac_bytes(client_mac).ljust(208, b"\0")
+    head = struct.pack("!BBBB20x", operation, 1, 6, 0) + socket.inet_aton(relay)
+    return head + mac_bytes(client_mac).ljust(208, b"\0")
 
 
 # -- a node -----------------------------------------------------------------------------------
@@ -554,8 +555,8 @@ def behind_header(number, content, kind=134):
     return whole[:4] + length + whole[7:40] + head + whole[40:]
 
 
-def dhcp_packet(source, target, operation=1, mac=MAC, address=IP):
-    return ipv4(udp(source, target, dhcp(operation, mac)), UDP, address, EVERYBODY)
+def dhcp_packet(source, target, operation=1, mac=MAC, address=IP, relay=NOBODY):
+    return ipv4(udp(source, target, dhcp(operation, mac, relay)), UDP, address, EVERYBODY)
 
 
 # name: EtherType, payload, passes if vTorque assigns the address, passes if it does not (IPv6: only
@@ -578,7 +579,12 @@ FRAMES = {
     "neighbor": (IPV6, icmpv6(136), False, True),
     "dhcp client": (IPV4, dhcp_packet(68, 67), False, True),
     "dhcp client without address": (IPV4, dhcp_packet(68, 67, address=NOBODY), False, True),
-    "dhcpv6 client": (IPV6, ipv6(udp(546, 547), UDP), False, True),
+    "dhcpv6 client": (IPV6, ipv6(udp(546, 547, b"\x01"), UDP, target="ff02::1:2"), False, True),
+    "mdns6": (IPV6, ipv6(udp(5353, 5353), UDP, target="ff02::fb"), False, True),
+    "neighbor solicitation": (IPV6, icmpv6(135, target="ff02::1:ff00:1"), False, True),
+    "mld report": (IPV6, icmpv6(143, target="ff02::16"), False, True),
+    "ping6": (IPV6, icmpv6(128, IP6, GATEWAY6), False, True),
+    "own group of one link": (IPV6, ipv6(udp(9, 9), UDP, target="ff12::9"), False, True),
     "other address": (IPV4, ipv4(udp(9, 9), UDP, OTHER), False, True),
     "probe for another": (ARP, arp(1, MAC, NOBODY, OTHER), False, True),
     "answer to a probe for another": (ARP, arp(2, MAC, OTHER, NOBODY, OTHER_MAC), False, True),
@@ -592,12 +598,14 @@ FRAMES = {
     ),
     "dhcp server from another port": (IPV4, dhcp_packet(999, 68, 2), False, False),
     "dhcp relay": (IPV4, dhcp_packet(67, 67), False, False),
+    "dhcp client as relay": (IPV4, dhcp_packet(68, 67, relay=OTHER), False, False),
     "dhcp server in fragments": (
         IPV4, ipv4(udp(67, 68), UDP, target=EVERYBODY, fragment=0x2000), False, False
     ),
     "longer than its frame": (IPV4, ipv4(udp(67, 68, b"x" * 9), UDP)[:-9], False, False),
     "pxe server": (IPV4, ipv4(udp(4011, 68), UDP, target=OTHER), False, False),
     "pxe boot server": (IPV4, ipv4(udp(4011, 4011), UDP, target=OTHER), False, False),
+    "dhcpv6 relay": (IPV6, ipv6(udp(546, 547, b"\x0c"), UDP), False, False),
     "dhcpv6 server": (IPV6, ipv6(udp(547, 546), UDP), False, False),
     "router advertisement": (IPV6, icmpv6(134), False, False),
     "router advertisement behind a hop-by-hop header": (
@@ -631,6 +639,19 @@ FRAMES = {
     "hsrp6": (IPV6, ipv6(udp(2029, 2029), UDP, target="ff02::66"), False, False),
     "ripng": (IPV6, ipv6(udp(521, 521), UDP, target="ff02::9"), False, False),
     "igmp query": (IPV4, ipv4(igmp(0x11), 2, target=multicast(1)), False, False),
+    "igmp router": (IPV4, ipv4(igmp(0x30), 2, target=multicast(106)), False, False),
+    "igmp router's end": (IPV4, ipv4(igmp(0x32), 2, target=multicast(106)), False, False),
+    "dvmrp": (IPV4, ipv4(igmp(0x13), 2, target=multicast(4)), False, False),
+    "pim version 1": (IPV4, ipv4(igmp(0x14), 2, target=multicast(2)), False, False),
+    "multicast router in ipv6": (IPV6, icmpv6(151, target="ff02::6a"), False, False),
+    "end of multicast router in ipv6": (IPV6, icmpv6(153, target="ff02::6a"), False, False),
+    "rpl": (IPV6, icmpv6(155), False, False),
+    "inverse neighbor": (IPV6, icmpv6(142), False, False),
+    "olsr": (IPV4, ipv4(udp(698, 698), UDP, target=EVERYBODY), False, False),
+    "olsr6": (IPV6, ipv6(udp(698, 698), UDP, target="ff02::6d"), False, False),
+    "babel": (IPV6, ipv6(udp(6696, 6696), UDP, target="ff02::1:6"), False, False),
+    "babel unicast": (IPV6, ipv6(udp(6696, 6696), UDP), False, False),
+    "glbp6": (IPV6, ipv6(udp(3222, 3222), UDP, target="ff02::66"), False, False),
     "icmp redirect": (IPV4, ipv4(echo(1, 5), ICMP, target=OTHER), False, False),
     "icmp router": (IPV4, ipv4(echo(1, 9), ICMP, target=multicast(1)), False, False),
     "rarp for another": (RARP, arp(3, OTHER_MAC, NOBODY, NOBODY, OTHER_MAC), False, False),
