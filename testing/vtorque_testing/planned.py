@@ -20,7 +20,7 @@ from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Notice
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Element, Filesystem
 from vtorque_core.api.values import FileData, Image, JobRequest
@@ -96,12 +96,6 @@ def guest_plan(**changes: Any) -> GuestPlan:
         "secret": b"x" * 32,
     }  # fmt: skip
     return GuestPlan(**values | changes)
-
-
-def saved_guest(uuid: str, leased: tuple[tuple[str, str], ...] = ()) -> SavedGuest:
-    """Return a guest of a job that was saved."""
-    was, memory = (Path("/s/g0"), Path("/r/g0")), Path("/c/g0.memory")
-    return SavedGuest("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, *was, memory)
 
 
 def with_core(name: str, *modules: object) -> Plugins:

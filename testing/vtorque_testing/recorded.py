@@ -99,6 +99,9 @@ def load(only: Collection[str] | None = None) -> Plugins:
     return plugins
 
 
+_create_domain = hypervisor.create_domain
+
+
 @dataclass(frozen=True)
 class Doubles:
     """What stands for a hypervisor and for root's rights, in directories of its own.
@@ -110,21 +113,23 @@ class Doubles:
 
     domains: Path
 
-    def start_domain(self, domain: Domain) -> None:
-        """Make the channels' sockets, as plain files, and then the domain; or find it there."""
+    def create_domain(self, uri: str, xml: str, _timeout: float, *, paused: bool) -> None:
+        """Make the channels' sockets, as plain files, and then the domain."""
         self._ask_libvirtd()
-        if domain.taken is not None:
-            if not (self.domains / f"{domain.name}.xml").exists():
-                raise HostFault("the domain of the spare guest is gone")
-            return
-        root = ElementTree.fromstring(domain.xml)  # noqa: S314 - our own
+        root = ElementTree.fromstring(xml)  # noqa: S314 - our own
         for source in root.iterfind("./devices/channel/source"):
             if source.get("path"):
                 Path(str(source.get("path"))).touch()
-        if domain.uri != URI:
-            xml = re.sub('^<domain type="[a-z]+"', '<domain type="test"', domain.xml)
-            hypervisor.create_domain(domain.uri, xml)
-        (self.domains / f"{domain.name}.xml").write_text(domain.xml, encoding="utf-8")
+        if uri != URI:
+            of_driver = re.sub('^<domain type="[a-z]+"', '<domain type="test"', xml)
+            _create_domain(uri, of_driver, paused=paused)
+        (self.domains / f"{root.findtext('name')}.xml").write_text(xml, encoding="utf-8")
+
+    def take_domain(self, _uri: str, uuid: str, *_: object) -> None:
+        """Find the domain of a warm guest. Raises HostFault if it is gone."""
+        self._ask_libvirtd()
+        if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
+            raise HostFault("the domain of the spare guest is gone")
 
     def end_domain(self, domain: Domain) -> None:
         """Remove it."""
@@ -369,7 +374,8 @@ class RecordedNode:
         cover(self.covers)
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
-                (Domain, "create", _method(doubles.start_domain)),
+                (hypervisor, "create_domain", doubles.create_domain),
+                (hypervisor, "take_domain", doubles.take_domain),
                 (Domain, "release", _method(doubles.end_domain)),
                 (Domain, "settle", 0.0),  # nobody else makes it
                 (Mount, "create", _method(doubles.mount)),

@@ -19,21 +19,33 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from patience import LONG
+from vtorque_core.api.boot_source import BootSource
+from vtorque_core.api.guest_driver import GuestDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
 from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base import errors, hypervisor, kvm, locks
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.start import boot
+from vtorque_core.node.start.attempt import Start
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
-from vtorque_core.resources import netfilter
+from vtorque_core.plan.guests import Prepared
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, read
+from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
+from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
@@ -250,7 +262,12 @@ def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
     disk = Disk("data", str(image), "raw", boot=1, user_owned=True)
     merged = merge([Contributed("core", "vtorque-core", disk)])
     xml = render(DomainSpec(plan, "tcg"), merged, sockets={"ua-core-data": f"{stem}.sock"})
-    return daemon, Domain(plan.name, plan.uuid, URI, xml=xml, daemons=(daemon.lock,))
+
+    def boots() -> None:
+        with stopped_daemons.ended([daemon.lock]):
+            hypervisor.create_domain(URI, xml)
+
+    return daemon, Domain(plan.name, plan.uuid, URI, boots)
 
 
 def test_stopped_daemons_hold_none_of_libvirtds_workers(guest: GuestPlan) -> None:
@@ -452,3 +469,54 @@ def passed(bridge: socket.socket, frame: bytes) -> bool:
                 return True
     except TimeoutError:
         return False
+
+
+# -- boot sources -----------------------------------------------------------------------------
+
+
+def template(directory: Path) -> BootSource:
+    """Return the boot source of doc/plugins.md, with its files in a directory."""
+    page = (Path(__file__).parents[2] / "doc/plugins.md").read_text(encoding="utf-8")
+    (code,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Template" in b)
+    names: dict[str, Any] = {}
+    exec(compile(code, "doc/plugins.md", "exec"), names)  # noqa: S102 - our own page
+    names["TEMPLATE"] = directory
+    (source,) = names["vtorque_boot_sources"](SimpleNamespace(name="from-template"))
+    assert isinstance(source, BootSource)
+    return source
+
+
+@pytest.mark.parametrize("memory", ["there", "missing", "corrupt"])
+def test_a_guest_is_restored_from_a_template_or_else_booted_cold(
+    guest: GuestPlan, tmp_path: Path, memory: str
+) -> None:
+    disk = overlay(guest)
+    start(guest, disk)
+    await_console(guest)
+    hypervisor.suspend_domain(URI, guest.uuid)
+    if memory != "missing":
+        hypervisor.save_domain(URI, guest.uuid, str(tmp_path / "memory"), 60)
+    hypervisor.destroy_domain(URI, guest.uuid)
+    if memory == "corrupt":
+        (tmp_path / "memory").write_bytes(b"LibvirtQemudSave, and then nothing")
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    paths.run.mkdir()
+    node = Node(accel="tcg", qemu_user="libvirt-qemu", libvirt_uri=URI)
+    site: Any = SimpleNamespace(node=node, paths=paths, owner=0, templates=Path("/none"))
+    driver = mock.create_autospec(GuestDriver, instance=True)  # a boot sector reports nothing
+    merged = merge([Contributed("core", "vtorque-core", disk)])
+    request = JobRequest({FS_TYPE.key: "sharedfs"})
+    plan = replace(guest, request=request, source=template(tmp_path))
+    each = Prepared(plan, driver, "t", (), merged, ())
+    with Journal.start(paths, JobHeader(guest.job, "local")) as journal:
+        until = time.monotonic() + 120
+        job = Start(guest.job, guest.user, site, until, journal, Plugins())
+        assert boot.boot_all(job, [each]) == [None]
+        (record,) = read(journal.path).open
+    assert (record.kind, record.args["uuid"]) == ("domain", guest.uuid)
+    assert hypervisor.domain_state(URI, guest.uuid) == "runs"
+    if memory == "there":  # the boot sector has halted before it was saved
+        assert SAYS.strip() not in (guest.state_dir / "console.log").read_bytes()
+    else:
+        await_console(guest)
+    driver.await_ready.assert_called_once()

@@ -6,6 +6,7 @@ The guests are boot sectors that spin: real QEMU under libvirt's system daemon, 
 import os
 import pwd
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -53,7 +54,7 @@ def start(clean, scratch):
             elements = (Disk("root", str(disk), "raw", boot=1), IoThreads(2))
             merged = merge(Contributed("t", "t 1", e) for e in elements)
             xml = render(DomainSpec(plan, "tcg"), merged)
-            domain = Domain(plan.name, plan.uuid, URI, xml=xml)
+            domain = Domain(plan.name, plan.uuid, URI, partial(hypervisor.create_domain, URI, xml))
             journal.acquire(domain, plugin="core", phase="boot", guest=index)
         journal.close()
         return paths

@@ -1,4 +1,4 @@
-"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and shares.
+"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and boot source.
 
 For acting modules; ``vsub`` never imports this. Plugins return claims, elements, context items and
 resources. The core places, acquires and releases.
@@ -7,18 +7,18 @@ resources. The core places, acquires and releases.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.host_topology import Topology
-from vtorque_core.api.values import Image, JobRequest, Option
+from vtorque_core.api.values import Act, Image, JobRequest, Option
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.names import JobAttempt, Paths
 
 T = TypeVar("T")
 
@@ -88,22 +88,14 @@ class Share:
 
 
 @dataclass(frozen=True)
-class SavedGuest:
-    """A guest that was saved while it stood still, and that goes on as one of another job's.
-
-    Or that still runs on another node, and comes here.
+class Identity:
+    """What a guest keeps that was booted for another job, or on another node.
 
     Args:
-        name, uuid: its libvirt domain's, which cannot change; ``hostname`` what it calls itself.
-        job_id, attempt: of the job that it was booted for: its secrets are that one's.
-        leased: (pool, item) of its addresses, which it must have again.
-        state_dir, run_dir: where its files were.
-        memory: libvirt's file of it, root's alone.
-        xml: libvirt's XML of one that comes here while it runs; empty: it was saved.
-        arrive: called with the XML that it is to have here, and what is set if another guest of
-            the job here fails; returns when it runs here.
-        gate: called once it stands here, with the time.monotonic() until which it may wait, and
-            what is set if another guest of the job here fails; it runs when that returns.
+        name: libvirt name of its domain; ``uuid``: its UUID. Neither can change.
+        hostname: the guest's own name.
+        job_id, attempt: of the job that it was booted for. Its secrets are derived from them.
+        leased: (pool, item) of each of its addresses, which the new job must get again.
     """
 
     name: str
@@ -112,12 +104,111 @@ class SavedGuest:
     job_id: str
     attempt: int
     leased: tuple[tuple[str, str], ...]
-    state_dir: Path
-    run_dir: Path
-    memory: Path
-    xml: str = ""
-    arrive: Callable[..., None] | None = None
-    gate: Callable[[float, threading.Event], None] | None = None
+
+
+class Boot(Protocol):
+    """The start of one guest, as its source sees it. As root; in a thread of this guest.
+
+    Every method raises HostFault if libvirt or the guest fails, or the deadline has passed.
+
+    Attributes:
+        guest: the guest, placed, with the paths of its files.
+        paths: vTorque's own directories.
+        failed: set when another guest of the job has failed: waiting any longer is useless.
+        channels: the sockets of the guest's channels (``Channel.path``), on which QEMU listens.
+    """
+
+    guest: GuestPlan
+    paths: Paths
+    failed: threading.Event
+    channels: Sequence[Path]
+
+    @property
+    def deadline(self) -> float:
+        """Until when the current step must be done, in ``time.monotonic()`` seconds."""
+
+    @property
+    def rendered(self) -> str:
+        """The domain XML that the guest would be booted with."""
+
+    def create(self) -> None:
+        """Boot the domain as rendered."""
+
+    def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
+        """Return libvirt's XML of an earlier domain with this guest's files, owner and CPUs.
+
+        Args:
+            xml: of the earlier domain, from a file that only root can write.
+            state_dir, run_dir: the directories of the earlier guest.
+
+        Raises Refused if the job asks for another machine.
+        """
+
+    def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
+        """Restore libvirt's file of a saved domain, paused; see :meth:`moved`."""
+
+    def take_over(self) -> None:
+        """Give the paused domain of :attr:`BootSource.adopts` the guest's devices, and resume."""
+
+    def resume(self) -> None:
+        """Resume the restored domain."""
+
+    def await_ready(self) -> None:
+        """Wait until the guest reports READY."""
+
+    def set_clock(self) -> None:
+        """Have the guest set its clock, which has stood still, if its driver can."""
+
+
+class BootSource:
+    """How one guest of one start comes up. A subclass states what differs from a cold boot.
+
+    Attributes:
+        name: for messages and the log.
+        forbids: what cannot be done to such a guest later. A job whose options need it gets none.
+        fallback: a cold boot replaces the source if it raises HostFault, or if its guest is not
+            ready after half of the time that is left.
+        brings_disk: :meth:`start`, or ``vtorque_pre_boot`` of the plugin, makes the guest's own
+            disk (:func:`root_disk`).
+        remote: the guest runs on another node until :meth:`start` returns. The job's phase is
+            then ``arrives``, no worker of libvirt is held meanwhile, and the time for the rest of
+            the start begins anew. If the start fails nothing is destroyed: the sender settles who
+            has the guest.
+    """
+
+    name: str = "cold"
+    forbids: frozenset[Act] = frozenset()
+    fallback: bool = False
+    brings_disk: bool = False
+    remote: bool = False
+
+    @property
+    def identity(self) -> Identity | None:
+        """What the guest keeps; None: it is a new guest of this job."""
+        return None
+
+    @property
+    def adopts(self) -> str:
+        """The key of the warm guest that becomes the job's; empty: none.
+
+        The core marks it as taken, gives the guest its domain, and releases it with the job.
+        """
+        return ""
+
+    def start(self, boot: Boot) -> None:
+        """Make the domain exist by ``boot.deadline``. Its record is in the journal already."""
+        boot.create()
+
+    def run(self, boot: Boot) -> None:
+        """Let the guest run, now that its channels have their owners."""
+
+    def ready(self, boot: Boot) -> None:
+        """Wait, by ``boot.deadline``, until the guest can run the script."""
+        boot.await_ready()
+
+
+class ColdBoot(BootSource):
+    """The guest's operating system boots."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +242,7 @@ class GuestPlan:
             different numbers of CPUs per node. Empty as long as ``hostnames``.
         granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
         bare: the job's nodes without guests (mixed request); their ranks follow the guests'.
-        spare: key of the warm guest that becomes this guest; empty: the guest boots for the job.
-        saved: checkpoint that the guest is restored from, instead of a boot with a new disk.
+        source: how the guest comes up. A warm guest is known only after ``render domain``.
     """
 
     job: JobAttempt
@@ -183,13 +273,7 @@ class GuestPlan:
     slots: tuple[int, ...] = ()
     granted: Mapping[str, Grant] | None = None
     bare: tuple[BareNode, ...] = ()
-    spare: str = ""
-    saved: SavedGuest | None = None
-
-    @property
-    def comes(self) -> bool:
-        """Whether it comes from another node, where it runs, and is not started or restored."""
-        return self.saved is not None and self.saved.arrive is not None
+    source: BootSource = field(default_factory=ColdBoot)
 
     @property
     def home(self) -> str:

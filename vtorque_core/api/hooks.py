@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from vtorque_core.api.acquired import Resource
     from vtorque_core.api.batch_system import BatchJob, JobInfo, JobOnNode
+    from vtorque_core.api.boot_source import BootSource, Offer, RenderedGuest
     from vtorque_core.api.claims import Claim, Notice, PoolClaim
     from vtorque_core.api.guest_context import ContextItem
-    from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
+    from vtorque_core.api.guest_plan import GuestPlan, JobUser
     from vtorque_core.api.health import HealthCheck
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.libvirt_domain import Element
@@ -344,14 +345,14 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 
 
 @hookspec
-def vtorque_saved(
+def vtorque_boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
-) -> Iterable[SavedGuest]:
-    """Return the checkpoints of the job's guests on this node, in the guests' order.
+) -> Iterable[BootSource]:
+    """Return how the job's guests on this node come up, in the guests' order.
 
-    The guests are restored from them. If there are none, the guests boot. The plugin also provides
-    each guest's disk in ``vtorque_pre_boot``, at the path of
-    :func:`vtorque_core.api.guest_plan.root_disk`.
+    If there are none, the guests boot. The hook is for sources that decide the names, the addresses
+    or the number of the guests, because the core calls it before the claims. It is not called for
+    guests that migrate to this node. Sources of two plugins are a Conflict.
 
     Module: acting.
     Called: on the node, as root; no side effects.
@@ -361,15 +362,26 @@ def vtorque_saved(
 
         from pathlib import Path
         from vtorque_core.api import hookimpl
-        from vtorque_core.api.guest_plan import SavedGuest
+        from vtorque_core.api.boot_source import BootSource, Identity
+
+        class Checkpoint(BootSource):
+            name = "acme-checkpoint"
+            brings_disk = True
+            identity = Identity(
+                "vt-41.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "vn1", "41.srv", 0,
+                (("address", "10.86.0.16"),),
+            )
+
+            def start(self, boot):
+                was = Path("/var/lib/vtorque/jobs/41.srv.0/g0"), Path("/run/vtorque/41.srv.0/g0")
+                boot.restore(Path("/srv/acme/41.memory"), *was)
+
+            def run(self, boot):
+                boot.resume()
 
         @hookimpl
-        def vtorque_saved(user):
-            was = Path("/var/lib/vtorque/jobs/41.srv.0/g0"), Path("/run/vtorque/jobs/41.srv.0/g0")
-            name, uuid = "vt-41.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
-            leased = (("address", "10.86.0.16"),)
-            file = Path(f"/srv/acme/{user}/41.memory")
-            yield SavedGuest(name, uuid, "vn1", "41.srv", 0, leased, *was, file)
+        def vtorque_boot_sources(job):
+            return [Checkpoint()] if job.name else []
     """
     return ()
 
@@ -400,7 +412,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 
 @hookspec
-def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
+def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
     """Return items that this node must not give to these guests although they are free.
 
     An example is the address of a guest that has migrated to another node and still uses it.
@@ -418,7 +430,7 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]
         from vtorque_core.api.claims import PoolClaim
 
         @hookimpl
-        def vtorque_away(guests, site):
+        def vtorque_reserved(guests, site):
             yield PoolClaim("address", items=("10.86.0.16",))
     """
     return ()
@@ -468,6 +480,37 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
         @hookimpl
         def vtorque_render_domain(guest, site):
             yield MetadataEntry("acme-cards", "1")
+    """
+    return ()
+
+
+@hookspec
+def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
+    """Return other sources for guests that would boot cold, now that their domains are known.
+
+    ``guests`` are the guests without a source from ``vtorque_boot_sources``. Of several offers for
+    a guest the core uses the first whose warm guest (``BootSource.adopts``) it can reserve for the
+    job. Offers of two plugins are a Conflict.
+
+    Module: acting.
+    Called: once, on the node, as root; no side effects.
+    Errors: the job does not start.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api.boot_source import BootSource, Offer
+
+        class Loud(BootSource):
+            name = "acme"
+
+            def start(self, boot):
+                print(f"{boot.guest.name} boots")
+                boot.create()
+
+        @hookimpl
+        def vtorque_rendered_sources():
+            return [Offer(0, Loud())]  # for the first guest
     """
     return ()
 

@@ -76,7 +76,6 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
         "leased": each.leased,
         "state_dir": str(each.state_dir),
         "run_dir": str(guest.run_dir),
-        "memory": ".",  # no file: it runs
         "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
     }
 

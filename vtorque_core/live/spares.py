@@ -16,6 +16,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.names import Paths
 from vtorque_core.base.run_tool import run_tool
 from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, walk
+from vtorque_core.records.reading import SPARE_XML as SPARE_XML
 from vtorque_core.site.load import load
 
 _BOOT, _END = "vtorque_core.node.start.spare_boot", "vtorque_core.node.start.spare"
@@ -32,7 +33,9 @@ class Spare:
         mib: memory that it holds.
         job: who has it now; empty: nobody.
         uuid, uri: of the domain, and where it is.
-        directory: root's, for a note of its keeper's; it goes with the guest.
+        directory: root's, for a note of its keeper's; it goes with the guest. The file
+            ``SPARE_XML`` in it is what ``RenderedGuest.bare_xml`` of a job's guest is compared
+            with.
     """
 
     key: str

@@ -15,6 +15,7 @@ from pathlib import Path
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
+from vtorque_core.api.boot_source import BootSource, Identity
 from vtorque_core.api.claims import (
     Claim,
     CoreClaim,
@@ -26,7 +27,7 @@ from vtorque_core.api.claims import (
 )
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, Share, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, Share, root_disk
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
@@ -48,7 +49,8 @@ from vtorque_core.site.job_size import Granted
 from vtorque_core.site.plugins import Plugins
 
 SAVED = "saved-guest"
-"""The ledger's pool of saved guests that go on: by their UUID, and each once at a time."""
+"""The ledger's pool of guests with an identity from before: a lease of the UUID, so that no two
+jobs have one at the same time."""
 
 
 def load_secret(path: Path) -> bytes:
@@ -154,11 +156,11 @@ def plan_guests(
     site_secret: bytes,
     machine: Topology | None = None,
     granted: Granted = Granted(),  # noqa: B008 (frozen)
-    arriving: Sequence[SavedGuest] = (),
+    arriving: Sequence[BootSource] = (),
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, not yet placed.
 
-    ``arriving``: those that come from another node, in order.
+    ``arriving``: the sources of guests that come from another node, in order.
 
     ``request`` need not be settled; ``machine`` is the node's topology, None on a front end;
     ``granted`` what the batch system gives the job there.
@@ -175,14 +177,14 @@ def plan_guests(
     driver = guest_type.driver()
     secret = names.derive(site_secret, "job", job.id, job.attempt)
     count, uids = request[VMS_PER_NODE], guest_uids.free(site)
-    saved = list(arriving)
-    if machine is not None and not saved:
-        saved = _saved(job, request, site, plugins, user, image)
+    sources = list(arriving)
+    if machine is not None and not sources:
+        sources = _sources(job, request, site, plugins, user, image)
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
-        if saved:
-            plan = _going_on(plan, saved[index], site_secret)
+        if sources:
+            plan = _with_source(plan, sources[index], site_secret)
         plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
         claims, notices = _claims(plan, job, site, plugins, uids, disk)
         said = map(Notice, () if index else notes)
@@ -190,33 +192,34 @@ def plan_guests(
     return guests
 
 
-def _saved(
+def _sources(
     job: BatchJob,
     request: JobRequest,
     site: Site,
     plugins: Plugins,
     user: JobUser,
     image: Image,
-) -> list[SavedGuest]:
-    """Return the guests that the job's go on with, if any. Raises Refused if there are others."""
-    found = plugins.collect(
-        hooks.vtorque_saved, job=job, request=request, image=image, user=user, site=site
+) -> list[BootSource]:
+    """Return the sources that a plugin has for the guests. Raises Refused: not for all of them."""
+    sources = plugins.collect_from_one(
+        hooks.vtorque_boot_sources, job=job, request=request, image=image, user=user, site=site
     )
-    saved = [each.item for each in found]
-    if saved and len(saved) != request[VMS_PER_NODE]:
-        made = f"{len(saved)} guests were saved"
+    if sources and len(sources) != request[VMS_PER_NODE]:
+        made = f"{len(sources)} guests were saved"
         raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
-    return saved
+    return sources
 
 
-def _going_on(plan: GuestPlan, saved: SavedGuest, site_secret: bytes) -> GuestPlan:
+def _with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
+    plan = dataclasses.replace(plan, source=source)
+    if (known := source.identity) is None:
+        return plan
     return dataclasses.replace(
         plan,
-        name=saved.name,
-        uuid=saved.uuid,
-        hostname=saved.hostname,
-        secret=names.derive(site_secret, "job", saved.job_id, saved.attempt),
-        saved=saved,
+        name=known.name,
+        uuid=known.uuid,
+        hostname=known.hostname,
+        secret=names.derive(site_secret, "job", known.job_id, known.attempt),
     )
 
 
@@ -292,10 +295,10 @@ def _claims(
     ]
     if disk:
         claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
-    if guest.saved is None:
+    if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        claims += _same_addresses(guest, job, site)
+        claims += _same_addresses(guest, known, job, site)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
@@ -311,10 +314,11 @@ def _claims(
     return tuple(claims), tuple(notices)
 
 
-def _same_addresses(guest: GuestPlan, job: BatchJob, site: Site) -> Iterator[PoolClaim]:
+def _same_addresses(
+    guest: GuestPlan, known: Identity, job: BatchJob, site: Site
+) -> Iterator[PoolClaim]:
     """Yield claims of a saved guest's addresses, by pool. Raises Refused: the site has others."""
-    assert guest.saved is not None  # noqa: S101 - the caller has looked
-    had = dict(guest.saved.leased)
+    had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
     for each in {**now, **had}:
         both = each in had and each in now

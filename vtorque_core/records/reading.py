@@ -26,6 +26,8 @@ SCHEMA = 1
 CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
+SPARE_XML = "base.xml"
+"""In a warm guest's state directory: the XML that a job's domain is compared with."""
 SUSPENDED = "suspended"  # a phase: see live.suspend
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 # use no leased item: one that cannot be removed must not keep cores and addresses from the next job

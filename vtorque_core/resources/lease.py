@@ -52,7 +52,7 @@ class SpareUse(CoreResource):
     """A spare guest is the job's from this record on; its end is the end of all that it had.
 
     Written under the node's lock, so that no two jobs take one
-    (:func:`vtorque_core.node.start.spare.take`).
+    (:func:`vtorque_core.node.start.spare.with_offers`).
 
     Args:
         key: of the spare guest's journal, which the teardown of this one then tears down.

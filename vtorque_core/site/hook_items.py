@@ -28,15 +28,16 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_after_script": (list, tuple),
 }
 _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources only
-    "vtorque_away": "vtorque_core.api.claims:PoolClaim",
+    "vtorque_reserved": "vtorque_core.api.claims:PoolClaim",
+    "vtorque_boot_sources": "vtorque_core.api.boot_source:BootSource",
     "vtorque_elsewhere": "click:Command",
     "vtorque_guest_context": "vtorque_core.api.guest_context:ContextItem",
     "vtorque_health_checks": "vtorque_core.api.health:HealthCheck",
     "vtorque_kept": "vtorque_core.api.kept_records:Place",
     "vtorque_on_nodes": "vtorque_core.api.batch_system:JobOnNode",
     "vtorque_render_domain": "vtorque_core.api.libvirt_domain:Element",
+    "vtorque_rendered_sources": "vtorque_core.api.boot_source:Offer",
     "vtorque_resources": "vtorque_core.api.acquired:Resource",
-    "vtorque_saved": "vtorque_core.api.guest_plan:SavedGuest",
     "vtorque_setup_steps": "vtorque_core.api.setup_steps:SetupStep",
 }
 _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class

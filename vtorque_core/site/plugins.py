@@ -345,6 +345,22 @@ class Plugins:
             found.append(contribution)
         return found
 
+    def collect_from_one(
+        self, hook: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Return the items of a hook that at most one plugin may answer for a job.
+
+        Raises as :meth:`collect`; Conflict that names both distributions.
+        """
+        found = self.collect(hook, *args, **kwargs)
+        owners = sorted({each.distribution for each in found})
+        if len(owners) > 1:
+            raise Conflict(
+                f"{hook.__name__}: {owners[0]} and {owners[1]} both answer for this job: disable "
+                "one of them in [plugins]"
+            )
+        return [each.item for each in found]
+
     # -- strategies by name -------------------------------------------------------------------
 
     def options(self) -> dict[str, Option[Any]]:

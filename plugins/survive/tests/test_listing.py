@@ -11,16 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 import running_journal
-from finished import finish
+from finished import finish, saved_guest
 from patience import eventually
 from vtorque_core.api import HostFault, Refused
 from vtorque_survive import checkpoints_command, listing
 from vtorque_survive.listing import Wishes
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
-from vtorque_testing import planned
 
-GUEST = planned.saved_guest("0b1ad9ba")
+GUEST = saved_guest("0b1ad9ba")
 UID = os.getuid()
 
 

@@ -891,7 +891,7 @@ def test_a_start_forgets_guests_that_have_gone_and_whose_job_has_ended(world, mo
     adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
     batch = SimpleNamespace(node=lambda _: adapter)
     monkeypatch.setattr(move_record.service, "batch_system", lambda _: (None, batch))
-    found = [*node.vtorque_away(guests=[], site=world.n2.here.site)]
+    found = [*node.vtorque_reserved(guests=[], site=world.n2.here.site)]
     assert len(found) == (life is not Life.GONE)
 
 

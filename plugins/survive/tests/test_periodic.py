@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from finished import finish
+from finished import finish, saved_guest
 from vtorque_core.live.jobs import Running
 from vtorque_survive import periodic
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import OVER, Manifest, Store
-from vtorque_testing import planned
 
-GUEST = planned.saved_guest("0b1ad9ba")
+GUEST = saved_guest("0b1ad9ba")
 STARTED = 1_000_000.0
 
 

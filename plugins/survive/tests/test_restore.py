@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from finished import finish
+from finished import finish, saved_guest
 from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.libvirt_domain import CpuModel
@@ -40,7 +40,7 @@ def saved(tmp_path, paths, monkeypatch):
     top.mkdir(mode=0o700)
     uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
     leased = (("address", "10.86.0.16"),)
-    guest = planned.saved_guest(uuid, leased)
+    guest = saved_guest(uuid, leased)
     found = Manifest(
         NAME,
         os.getuid(),
@@ -74,12 +74,13 @@ def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", 
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     user = SimpleNamespace(uid=os.getuid() if uid is None else uid, name=owner)
     request = JobRequest({RESUME.key: name, CHECKPOINT.key: checkpoint})
-    hook = restore.vtorque_saved
+    hook = restore.vtorque_boot_sources
     return list(hook(job=job, request=request, image=image, user=user, site=site))
 
 
 def test_its_guests_are_those_that_were_saved(saved, paths):
-    (guest,) = asked(saved[0], paths)
+    (source,) = asked(saved[0], paths)
+    guest = source.identity
     assert (guest.name, guest.uuid) == (saved[1].guests[0].name, saved[1].guests[0].uuid)
     assert guest.leased == (("address", "10.86.0.16"),)
     assert guest.memory.read_bytes() == b"LibvirtQemudSave"
@@ -102,7 +103,7 @@ def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number, monk
     monkeypatch.setattr(restore.shared, "on_any_node", lambda _: True)
     monkeypatch.setattr(restore.shared, "held", lambda *_: None)
     mine = asked(store, paths, name=name, job=job)
-    assert [guest.uuid for guest in mine] == [f"{2 * number}", f"{2 * number + 1}"]
+    assert [source.saved.uuid for source in mine] == [f"{2 * number}", f"{2 * number + 1}"]
     assert mine[0].gate is mine[1].gate is not None
     here = store.read(name).of_node(number)
     assert here.disks == ({} if number else OLD), "the first guest's"
@@ -221,7 +222,7 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
     (was,) = asked(saved[0], paths)
     request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER, RESUME.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
-    guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
+    guest = planned.guest_plan(source=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []
     job = SimpleNamespace(
         site=Configured(paths, Settings(checkpoints=str(saved[0].top))),
@@ -243,7 +244,7 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
         assert not Path(named.path).is_symlink()
     disk = made["root.qcow2"]
     assert Path(disk.path).parent == tmp_path / "s"
-    assert Path(disk.source) == was.memory.with_name("g0.disk")
+    assert Path(disk.source) == was.saved.memory.with_name("g0.disk")
 
 
 def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
@@ -264,7 +265,7 @@ def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths
         seen[value] = list(restore.vtorque_render_domain(guest=guest, site=site))
     assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
     (was,) = asked(saved[0], paths)
-    going_on = dataclasses.replace(guest, saved=was)
+    going_on = dataclasses.replace(guest, source=was)
     assert list(restore.vtorque_render_domain(guest=going_on, site=site)) == [], (
         "it has what it had"
     )
@@ -289,27 +290,29 @@ def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, pat
         store.make(each.id)
         finish(store, each)
     (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
-    assert guest.memory.parent.name == "42.srv.1"
+    assert guest.saved.memory.parent.name == "42.srv.1"
     first = dataclasses.replace(AGAIN, attempt=0)
     assert asked(store, paths, name="", job=first, checkpoint=3600) == []
     assert asked(store, paths, name="", job=AGAIN) == [], "it asks for no checkpoints"
     assert asked(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
     (guest,) = asked(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
-    assert guest.memory.parent.name == "42.srv.1", "its own is newer than what it went on with"
+    assert guest.saved.memory.parent.name == "42.srv.1", (
+        "its own is newer than what it went on with"
+    )
 
 
 def test_so_does_one_that_was_held_with_it_though_it_asks_for_none(saved, paths):
     store, found = saved
     store.hold(found.id)
     (guest,) = asked(store, paths, name="", job=AGAIN)
-    assert guest.memory.parent.name == found.id
+    assert guest.saved.memory.parent.name == found.id
     assert asked(store, paths, name=BEGINNING, job=AGAIN) == []
     assert asked(store, paths, name="", job=dataclasses.replace(AGAIN, attempt=0)) == []
     later = dataclasses.replace(found, id="42.srv.1")
     store.make(later.id)
     finish(store, later)
     (guest,) = asked(store, paths, name="", job=AGAIN)
-    assert guest.memory.parent.name == later.id, "its last one, by whatever it was made"
+    assert guest.saved.memory.parent.name == later.id, "its last one, by whatever it was made"
 
 
 def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, caplog):
@@ -330,7 +333,7 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
         request = JobRequest({CHECKPOINT.key: 3600, FS_TYPE.key: "sharedfs"})
         places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
         places["job"] = JobAttempt("42.srv", attempt, "ada", os.getuid(), "n1")
-        guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
+        guest = planned.guest_plan(source=was, request=request, qemu_uid=os.getuid(), **places)
         user = SimpleNamespace(uid=os.getuid())
         job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
         restore.bring(job)
@@ -391,6 +394,6 @@ def test_a_checkpoint_of_an_earlier_job_with_this_id_is_not_taken(saved, paths, 
     store.make(mine.id)
     finish(store, mine)
     (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
-    assert guest.memory.parent.name == mine.id
+    assert guest.saved.memory.parent.name == mine.id
     (guest,) = asked(store, paths)
-    assert guest.memory.parent.name == NAME, "its user can name it"
+    assert guest.saved.memory.parent.name == NAME, "its user can name it"

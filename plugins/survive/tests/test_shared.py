@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from finished import finish
+from finished import finish, saved_guest
 from patience import LONG
 from vtorque_core.api import HostFault, InUse, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import listing, shared, stored
+from vtorque_survive import listing, restore, shared, stored
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 from vtorque_testing import planned
@@ -29,7 +29,7 @@ HERE = JobAttempt("9.srv", 0, "ada", os.getuid(), "n2")
 
 
 def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
-    guest = planned.saved_guest(uuid, leased)
+    guest = saved_guest(uuid, leased)
     found = Manifest(key, store.uid, "ada", "n1", 1.0, "micro", "ab" * 32, {}, (guest,), "42.srv")
     store.make(key)
     finish(store, found)
@@ -135,7 +135,7 @@ NODES = ("n1", "n2")
 @pytest.fixture
 def gates(store, site, alive):
     """Two nodes of a job that goes on with one of two nodes, each with two guests."""
-    guests = tuple(planned.saved_guest(UUID.replace("0b1", f"0b{n}"), LEASED) for n in range(4))
+    guests = tuple(saved_guest(UUID.replace("0b1", f"0b{n}"), LEASED) for n in range(4))
     found = dataclasses.replace(manifest(store), guests=guests, nodes=2)
     jobs = [JobAttempt("9.srv", 0, "ada", os.getuid(), node) for node in NODES]
     files = [shared.held(store, found.of_node(n), job, site) for n, job in enumerate(jobs)]
@@ -262,8 +262,8 @@ def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(
     booted = planned.guest_plan()
     site.paths = running_journal.paths_below(tmp_path)
     assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
-    was = planned.saved_guest(UUID, LEASED)
-    going_on = dataclasses.replace(booted, saved=was)
+    was = saved_guest(UUID, LEASED)
+    going_on = dataclasses.replace(booted, source=restore.Checkpoint(was))
     assert list(away([going_on], site)) == [("address", "10.86.0.17")]
     alone = Site({Settings: Settings(checkpoints=str(store.top))})
     assert list(away([booted], alone)) == []

@@ -82,7 +82,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 
 @hookimpl
-def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints and of guests that have gone to other nodes."""
     yield from shared.away(guests, site)
     move_record.forget_ended(site)
@@ -90,5 +90,5 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]
 
 
 vtorque_resources = always(Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder)
-vtorque_saved = restore.vtorque_saved
+vtorque_boot_sources = restore.vtorque_boot_sources
 vtorque_render_domain = restore.vtorque_render_domain

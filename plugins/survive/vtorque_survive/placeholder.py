@@ -34,7 +34,7 @@ class Placeholder(Resource):
 
 def comes(job: NodeJob) -> bool:
     """Return whether the guest of a job that starts here comes from another node."""
-    return job.guests[0].comes
+    return job.guests[0].source.remote
 
 
 def hold(job: NodeJob) -> None:

@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,9 +24,10 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import in_child
 from vtorque_core.api.guest_driver import LEFT
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, root_disk
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.libvirt_domain import CpuModel, Element
@@ -38,7 +39,7 @@ from vtorque_survive import shared, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
-from vtorque_survive.stored import SESSION, Manifest, Store
+from vtorque_survive.stored import SESSION, Manifest, SavedGuest, Store
 
 _TRIES = 2  # starts that may fail before a job that is started again begins anew
 _LOOKS = 10.0  # seconds to look at disk files of the user's
@@ -105,14 +106,45 @@ def _unlink(path: str) -> None:
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Give guests that may be saved the site's processor; a saved one has what it had."""
     model = site[Settings].cpu
-    if model and guest[CHECKPOINT] != NEVER and guest.saved is None:
+    if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
         yield CpuModel(model)
 
 
+@dataclass(frozen=True)
+class Checkpoint(BootSource):
+    """A guest of a checkpoint. It runs when the guests of the job's other nodes can, too."""
+
+    saved: SavedGuest
+    gate: shared.Gate | None = None
+
+    name = "checkpoint"
+    brings_disk = True
+
+    @property
+    def identity(self) -> Identity:
+        """What the guest was when it was saved."""
+        return self.saved
+
+    def start(self, boot: Boot) -> None:
+        """Restore its memory, paused. Raises Refused if the job asks for another machine."""
+        boot.restore(self.saved.memory, self.saved.state_dir, self.saved.run_dir)
+
+    def run(self, boot: Boot) -> None:
+        """Wait for the other nodes, then resume it."""
+        if self.gate is not None:
+            self.gate(boot.deadline, boot.failed)
+        boot.resume()
+
+    def ready(self, boot: Boot) -> None:
+        """Wait until it answers, and have it set its clock, which stood still."""
+        boot.await_ready()
+        boot.set_clock()
+
+
 @hookimpl
-def vtorque_saved(
+def vtorque_boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
-) -> Iterator[SavedGuest]:
+) -> Iterator[BootSource]:
     """Yield the guests of the checkpoint that the job goes on with."""
     settings = site[Settings]
     if settings.checkpoints_shared:
@@ -139,11 +171,8 @@ def vtorque_saved(
     attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
     if shared.on_any_node(site):
         shared.held(store, here, attempt, site)
-    if found.nodes == 1:
-        yield from here.guests
-        return
-    gate = shared.Gate(store, found, job.nodes, attempt, site)
-    yield from (replace(guest, gate=gate) for guest in here.guests)
+    gate = shared.Gate(store, found, job.nodes, attempt, site) if found.nodes > 1 else None
+    yield from (Checkpoint(guest, gate) for guest in here.guests)
 
 
 def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
@@ -172,9 +201,14 @@ def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
     return 0
 
 
+def saved_guest(guest: GuestPlan) -> SavedGuest | None:
+    """Return what the guest is restored from; None: it comes up otherwise."""
+    return guest.source.saved if isinstance(guest.source, Checkpoint) else None
+
+
 def works(job: NodeJob) -> None:
     """Forget the starts that have failed, now that the guests run."""
-    saved = job.guests[0].saved
+    saved = saved_guest(job.guests[0])
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)
         with suppress(OSError):
@@ -224,9 +258,9 @@ def bring(job: NodeJob) -> None:
     cpu = settings.cpu if asks else ""
     if settings.checkpoints and not first.job.attempt and not first.rank:  # once, before it has any
         _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
-    if first.saved is not None:
+    if (saved := saved_guest(first)) is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)
-        found = store.read(first.saved.memory.parent.name)
+        found = store.read(saved.memory.parent.name)
         found = found.of_node(first.rank // len(job.guests))
         cpu = tools.cpu_model(found.tools)
         _require_disks(job, found)
@@ -238,10 +272,10 @@ def bring(job: NodeJob) -> None:
     if cpu:
         place(job.site.paths, first.job).add_facts(cpu=cpu)
     for guest in job.guests:
-        if guest.saved is not None:
+        if (saved := saved_guest(guest)) is not None:
             if guest.rank == 0:
-                _bring_session(job, guest, guest.saved.memory.with_name(SESSION))
-            disk = guest.saved.memory.with_suffix(".disk")
+                _bring_session(job, guest, saved.memory.with_name(SESSION))
+            disk = saved.memory.with_suffix(".disk")
             if disk.exists():
                 made = Disk(str(root_disk(guest)), guest.qemu_uid, str(disk))
                 job.acquire(made, guest=guest)

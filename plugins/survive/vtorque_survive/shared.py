@@ -269,7 +269,8 @@ def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     leases = [lease.args for state in held for lease in state.leases]
     taken = {(str(at["pool"]), str(at["item"])) for at in leases}
     taken |= _within(Path(site[Settings].checkpoints), _READ)
-    mine = {lease for guest in guests if guest.saved for lease in guest.saved.leased}
+    known = [guest.source.identity for guest in guests]
+    mine = {lease for each in known if each is not None for lease in each.leased}
     for pool, item in taken - mine:
         if pool.startswith("address"):
             yield PoolClaim(pool, (item,))

@@ -29,7 +29,7 @@ from vtorque_core.api import (
     require_root_owned,
     take_lock,
 )
-from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.api.boot_source import Identity
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
 
@@ -51,6 +51,21 @@ GONE = ".gone"  # how names end of what is being removed
 _LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
 _MOST = 64 << 20  # bytes of a manifest: 450 of each guest
+
+
+@dataclass(frozen=True)
+class SavedGuest(Identity):
+    """A guest of a checkpoint.
+
+    ``state_dir``, ``run_dir``: where its files were; ``memory``: libvirt's file, only root's.
+    """
+
+    state_dir: Path
+    run_dir: Path
+    memory: Path
+
+
+_OLDER = ("xml", "arrive", "gate")  # in manifests of the first version, always empty
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ class Manifest:
                 raise ValueError("another version's")
             guests = (
                 SavedGuest(
-                    **guest
+                    **{name: value for name, value in guest.items() if name not in _OLDER}
                     | {"leased": tuple(map(tuple, guest["leased"]))}
                     | {name: Path(guest[name]) for name in ("state_dir", "run_dir")}
                     | {"memory": place / Path(guest["memory"]).name}

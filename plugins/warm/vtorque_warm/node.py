@@ -8,6 +8,7 @@ from vtorque_core.api import HostFault, always, hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.setup_steps import Change, Installation, SetupStep, systemd_unit, unit_line
+from vtorque_warm import source
 from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.settings import Settings
 
@@ -87,3 +88,6 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 vtorque_settings = always(Settings)
 vtorque_health_checks = always(HealthCheck("warm: guests", check))
+
+
+vtorque_rendered_sources = source.vtorque_rendered_sources

@@ -115,7 +115,7 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
 
 def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatch):
     away = PoolClaim("address", ("10.86.0.16",))
-    plugin = SimpleNamespace(vtorque_away=hookimpl(lambda: [away]))
+    plugin = SimpleNamespace(vtorque_reserved=hookimpl(lambda: [away]))
     plugins = Plugins()
     plugins.register("acme", plugin, "acme")
     found = []

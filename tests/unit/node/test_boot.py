@@ -1,33 +1,56 @@
 """How guests are booted, without libvirt; with it: tests/e2e/test_hypervisor.py."""
 
-import dataclasses
+import select
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 import running_journal
 from holding import holding
 from patience import LONG, eventually
+from vtorque_core.api.boot_source import BootSource, ColdBoot
+from vtorque_core.api.libvirt_domain import Filesystem
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import boot
-from vtorque_core.resources.domain import Domain
+from vtorque_core.plan.domain.merge import Merged, MergedDomain
+from vtorque_core.plan.guests import Prepared
+from vtorque_core.resources import stopped_daemons
 from vtorque_testing import planned
 
 
+def boot_of(paths, lock=None, source=None, **start):
+    """Return the boot of a guest; ``lock``: of the daemon of its share ``home``."""
+    shares = [] if lock is None else [Merged(Filesystem("home", "/h", "h"), "ua-home", 0, ("p",))]
+    run_dir = Path("/r") if lock is None else lock.parent
+    guest = planned.guest_plan(run_dir=run_dir, source=source or ColdBoot())
+    each = Prepared(guest, mock.Mock(), "p", (), MergedDomain(tuple(shares)), ())
+    node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=300.0)
+    site = SimpleNamespace(paths=paths, node=node, templates=None)
+    values = {"site": site, "deadline": time.monotonic() + LONG, "phase": "boot", "id": "42.srv"}
+    return boot.GuestBoot(SimpleNamespace(**values | start), each, "tcg", threading.Event())
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return running_journal.paths_below(tmp_path)
+
+
+@pytest.fixture
+def lock(tmp_path):
+    path = tmp_path / "fs-home.lock"
+    path.touch()
+    return path
+
+
 def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
-    tmp_path, monkeypatch
+    paths, lock, monkeypatch
 ):
-    lock = tmp_path / "fs-home.lock"
-    lock.touch()
-    start = SimpleNamespace(
-        site=SimpleNamespace(paths=running_journal.paths_below(tmp_path)),
-        deadline=time.monotonic() + LONG,
-    )
-    domain = Domain("vt-1", "u-u", "test:///default", daemons=(str(lock),))
     with holding(lock) as daemon:
         daemon.send_signal(signal.SIGSTOP)
 
@@ -36,40 +59,58 @@ def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
 
         monkeypatch.setattr(hypervisor, "resume_domain", waits)
         with pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home"):
-            boot._let_run(start, planned.guest_plan(), domain, threading.Event())
+            boot_of(paths, lock).resume()
         daemon.kill()
 
 
-def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_there(
-    tmp_path, monkeypatch
-):
-    """Its clock is set, and plugins have their say, as after any start."""
-    monkeypatch.setattr(boot, "domain_spec", lambda *_: None)
-    monkeypatch.setattr(boot, "render", lambda *_, **__: "<domain/>")
-    monkeypatch.setattr(boot, "moved", lambda *_: "<domain/>")
-    did = []
-    node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=300.0)
-    paths = running_journal.paths_below(tmp_path)
-    start = SimpleNamespace(
-        site=SimpleNamespace(paths=paths, node=node, templates={}),
-        deadline=time.monotonic() + LONG,
-        enter=did.append,
-    )
+def test_a_restored_guests_daemons_have_the_time_that_its_memory_takes(paths, lock, monkeypatch):
+    """A large guest's is read for longer than a handshake takes."""
+    with holding(lock) as daemon:
 
+        def restores(*_):
+            assert select.select([], [], [], 0.3) == ([], [], [])
+            assert daemon.poll() is None
+
+        monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.05)
+        monkeypatch.setattr(hypervisor, "saved_xml", lambda *_: "<domain/>")
+        monkeypatch.setattr(hypervisor, "restore_domain", restores)
+        monkeypatch.setattr(boot, "domain_spec", lambda *_: None)
+        monkeypatch.setattr(boot, "render", lambda *_, **__: "<domain/>")
+        boot_of(paths, lock).restore(Path("/c/g0.memory"), Path("/s"), Path("/r"))
+        daemon.kill()
+
+
+class Remote(BootSource):
+    """A guest that comes from another node; ``late`` is called when it comes."""
+
+    name = "remote"
+    remote = True
+
+    def __init__(self, late=lambda: None):
+        self.late = late
+
+    def start(self, boot):
+        self.late()
+
+
+def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_there(paths):
+    """Its clock is set, and plugins have their say, as after any start."""
+    did = []
     over = time.monotonic() - 1.0
 
-    def comes(domain, guest):
-        did.append(domain.arrive)
-        start.deadline = over  # so long did it take
+    def late():
+        did.append("comes")
+        each.start.deadline = over  # so long did it take
 
-    start.acquire = comes
-    nothing = SimpleNamespace(aliases=lambda _: {}, lists=lambda _: [], single=lambda _: None)
-    saved = SimpleNamespace(arrive=print, xml="<domain/>")
-    guest = dataclasses.replace(planned.guest_plan(), saved=saved)
-    each = SimpleNamespace(plan=guest, merged=nothing)
-    assert boot.boot_one(start, each, "tcg", threading.Event()) is None
-    assert did[0] == "arrives" and did[1].func is print
-    assert start.deadline > over
+    each = boot_of(
+        paths,
+        source=Remote(late),
+        enter=did.append,
+        acquire=lambda domain, guest: domain.create(),
+    )
+    assert boot.boot_one(each) is None
+    assert did == ["arrives", "comes"]
+    assert each.start.deadline > over
 
 
 def test_one_that_has_come_is_not_ended_when_another_that_came_has_died(monkeypatch):
@@ -79,8 +120,8 @@ def test_one_that_has_come_is_not_ended_when_another_that_came_has_died(monkeypa
     monkeypatch.setattr(boot, "boot_one", lambda *_: None)
     monkeypatch.setattr(boot.kvm, "choose", lambda *_: SimpleNamespace(type="tcg", warning=""))
 
-    def ready(_start, each, _until):
-        if each.plan.index == 0:
+    def ready(each):
+        if each.guest.index == 0:
             raise HostFault("the guest died")
         time.sleep(0.3)  # so long it can be ended
 
@@ -88,11 +129,8 @@ def test_one_that_has_come_is_not_ended_when_another_that_came_has_died(monkeypa
     node = SimpleNamespace(libvirt_uri="test:///default", accel="tcg", qemu_user="")
     site = SimpleNamespace(node=node, paths=SimpleNamespace(run=""))
     start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, act=lambda _: None)
-    saved = SimpleNamespace(arrive=print)
-    guests = [
-        SimpleNamespace(plan=dataclasses.replace(planned.guest_plan(), index=index, saved=saved))
-        for index in range(2)
-    ]
+    plans = [planned.guest_plan(index=index, source=Remote()) for index in range(2)]
+    guests = [Prepared(plan, mock.Mock(), "p", (), MergedDomain(()), ()) for plan in plans]
     with pytest.raises(HostFault, match="the guest died"):
         boot.boot_all(start, guests)
     assert ended == []

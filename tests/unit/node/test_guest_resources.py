@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from vtorque_core.api.boot_source import ColdBoot
 from vtorque_core.api.libvirt_domain import Filesystem, Interface
 from vtorque_core.node.start import guest_resources, start_order
 from vtorque_core.resources.netfilter import Netfilter
@@ -32,7 +33,7 @@ def test_descriptors_of_a_share_are_limited_by_the_guests_memory(monkeypatch, tm
     monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
     user = SimpleNamespace(uid=1000, gid=1000, groups=(), subordinate_id=0)
     plan = SimpleNamespace(
-        user=user, qemu_uid=0, run_dir=tmp_path, comes=False, ram_mib=512
+        user=user, qemu_uid=0, run_dir=tmp_path, source=ColdBoot(), ram_mib=512
     )  # fmt: skip
     shares = [Filesystem("home", "/home/ada", "/home/ada")]
     merged = SimpleNamespace(lists=lambda kind: shares if kind is Filesystem else [])

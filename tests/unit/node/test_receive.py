@@ -21,7 +21,7 @@ from vtorque_core.records.reading import ARRIVES
 GUEST = {
     "name": "vt-42.0-n2-0", "uuid": "0b1ad9ba", "hostname": "vn2", "job_id": "42", "attempt": 0,
     "leased": [["address", "10.0.0.9"]], "state_dir": "/s/g0", "run_dir": "/r/g0",
-    "memory": ".", "xml": "<domain/>",
+    "xml": "<domain/>",
 }  # fmt: skip
 TOLD = {
     "job": "42", "nodes": ["n1", "n3"], "leaves": "n2", "to": "n3", "guests": [GUEST],
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_refused(here, told):
 def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
     states = iter(["", "still", "runs"])
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: next(states))
-    here.starts = lambda guest: guest.arrive("<domain of='here'/>", failed=NOT)
+    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain of='here'/>", NOT)
     assert here.run() == (0, [{"xml": {"0b1ad9ba": "<domain of='here'/>"}}, {"here": True}])
     assert here.adapter.held == ["n3"] and here.released == []
 
@@ -128,7 +128,8 @@ def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
 
     def starts(*guests):
         with ThreadPoolExecutor(2) as threads:
-            work = [threads.submit(guest.arrive, guest.uuid, failed=NOT) for guest in guests]
+            uuids = [(each, each.guest.uuid) for each in guests]
+            work = [threads.submit(each.arrive, uuid, uuid, NOT) for each, uuid in uuids]
         for done in work:
             done.result()
 
@@ -136,13 +137,13 @@ def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
     xml = {"0b1ad9ba": "0b1ad9ba", "1b1ad9ba": "1b1ad9ba"}
     assert here.run(both) == (0, [{"xml": xml}, {"here": True}])
     here.site.node.start_timeout = 0.0
-    here.starts = lambda guest, _: guest.arrive("<domain/>", failed=NOT)
+    here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     here.adapter.held.clear()
     assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to come here"}])
     here.site.node.start_timeout = 3600.0
     failed = threading.Event()
     failed.set()
-    here.starts = lambda guest, _: guest.arrive("<domain/>", failed=failed)
+    here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", failed)
     here.released.clear()
     assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to come here"}])
     assert here.adapter.held == [] and here.released == ["42"]
@@ -162,7 +163,7 @@ def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
 
     def fails(guest):
-        guest.arrive("<domain/>", failed=NOT)
+        guest.arrive(guest.guest.uuid, "<domain/>", NOT)
         raise HostFault("silent")
 
     here.starts = fails
@@ -176,7 +177,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
         return "still"
 
     monkeypatch.setattr(hypervisor, "domain_state", leaves)
-    here.starts = lambda guest: guest.arrive("<domain/>", failed=NOT)
+    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []
 
@@ -185,7 +186,7 @@ def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
     monkeypatch.setattr(receive, "ARRIVAL_TIME", 0.0)
-    here.starts = lambda guest: guest.arrive("<domain/>", failed=NOT)
+    here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []
 
@@ -195,7 +196,7 @@ def test_a_start_whose_sender_has_gone_before_it_was_ready_leaves_nothing(here):
 
     def starts(guest):
         here.sender.close()
-        guest.arrive("<domain/>", failed=NOT)
+        guest.arrive(guest.guest.uuid, "<domain/>", NOT)
 
     here.starts = starts
     assert here.run() == (1, [])

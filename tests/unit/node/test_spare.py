@@ -12,11 +12,12 @@ from unittest import mock
 import pytest
 
 from vtorque_core.api.batch_system import Life
+from vtorque_core.api.boot_source import BootSource, ColdBoot, Offer
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, Placement
 from vtorque_core.api.guest_driver import SpareDriver
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.job_files import Tree
-from vtorque_core.api.values import JobRequest
+from vtorque_core.api.values import JobRequest, hookimpl
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy, job_lock
@@ -26,7 +27,7 @@ from vtorque_core.node.end.teardown import ENDS
 from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
 from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.spare import BASE, WAITS, end_unless_taken, main, take
+from vtorque_core.node.start.spare import WAITS, end_unless_taken, main, with_offers
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.guests import Prepared
@@ -37,6 +38,20 @@ from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease, SpareUse
 from vtorque_core.site.plugins import Plugins
 from vtorque_testing import planned
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered(BootSource):
+    """A warm guest that a plugin offers."""
+
+    key: str
+    name = "warm"
+    forbids = frozenset({"save"})
+    fallback = True
+
+    @property
+    def adopts(self):
+        return self.key
 
 
 @pytest.fixture
@@ -228,23 +243,25 @@ def test_one_that_is_stopped_as_another_has_failed_is_not_booted_anew(paths, mon
     stopped, anew = threading.Event(), []
     prepared = []
     for index in (0, 1):
-        guest = planned.guest_plan(index=index, spare=f"spare-{index}.0")
+        guest = planned.guest_plan(index=index, source=Offered(f"spare-{index}.0"))
         prepared.append(Prepared(guest, mock.Mock(), "p", (), MergedDomain(()), ()))
 
-    def cold(_start, each):
-        anew.append(each.plan.index)
-        return dataclasses.replace(each, plan=dataclasses.replace(each.plan, spare=""))
+    def cold(each, _error):
+        anew.append(each.guest.index)
+        plan = dataclasses.replace(each.guest, source=ColdBoot())
+        prepared = dataclasses.replace(each.each, plan=plan)
+        return boot.GuestBoot(each.start, prepared, each.accel, each.failed)
 
-    def await_ready(_start, each, _until):
-        if each.plan.index == 1 and each.plan.spare:
+    def await_ready(each):
+        if each.guest.index == 1 and each.source.fallback:
             assert stopped.wait(60)
-        raise HostFault(f"guest {each.plan.index} is not ready")
+        raise HostFault(f"guest {each.guest.index} is not ready")
 
     monkeypatch.setattr(hypervisor, "destroy_domain", lambda *_: stopped.set())
     monkeypatch.setattr(boot.kvm, "choose", lambda *_: SimpleNamespace(type="tcg", warning=""))
     monkeypatch.setattr(boot, "boot_one", lambda *_: None)
     monkeypatch.setattr(boot, "await_ready", await_ready)
-    monkeypatch.setattr(boot.spare, "cold", cold)
+    monkeypatch.setattr(boot, "_fallen_back", cold)
     node = SimpleNamespace(accel="tcg", qemu_user="q", libvirt_uri="test:///default")
     start = mock.Mock(site=SimpleNamespace(paths=paths, node=node), deadline=time.monotonic() + 60)
     with pytest.raises(HostFault, match="guest 0 is not ready"):
@@ -257,17 +274,14 @@ def test_one_that_is_stopped_as_another_has_failed_is_not_booted_anew(paths, mon
 
 @pytest.fixture
 def waiting(paths, spare, monkeypatch):
-    """Return what has a job take guests; the spare one's domain fits any."""
-    monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: None)
+    """Return what has a job take guests; a plugin offers the spare one for any."""
     monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
-    monkeypatch.setattr(module.kvm, "choose", lambda *_: SimpleNamespace(type="tcg"))
-    monkeypatch.setattr(module, "base", lambda *_: "fits")
     with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
-        domain = Domain("vt-spare", "u-u", "test:///default")
+        domain = Domain("vt-spare", "u-u", "test:///default", lambda: None)
         journal.acquire(domain, plugin="core", phase="boot", guest=0)
-    place = paths.job_state(spare) / "g0"
-    place.mkdir(parents=True)
-    (place / BASE).write_text("fits")
+    plugins = Plugins()
+    offers = hookimpl(lambda guests: [Offer(g.plan.index, Offered(spare)) for g in guests])
+    plugins.register("warm", SimpleNamespace(vtorque_rendered_sources=offers), "vtorque-warm 1")
     node = SimpleNamespace(accel="tcg", qemu_user="q", uefi="", allow_qemu_args=False, guest_uids=0)
     site = SimpleNamespace(paths=paths, node=node, templates=None)
 
@@ -277,9 +291,9 @@ def waiting(paths, spare, monkeypatch):
         each = Prepared(guest, driver, "p", (), MergedDomain(()), ())
         header = JobHeader(JobAttempt(number, 0, "u", 1000), "local")
         with Journal.start(paths, header) as journal:
-            start = Start(header.job, guest.user, site, time.monotonic() + 60, journal, Plugins())
-            (found,) = take(start, [each], gone)
-        return found.plan.spare
+            start = Start(header.job, guest.user, site, time.monotonic() + 60, journal, plugins)
+            (found,) = with_offers(start, [each], gone)
+        return found.plan.source.adopts
 
     taken.node = node
     return taken
@@ -314,10 +328,6 @@ def test_a_job_takes_none_of_a_uid_that_is_not_the_sites(
             journal.acquire_leases([(Lease(guest_uids.POOL, leased), 0)], phase="plan")
     mine = {guest_uids.POOL: (str(first + 2),)} if first else {}
     assert waiting(placement=Placement(leased=mine)) == (spare if fits else "")
-
-
-def test_a_guest_with_cores_of_its_own_was_never_booted_before(spare, waiting):
-    assert waiting(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == ""
 
 
 def test_a_job_takes_none_with_which_it_could_not_do_what_it_asks_for(spare, waiting):

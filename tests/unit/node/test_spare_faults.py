@@ -61,7 +61,7 @@ class Rig(RecordedJob):
 
 @pytest.fixture
 def rig(tmp_path):
-    plugins = device_cases.load(())
+    plugins = device_cases.load(("warm",))
     node = device_cases.node(tmp_path / "node", plugins, device_cases.Case({}, {}))
     job = node.job({"vcpus": "1", "ram": "256M"})
     with orphans() as processes:

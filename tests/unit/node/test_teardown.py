@@ -245,6 +245,11 @@ def domains(tmp_path, monkeypatch):
     return top
 
 
+def domain(guest):
+    uuid = f"u{guest}"
+    return Domain(f"vt-{guest}", uuid, "x", partial(hypervisor.create_domain, "x", uuid))
+
+
 def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
     """None is gone before the destruction of each has begun."""
     (tmp_path / "at_once").write_text("4")
@@ -252,7 +257,7 @@ def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
     for guest in range(4):
         journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
     for guest in range(4):
-        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+        journal.take(domain(guest), guest=guest)
     assert teardown(journal.path, paths, loaded()).clean
     assert list(domains.iterdir()) == []
     assert not list(tmp_path.glob("g*"))
@@ -265,7 +270,7 @@ def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains
     for guest in (0, 1):
         journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
         journal.take(File(str(tmp_path / f"g{guest}" / "overlay")), guest=guest)
-        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+        journal.take(domain(guest), guest=guest)
     (domains / "u0.stuck").touch()
     report = teardown(journal.path, paths, loaded())
     assert [o.message for o in report.failed] == ["QEMU is in state D (try 1)"]
@@ -279,7 +284,7 @@ def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains
 def test_a_core_got_while_the_guest_ran_is_held_by_its_domain(paths, start, domains, tmp_path):
     """Its record is later than the domain's, and still goes after it."""
     journal = start()
-    journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+    journal.take(domain(0), guest=0)
     journal.acquire_leases([(Lease("core", "7", use="io"), 0)], phase="run")
     (domains / "u0.stuck").touch()
     assert [o.kind for o in teardown(journal.path, paths, loaded()).held] == ["lease"]
@@ -297,7 +302,7 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
         monkeypatch.setattr(Domain, "settle", settle)
         journal = start()
         with pytest.raises(ZeroDivisionError):
-            journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+            journal.take(domain(0), guest=0)
         late = threading.Timer(0.4 * settle, (domains / "u0").touch)
         late.start()
         clean = teardown(journal.path, paths, loaded()).clean
@@ -319,7 +324,7 @@ def test_a_clock_that_was_set_back_does_not_keep_a_release(
     with monkeypatch.context() as tomorrow, pytest.raises(ZeroDivisionError):
         real = time.time
         tomorrow.setattr(time, "time", lambda: real() + 86400)
-        journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+        journal.take(domain(0), guest=0)
     if not known:  # a journal of an older version
         journal.path.write_text(re.sub(r', "clock": [0-9.]+', "", journal.path.read_text()))
     assert (read(journal.path).records[1].clock is not None) == known

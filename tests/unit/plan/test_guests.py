@@ -5,20 +5,22 @@ import os
 import pwd
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vtorque_core.api.batch_system import BareNode, BatchJob
+from vtorque_core.api.boot_source import BootSource, Identity
 from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
 from vtorque_core.api.guest_context import EnvVar, RootCommand
-from vtorque_core.api.guest_plan import JobUser, SavedGuest, lacks, root_disk
+from vtorque_core.api.guest_plan import JobUser, lacks, root_disk
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor, names
-from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.base.errors import Conflict, HostFault, Refusal, Refused
 from vtorque_core.images import pool
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
@@ -57,12 +59,16 @@ class DoublePlugin:
     items = ()
     saved = ()
 
+    def __init__(self):
+        self.other = SimpleNamespace(saved=())
+        self.other.vtorque_boot_sources = hookimpl(lambda: self.other.saved)
+
     @hookimpl
     def vtorque_guest_types(self):
         yield GuestType("double", frozenset({"EnvVar"}), DoubleDriver)
 
     @hookimpl
-    def vtorque_saved(self, job, request, image, user, site):
+    def vtorque_boot_sources(self, job, request, image, user, site):
         return self.saved
 
     @hookimpl
@@ -86,6 +92,7 @@ def planned(monkeypatch, plugin):
     monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
     plugins = Plugins.load(node=False, only=())
     plugins.register("double", plugin, "vtorque-double 1.0")
+    plugins.register("other", plugin.other, "vtorque-other 1.0")
     site = dataclasses.replace(Site(), network=Network(first=10, per_node=4))
 
     def make(granted=None, limits=None, machine=None, **wanted):
@@ -344,20 +351,28 @@ def test_overlays_in_memory_lie_below_run(planned):
     assert root_disk(in_memory).is_relative_to(in_memory.run_dir)
 
 
+@dataclasses.dataclass(frozen=True)
+class Saved(BootSource):
+    guest: Identity
+
+    @property
+    def identity(self):
+        return self.guest
+
+
 def saved_guest(name, address="10.86.0.19"):
     uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
-    places = Path("/s"), Path("/r"), Path("/c/g0.memory")
-    return SavedGuest(name, uuid, "vn7", "5.srv", 2, (("address", address),), *places)
+    return Saved(Identity(name, uuid, "vn7", "5.srv", 2, (("address", address),)))
 
 
 def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
     (guest,), _, _ = planned(machine=flat(range(4), 4096), vms_per_node=1)
-    assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.saved == plugin.saved[0]
+    assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.source == plugin.saved[0]
     assert guest.plan.secret == names.derive(b"s" * 32, "job", "5.srv", 2)
     pools = {c.pool: c.items for c in guest.claims if isinstance(c, PoolClaim)}
     assert pools["address"] == ("10.86.0.19",)
-    assert pools[plan.SAVED] == (plugin.saved[0].uuid,), "one job at a time"
+    assert pools[plan.SAVED] == (plugin.saved[0].identity.uuid,), "one job at a time"
 
 
 @pytest.mark.parametrize("address", ["10.87.0.16", "10.86.0.1"])
@@ -365,6 +380,12 @@ def test_a_saved_guest_has_no_address_that_the_site_gives_no_more(planned, plugi
     """It may be a server's now, and the packet filter would let the guest send from it."""
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0", address)]
     with pytest.raises(Refused, match=rf"has the address {address} \(address\), which"):
+        planned(machine=flat(range(4), 4096), vms_per_node=1)
+
+
+def test_sources_of_two_plugins_are_a_conflict_that_names_both(planned, plugin):
+    plugin.saved = plugin.other.saved = [saved_guest("vt-5.srv.2-n7-0")]
+    with pytest.raises(Conflict, match=r"vtorque-double 1.0 and vtorque-other 1.0"):
         planned(machine=flat(range(4), 4096), vms_per_node=1)
 
 

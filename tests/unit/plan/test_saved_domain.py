@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.base.errors import Refused
 from vtorque_core.plan.domain.saved import moved
+from vtorque_testing import planned
 
-SAVED = SavedGuest(
-    "vt-1.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "vn1", "1.srv", 0, (),
-    Path("/s/1.srv.0/g0"), Path("/r/1.srv.0/g0"), Path("/c/g0.memory"),
-)  # fmt: skip
-NEW_STATE, NEW_RUN = Path("/s/2.srv.0/g0"), Path("/r/2.srv.0/g0")
+PLACES = Path("/s/1.srv.0/g0"), Path("/r/1.srv.0/g0")
+GUEST = planned.guest_plan(state_dir=Path("/s/2.srv.0/g0"), run_dir=Path("/r/2.srv.0/g0"))
 WAS = """<domain type="kvm">
   <name>vt-1.srv.0-n1-0</name>
   <uuid>0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f</uuid>
@@ -57,7 +54,7 @@ WANTED = (
 
 
 def test_its_files_lie_where_they_do_now_and_it_is_the_new_jobs():
-    xml = moved(WAS, WANTED, SAVED, NEW_STATE, NEW_RUN)
+    xml = moved(WAS, WANTED, PLACES, GUEST)
     assert 'socket="/r/2.srv.0/g0/fs-home.sock"' in xml
     assert 'file="/s/2.srv.0/g0/console.log"' in xml
     assert 'file="/s/1.srv.0/g01/other"' in xml, "a name that only begins so"
@@ -68,7 +65,7 @@ def test_its_files_lie_where_they_do_now_and_it_is_the_new_jobs():
 
 
 def test_what_the_guest_sees_is_as_libvirt_had_made_it():
-    xml = moved(WAS, WANTED, SAVED, NEW_STATE, NEW_RUN)
+    xml = moved(WAS, WANTED, PLACES, GUEST)
     assert "pc-q35-10.0" in xml and 'slot="0x04"' in xml and "pcie-root-port" in xml
 
 
@@ -78,9 +75,9 @@ HUGE = '<memoryBacking><hugepages><page size="2048" unit="KiB"/></hugepages></me
 def test_one_that_was_not_filtered_does_not_go_on_where_the_site_filters():
     """Nor on huge pages that the job has no lease for."""
     with pytest.raises(Refused, match=r"vtorque open, not .* filtered"):
-        moved(WAS.replace("vt525400010203", "vnet3"), WANTED, SAVED, NEW_STATE, NEW_RUN)
+        moved(WAS.replace("vt525400010203", "vnet3"), WANTED, PLACES, GUEST)
     with pytest.raises(Refused, match="huge pages in KiB is 2048, not none"):
-        moved(WAS.replace("<os>", HUGE), WANTED, SAVED, NEW_STATE, NEW_RUN)
+        moved(WAS.replace("<os>", HUGE), WANTED, PLACES, GUEST)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +98,4 @@ def test_one_that_was_not_filtered_does_not_go_on_where_the_site_filters():
 def test_another_guest_than_the_job_asks_for_is_refused(old, new, said):
     assert old in WANTED
     with pytest.raises(Refused, match=said):
-        moved(WAS, WANTED.replace(old, new), SAVED, NEW_STATE, NEW_RUN)
+        moved(WAS, WANTED.replace(old, new), PLACES, GUEST)

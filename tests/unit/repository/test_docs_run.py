@@ -261,6 +261,10 @@ RUN = {
     ("doc/plugins.md", "tests/unit/plan/test_claim_examples.py::test_more_cores_while_it_runs"): (
         "from vtorque_core.live.cores",
     ),
+    (
+        "doc/plugins.md",
+        "tests/e2e/test_hypervisor.py::test_a_guest_is_restored_from_a_template_or_else_booted_cold",
+    ): ("from pathlib import Path\n\nfrom vtorque_core.api import HostFault",),
     ("doc/pool.md", CLOUD): (
         "#cloud-config\nwrite_files:\n- path: /etc/munge",
         "#cloud-config\nwrite_files:\n- path: /var/spool/torque",

@@ -1,6 +1,5 @@
 """A daemon that is stopped while a guest starts is killed, and the message says why."""
 
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +9,8 @@ import pytest
 
 from holding import holding
 from patience import LONG
-from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.resources import stopped_daemons
-from vtorque_core.resources.domain import Domain
 
 
 @pytest.fixture
@@ -86,18 +83,3 @@ def test_all_that_are_stopped_are_ended(lock: Path, daemon: subprocess.Popen[byt
         for process in (daemon, second):
             process.send_signal(signal.SIGSTOP)
             assert process.wait(LONG) == -signal.SIGKILL
-
-
-def test_a_restored_guests_daemons_have_the_time_that_its_memory_takes(
-    lock: Path, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A large guest's is read for longer than a handshake takes."""
-
-    def restores(*_: object) -> None:
-        assert select.select([], [], [], 0.3) == ([], [], [])
-        assert daemon.poll() is None
-
-    monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.05)
-    monkeypatch.setattr(hypervisor, "restore_domain", restores)
-    saved = {"saved": "/c/g0.memory", "seconds": 60.0}
-    Domain("vt-1", "u-u", "test:///default", daemons=(str(lock),), **saved).create()

@@ -7,8 +7,8 @@ the process that the prologue leaves (:mod:`vtorque_core.resources.starter`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import math
 import os
 import socket
 import sys
@@ -16,26 +16,28 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from vtorque_core.api.acquired import Resource
+from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
-from vtorque_core.api.guest_plan import GuestPlan, SavedGuest
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
-from vtorque_core.base.errors import HostFault
+from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, libvirt_worker
-from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.guest_resources import domain_spec
+from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import render, tap_name
+from vtorque_core.plan.domain.render import NAMESPACE, metadata, plugged, render, tap_name
 from vtorque_core.plan.domain.saved import moved
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import ARRIVES
+from vtorque_core.records.reading import ARRIVES, DOMAIN, read
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.starter import Starter
@@ -44,6 +46,7 @@ from vtorque_core.site.config import Site
 T = TypeVar("T")
 ARRIVAL_TIME = 3700.0
 """Seconds for a guest to arrive from another node: more than its sender allows."""
+_DESTROYED = 10.0  # seconds for the guest of a source that has failed
 _log = logging.getLogger(__name__)
 
 
@@ -102,166 +105,232 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
     failed, stopped = threading.Event(), threading.Event()
 
-    def boot(each: Prepared) -> tuple[Prepared, int | None]:
-        if each.plan.spare:
-            try:
-                return each, boot_one(start, each, chosen.type, failed)
-            except HostFault as error:
-                each = _anew(start, each, error)
+    def boot(each: GuestBoot) -> tuple[GuestBoot, int | None]:
         try:
-            return each, boot_one(start, each, chosen.type, failed)
+            try:
+                return each, boot_one(each)
+            except HostFault as error:
+                if not each.source.fallback:
+                    raise
+                each = _fallen_back(each, error)
+                return each, boot_one(each)
         except BaseException:
-            failed.set()  # who comes from another node waits for all others
+            failed.set()  # a guest that waits for the others of the job waits no longer
             raise
 
-    def ready(each: Prepared) -> None:
-        if each.plan.spare:
+    def ready(each: GuestBoot) -> None:
+        if each.source.fallback:
+            each.until = (time.monotonic() + start.deadline) / 2
             try:
-                return await_ready(start, each, (time.monotonic() + start.deadline) / 2)
+                return await_ready(each)
             except HostFault as error:
-                if stopped.is_set():  # by us, so a cold one is of no use either
+                if stopped.is_set():  # destroyed by stop(), because another guest has failed
                     raise
-                each = _anew(start, each, error)
-                boot_one(start, each, chosen.type, failed)
-        return await_ready(start, each, start.deadline)
+                each = _fallen_back(each, error)
+                boot_one(each)
+        return await_ready(each)
 
-    def stop(each: Prepared) -> None:
+    def stop(each: GuestBoot) -> None:
         stopped.set()
-        if not each.plan.comes:  # else it is nowhere else any more
+        if not each.source.remote:
             _end(start, each)
 
-    booted = _in_parallel(prepared, boot)
-    prepared, consoles = [each for each, _ in booted], [console for _, console in booted]
+    boots = [GuestBoot(start, each, chosen.type, failed) for each in prepared]
+    booted = _in_parallel(boots, boot)
     start.enter("ready")
-    _in_parallel(prepared, ready, stop)
+    _in_parallel([each for each, _ in booted], ready, stop)
     start.enter("post-boot")
     start.act("vtorque_post_boot")
-    return consoles
+    return [console for _, console in booted]
 
 
-def _anew(start: Start, each: Prepared, error: HostFault) -> Prepared:
-    """Return a guest that a spare one could not become, to be booted as any."""
-    _log.warning("the guest that was booted before is of no use (%s): it is booted anew", error)
-    return spare.cold(start, each)
+class GuestBoot:
+    """The start of one guest by its source: a :class:`vtorque_core.api.boot_source.Boot`.
 
-
-def boot_one(
-    start: Start,
-    each: Prepared,
-    accel_type: Literal["kvm", "tcg"],
-    failed: threading.Event,
-    ports: int = 0,
-) -> int | None:
-    """Start a guest's domain, or have its spare one become the job's; its channels' owners too.
-
-    Returns as :func:`boot_all`. ``ports``: for so many devices it is to have room. Raises
-    HostFault.
+    ``ports``: for how many devices that are plugged in later the domain has room.
     """
-    guest, site = each.plan, start.site
-    sockets = {
-        alias: f"{guest.run_dir}/fs-{element.name}.sock"
-        for alias, element in each.merged.aliases(Filesystem).items()
-    } | {
-        alias: f"{guest.run_dir}/disk-{disk.name}.sock"
-        for alias, disk in each.merged.aliases(Disk).items()
-        if disk.user_owned
-    }
-    taps = {
-        alias: tap_name(nic.mac)
-        for alias, nic in each.merged.aliases(Interface).items()
-        if nic.filtered
-    }
-    uri, output = site.node.libvirt_uri, each.merged.single(Console)
-    paused = output is not None and output.path is not None
-    daemons = tuple(path.removesuffix(".sock") + ".lock" for path in sockets.values())
-    domain = Domain(guest.name, guest.uuid, uri, paused=paused, daemons=daemons)
-    if guest.spare:
-        domain = replace(domain, taken=spare.become(each, site, accel_type, sockets, taps))
-    else:
-        spec = domain_spec(guest, site, accel_type, ports)
-        xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
-        domain = replace(domain, xml=xml)
-    if guest.saved is not None:
-        domain = _going_on(start, domain, guest, guest.saved, failed)
-    # What comes is awaited with all others of its job; who sends it has libvirt's workers for it.
-    waits = libvirt_worker(site.paths, guest.user.uid, start.deadline, failed)
-    with contextlib.nullcontext() if guest.comes else waits:
+
+    def __init__(
+        self, start: Start, each: Prepared, accel: Literal["kvm", "tcg"], failed: threading.Event,
+        ports: int = 0,
+    ) -> None:  # fmt: skip
+        guest, merged = each.plan, each.merged
+        self.start, self.each, self.accel, self.ports = start, each, accel, ports
+        self.guest, self.source, self.site = guest, guest.source, start.site
+        self.failed, self.uri = failed, self.site.node.libvirt_uri
+        self.paths = self.site.paths
+        self.until, self.begun = math.inf, 0.0
+        self.channels: Sequence[Path] = [Path(channel.path) for channel in merged.lists(Channel)]
+        output = merged.single(Console)
+        self.console = output.path if output is not None else None
+        nics = merged.aliases(Interface).items()
+        self.taps = {alias: tap_name(nic.mac) for alias, nic in nics if nic.filtered}
+        shares, disks = merged.aliases(Filesystem).items(), merged.aliases(Disk).items()
+        stems = {alias: f"fs-{share.name}" for alias, share in shares}
+        stems |= {alias: f"disk-{disk.name}" for alias, disk in disks if disk.user_owned}
+        self._sockets = {alias: f"{guest.run_dir}/{stem}.sock" for alias, stem in stems.items()}
+        self._locks = [f"{guest.run_dir}/{stem}.lock" for stem in stems.values()]
+
+    @property
+    def deadline(self) -> float:
+        """Until when the current step must be done; ``until``: earlier than the whole start."""
+        return min(self.start.deadline, self.until)
+
+    @property
+    def rendered(self) -> str:
+        """The domain XML that the guest would be booted with."""
+        spec = domain_spec(self.guest, self.site, self.accel, self.ports)
+        files, own = {"sockets": self._sockets, "taps": self.taps}, self.site.templates
+        return render(spec, self.each.merged, **files, overrides=own)
+
+    def left(self) -> float:
+        """Return the seconds that are left. Raises HostFault: none, or a fallback has begun."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise HostFault("no time left", stage=self.start.phase)
+        return left
+
+    def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
+        """End daemons of the user's that are stopped while QEMU waits for them."""
+        return stopped_daemons.ended(self._locks, seconds)
+
+    def worker(self) -> AbstractContextManager[None]:
+        """Hold one of libvirt's workers."""
+        return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
+
+    def create(self) -> None:
+        """Boot the domain as rendered; paused, if somebody must connect to its console first."""
+        xml, seconds = self.rendered, min(self.left(), hypervisor.CALL_TIMEOUT)
+        with self.watched():
+            hypervisor.create_domain(self.uri, xml, seconds, paused=self.console is not None)
+
+    def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
+        """Return the XML of an earlier domain with this guest's files, owner and CPUs."""
+        return moved(xml, self.rendered, (state_dir, run_dir), self.guest)
+
+    def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
+        """Restore a saved domain, paused."""
+        xml = self.moved(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
+        # QEMU reads all of the memory between its first and its last word to the daemons.
+        with self.watched(seconds := self.left()):
+            hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
+
+    def take_over(self) -> None:
+        """Give the warm guest's domain this guest's devices, owner and CPUs, and resume it."""
+        guest, merged, files = self.guest, self.each.merged, (self._sockets, self.taps)
+        spec = domain_spec(guest, self.site, self.accel)
+        devices = plugged(spec, merged, *files, self.site.templates)
+        cpus = guest.placement.cores.get("vcpu", ()) or guest.placement.share
+        host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
+        owner = metadata(self.rendered)
+        taken = hypervisor.Taken(devices, owner, "vtorque", NAMESPACE, cpus, host)
+        seconds = min(self.left(), hypervisor.CALL_TIMEOUT)
+        with self.watched():
+            hypervisor.take_domain(self.uri, guest.uuid, taken, seconds)
+
+    def resume(self) -> None:
+        """Resume the restored domain. QEMU speaks to the user's daemons first, as at a boot."""
+        with self.worker(), self.watched():
+            hypervisor.resume_domain(self.uri, self.guest.uuid)
+
+    def await_ready(self) -> None:
+        """Wait until the guest reports READY."""
+        self.each.driver.await_ready(self.guest, self.deadline, self.reached)
+
+    def reached(self, stage: str) -> None:
+        """Note in the timeline, and log, that the guest has reached a stage of its start."""
+        self.start.journal.phase(stage, guest=self.guest.index)
+        _log.info("%s after %.1f s", stage, time.monotonic() - self.begun)
+
+    def set_clock(self) -> None:
+        """Have the guest set its clock, if its driver can."""
+        if isinstance(self.each.driver, ClockDriver):
+            self.each.driver.set_clock(self.guest.run_dir, self.deadline)
+
+
+def boot_one(boot: GuestBoot) -> int | None:
+    """Have a guest's source start it. Returns as :func:`boot_all`. Raises HostFault, Refused."""
+    guest, source, start = boot.guest, boot.source, boot.start
+    domain = Domain(guest.name, guest.uuid, boot.uri, start=partial(_do, boot, source.start))
+    if source.remote:
+        start.enter(ARRIVES)
+    # The libvirtd of the node that sends a guest needs the workers: none is held meanwhile.
+    with boot.watched(ARRIVAL_TIME) if source.remote else boot.worker():
         try:
             start.acquire(domain, guest=guest)
         except BaseException:
-            if not guest.spare:
-                failed.set()
-            # Else its worker would wait on when others count on it; the teardown says what fails.
-            # One that comes from another node may have come: who has it is decided by who sent it.
+            if not source.fallback:
+                boot.failed.set()
+            # Free the worker for guests that others count on; the teardown reports what fails. A
+            # remote guest may have arrived: the sender settles who has it.
             with contextlib.suppress(HostFault):
-                if not guest.comes:
+                if not source.remote:
                     domain.release()
             raise
-    if guest.comes:  # which may have taken longer than any start
-        start.deadline = time.monotonic() + site.node.start_timeout
-    for tap in taps.values():
+    if source.remote:  # it may have taken longer than any start
+        start.deadline = time.monotonic() + start.site.node.start_timeout
+    for tap in boot.taps.values():
         netfilter.filter_reserved_macs(tap)
-    try:
-        for channel in each.merged.lists(Channel):
-            owner = guest.user.uid if channel.owner == "job" else os.geteuid()
-            os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
-            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
-    except FileNotFoundError:
-        error = HostFault("ended as soon as it was started", start.phase)
-        raise with_last_words(each, error) from None
-    if guest.saved is not None and not guest.comes:
-        _let_run(start, guest, domain, failed)
-    if output is None or output.path is None:
+    _hand_over_channels(boot)
+    _do(boot, source.run)
+    if boot.console is None:
         return None
-    descriptor = connect_console(output.path)
-    hypervisor.resume_domain(uri, guest.uuid)
+    descriptor = connect_console(boot.console)
+    hypervisor.resume_domain(boot.uri, guest.uuid)
     return descriptor
 
 
-def _going_on(
-    start: Start, domain: Domain, guest: GuestPlan, saved: SavedGuest, failed: threading.Event
-) -> Domain:
-    """Return the domain of a saved guest, which is as libvirt had made it, where its files are."""
-    if saved.arrive is not None:
-        xml = moved(saved.xml, domain.xml, saved, guest.state_dir, guest.run_dir)
-        start.enter(ARRIVES)
-        arrive = functools.partial(saved.arrive, failed=failed)
-        return replace(domain, xml=xml, arrive=arrive, seconds=ARRIVAL_TIME)
-    file = str(saved.memory)
-    was = hypervisor.saved_xml(domain.uri, file)
-    xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)
-    return replace(domain, xml=xml, saved=file, seconds=start.deadline - time.monotonic())
-
-
-def _let_run(start: Start, guest: GuestPlan, domain: Domain, failed: threading.Event) -> None:
-    """Have a restored guest run. QEMU speaks to its user's daemons first, as at a boot."""
-    if guest.saved is not None and guest.saved.gate is not None:
-        guest.saved.gate(start.deadline, failed)
-    with (
-        libvirt_worker(start.site.paths, guest.user.uid, start.deadline, failed),
-        stopped_daemons.ended(domain.daemons),
-    ):
-        hypervisor.resume_domain(domain.uri, guest.uuid)
-
-
-def await_ready(start: Start, each: Prepared, until: float) -> None:
-    """Wait until the guest says that it is ready, at most until a time.monotonic().
-
-    Raises HostFault with the last words of its console.
-    """
-    begun = time.monotonic()
-
-    def step(name: str) -> None:
-        start.journal.phase(name, guest=each.plan.index)
-        _log.info("%s after %.1f s", name, time.monotonic() - begun)
-
+def _hand_over_channels(boot: GuestBoot) -> None:
     try:
-        each.driver.await_ready(each.plan, until, step)
-        if each.plan.saved is not None and isinstance(each.driver, ClockDriver):
-            each.driver.set_clock(each.plan.run_dir, until)
+        for channel in boot.each.merged.lists(Channel):
+            owner = boot.guest.user.uid if channel.owner == "job" else os.geteuid()
+            os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
+            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
+    except FileNotFoundError:
+        error = HostFault("ended as soon as it was started", boot.start.phase)
+        raise with_last_words(boot.each, error) from None
+
+
+def await_ready(boot: GuestBoot) -> None:
+    """Wait until the guest is ready. Raises HostFault with the last words of its console."""
+    boot.begun = time.monotonic()
+    try:
+        _do(boot, boot.source.ready)
     except HostFault as error:
-        raise with_last_words(each, error) from error
-    step("ready")
+        raise with_last_words(boot.each, error) from error
+    boot.reached("ready")
+
+
+def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
+    """Call a source. What a plugin raises by mistake is a fault, for which a cold boot stands in.
+
+    Raises VtorqueError.
+    """
+    try:
+        step(boot)
+    except VtorqueError:
+        raise
+    except Exception as error:
+        log.defect(boot.start.id)
+        what = f"boot source {boot.source.name}: {type(error).__name__}: {error}"
+        raise HostFault(what, stage=boot.start.phase) from error
+
+
+def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
+    """Destroy what the source has started; return the guest's cold boot, under the same name."""
+    start, source = boot.start, boot.source
+    _log.warning("boot source %s: %s: the guest is booted anew", source.name, error)
+    boot.until = 0.0  # should the source still be at work, it can do nothing more
+    hypervisor.destroy_domain(boot.uri, boot.guest.uuid, _DESTROYED)
+    for record in read(start.journal.path).open:
+        if record.kind == DOMAIN and record.guest == boot.guest.index:
+            start.journal.released(record.seq)
+    cold = replace(boot.each, plan=replace(boot.guest, source=ColdBoot()))
+    (cold.plan.state_dir / "console.log").unlink(missing_ok=True)
+    for resource in [*root_disks(cold, start.site), *daemons(cold)]:
+        resource.release()  # a daemon ends with its QEMU
+        start.acquire(resource, guest=cold.plan)
+    return GuestBoot(start, cold, boot.accel, boot.failed)
 
 
 def with_last_words(each: Prepared, error: HostFault) -> HostFault:
@@ -271,10 +340,10 @@ def with_last_words(each: Prepared, error: HostFault) -> HostFault:
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
-def _end(start: Start, each: Prepared) -> None:
+def _end(start: Start, boot: GuestBoot) -> None:
     """End a guest that is not waited for any more, since another has failed."""
     with contextlib.suppress(HostFault):  # the teardown will say it
-        hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 5.0)
+        hypervisor.destroy_domain(start.site.node.libvirt_uri, boot.guest.uuid, 5.0)
 
 
 def connect_console(path: str) -> int:
@@ -289,21 +358,21 @@ def connect_console(path: str) -> int:
 
 
 def _in_parallel(
-    prepared: Sequence[Prepared],
-    work: Callable[[Prepared], T],
-    stop: Callable[[Prepared], None] = lambda _: None,
+    boots: Sequence[GuestBoot],
+    work: Callable[[GuestBoot], T],
+    stop: Callable[[GuestBoot], None] = lambda _: None,
 ) -> list[T]:
     """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
 
-    def one(each: Prepared) -> T:
-        with log.about(guest=each.plan.index):
+    def one(each: GuestBoot) -> T:
+        with log.about(guest=each.guest.index):
             return work(each)
 
-    with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
-        futures = [pool.submit(one, each) for each in prepared]
+    with ThreadPoolExecutor(max_workers=len(boots)) as pool:
+        futures = [pool.submit(one, each) for each in boots]
         first = wait(futures, return_when=FIRST_EXCEPTION)
         failed = [future for future in futures if future in first.done and future.exception()]
-        for each, future in zip(prepared, futures, strict=True):
+        for each, future in zip(boots, futures, strict=True):
             if failed and not future.done():
                 stop(each)
     for future in failed:

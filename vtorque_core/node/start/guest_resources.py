@@ -30,20 +30,20 @@ def domain_spec(
 
 
 def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
-    """Return what a guest's own disk is made with; a spare guest has it already.
+    """Return what a guest's own disk is made with; a warm guest has it already.
 
-    That of a saved one is brought by who has saved it.
+    A boot source that brings the disk still gets the tmpfs that the disk lies in.
     """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
-    if image.disk is None or each.plan.spare:
+    if image.disk is None or each.plan.source.adopts:
         return
     if ram is not None:
         # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
         limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
         yield Mount("tmpfs", str(ram), "tmpfs", limits)
-    if each.plan.saved is not None:
+    if each.plan.source.brings_disk:
         return
     made = str(root_disk(each.plan)), str(image.disk), image.disk_format
     if plan.copied(each.plan, site):
@@ -59,8 +59,9 @@ def daemons(each: Prepared) -> Iterable[Resource]:
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
     for share in shares:
         stem, root = run_dir / f"fs-{share.name}", user.subordinate_id or None
-        of_share = {"subordinate_id": root, "readonly": share.readonly, "comes": each.plan.comes}
+        of_share = {"subordinate_id": root, "readonly": share.readonly}
         of_share |= {"owner_check": share.user_owned, "nofile": most}
+        of_share |= {"comes": each.plan.source.remote}
         yield Virtiofsd(SharedDirectory.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:

@@ -10,21 +10,21 @@ ended before, nothing was sent, and all is released.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vtorque_core import __version__
 from vtorque_core.api.batch_system import BatchJob, MovingAdapter, NodeAdapter
+from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import readable
-from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.api.log_levels import parse
 from vtorque_core.api.read_apart import reader
 from vtorque_core.base import hypervisor
@@ -51,6 +51,15 @@ class LeftAlone(BaseException):
 
 
 @dataclass(frozen=True)
+class ArrivingGuest(Identity):
+    """A guest that runs on the other node: where its files are there, and libvirt's XML of it."""
+
+    state_dir: Path
+    run_dir: Path
+    xml: str
+
+
+@dataclass(frozen=True)
 class Told:
     """What the other node tells: the job, which node its guests leave and to which, the guests.
 
@@ -62,7 +71,7 @@ class Told:
     leaves: str
     to: str
     versions: Mapping[str, str]
-    guests: tuple[SavedGuest, ...]
+    guests: tuple[ArrivingGuest, ...]
 
     @classmethod
     def read(cls, line: bytes) -> Told:
@@ -107,11 +116,10 @@ class _Sender:
 
     def arrive(
         self,
-        of: Mapping[str, SavedGuest],
+        of: Collection[str],
         site: Site,
         uuid: str,
         xml: str,
-        *,
         failed: threading.Event,
     ) -> None:
         """Have a guest be sent, once all of them can be; return when it runs here.
@@ -122,7 +130,7 @@ class _Sender:
         self._require_there(0.0)
         with self._lock:
             self._ready[uuid] = xml
-            if self._ready.keys() == of.keys():
+            if self._ready.keys() == set(of):
                 self.awaits = True
                 self.say(xml=self._ready)
         ready, until = time.monotonic() + site.node.start_timeout, time.monotonic() + ARRIVAL_TIME
@@ -136,6 +144,33 @@ class _Sender:
     def _require_there(self, seconds: float) -> None:
         if readable([self._requests], seconds) and not os.read(self._requests, 1):
             raise LeftAlone
+
+
+@dataclass(frozen=True)
+class Migration(BootSource):
+    """A guest that runs on another node, and is sent to this one when all guests can be."""
+
+    guest: ArrivingGuest
+    arrive: Callable[[str, str, threading.Event], None]
+
+    name = "migration"
+    brings_disk = True
+    remote = True
+
+    @property
+    def identity(self) -> Identity:
+        """What it keeps: all."""
+        return self.guest
+
+    def start(self, boot: Boot) -> None:
+        """Tell the sender with which XML the guest can come; return when it runs here."""
+        xml = boot.moved(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
+        self.arrive(self.guest.uuid, xml, boot.failed)
+
+    def ready(self, boot: Boot) -> None:
+        """Ask the guest whether it is ready, and have it set its clock, which stood still."""
+        boot.await_ready()
+        boot.set_clock()
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
@@ -181,14 +216,11 @@ def _start(
     adapter: NodeAdapter,
     site: Site,
     plugins: Plugins,
-    guests: Sequence[SavedGuest],
+    guests: Sequence[ArrivingGuest],
     sender: _Sender,
 ) -> None:
-    of = {guest.uuid: guest for guest in guests}
-    arriving = [
-        dataclasses.replace(each, arrive=functools.partial(sender.arrive, of, site, each.uuid))
-        for each in guests
-    ]
+    arrive = functools.partial(sender.arrive, [guest.uuid for guest in guests], site)
+    arriving = [Migration(guest, arrive) for guest in guests]
     mine = plan.attempt_of(job, plan.job_user(job.owner, site))
     with log.opened(log.Log(site.paths, mine, parse(site.log.level))):
         _log.info("guests of job %s are to come here from another node", job.id)

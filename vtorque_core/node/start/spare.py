@@ -1,51 +1,39 @@
-"""Spare guests: one that is booted already, and waits, becomes a guest of a job.
+"""Warm guests on the core's side: a job adopts one, or one ends to make room for a job.
 
-A spare guest has a journal of its own, of no job (``JobHeader.spare``); who keeps such guests, and
-how many, is a plugin's business. It is paused, has no user, share, address or secret, and room for
-devices. A job takes one by a record in its own journal. It matches if its domain and the job's are
-one but for what can be plugged in: both are rendered and compared. Neither has cores of its own,
-and the job asks for nothing that could not be done to it (``Option.needs``).
+A warm guest has a journal of its own, of no job (``JobHeader.spare``). It is paused, has no user,
+share, address or secret, and room for devices. Which one fits a job's guest is a plugin's to say
+(``vtorque_rendered_sources``). That no two jobs adopt the same one is the core's: a record in the
+job's journal and a mark in the warm guest's journal are written under the node's lock.
 
-As root in the prologue. Without spare guests nothing here costs anything.
+As root in the prologue.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api import hooks
+from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.api.libvirt_domain import Channel
-from vtorque_core.api.values import Act
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, InUse, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
+from vtorque_core.node.start.guest_resources import domain_spec
 from vtorque_core.plan import guest_uids
-from vtorque_core.plan.domain.render import NAMESPACE, base, plugged, render
+from vtorque_core.plan.domain.render import base
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import (
-    DOMAIN,
-    SPARE,
-    JournalState,
-    lock_name,
-    read,
-    spares,
-    walk,
-)
+from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, lock_name, spares, walk
 from vtorque_core.resources.lease import SpareUse
 from vtorque_core.site.config import Site
 
@@ -55,46 +43,59 @@ PREFIX = "spare-"
 WAITS, TAKEN = SPARE, "taken"
 """Phases: it may be taken from now on; it is a job's, and never waits again."""
 
-BASE = "base.xml"
-"""In its state directory: what a job's domain is compared with."""
-
-FORBIDS: frozenset[Act] = frozenset({"save"})
-"""What cannot be done to a guest that was booted before its job."""
-
 _PATIENCE, _DESTROYED, _LOOK_AGAIN = 30.0, 10.0, 0.1  # seconds
 _log = logging.getLogger(__name__)
 
 
-def take(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
-    """Return the guests, with the names of the spare guests that become them, if some match.
+def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
+    """Return the guests with the sources that plugins offer, and the domains that they adopt.
 
-    Those in ``gone``, whose memory the job has been given, end now unless they are taken. Raises
-    InUse if one does not end.
+    The warm guests in ``gone``, whose memory the job has been given, end now unless the job adopts
+    them. Raises InUse if one does not end, Conflict.
     """
     paths, site = start.site.paths, start.site
-    if not any(paths.journal.glob(f"{PREFIX}*")):
-        return list(prepared)
-    accel = kvm.choose(site.node.accel, paths.run, site.node.qemu_user).type
-    wanted = [_base(each, site, accel) for each in prepared]
-    found = []
-    with node_lock(paths):
-        free = [s for s in spares(list(walk(paths))) if _waits(s)]
-        free.sort(key=lambda s: s.key not in gone)
-        for each, xml in zip(prepared, wanted, strict=True):
-            fit = (s for s in free if xml and _uid_fits(s, each.plan, site))
-            spare = next((s for s in fit if xml == _base_of(s, paths)), None)
-            if spare is not None:
-                free.remove(spare)
-                start.acquire(SpareUse(spare.key), guest=each.plan)
-                with Journal.open(paths, spare.path) as journal:
-                    journal.phase(TAKEN)
-                _log.info("was booted before: %s", spare.key, extra={"guest": each.plan.index})
-            found.append(each if spare is None else _become(each, spare, site))
-    taken = {each.plan.spare for each in found}
+    cold = [each for each in prepared if each.plan.source.identity is None]
+    rendered = [RenderedGuest(each.plan, each.driver, partial(_base, each, site)) for each in cold]
+    offers = start.plugins.collect_from_one(
+        hooks.vtorque_rendered_sources, guests=rendered, site=site
+    )
+    offers.sort(key=lambda offer: offer.source.adopts not in gone)  # these end in any case
+    chosen = list(prepared)
+    if offers:
+        with node_lock(paths):
+            free = {s.key: s for s in spares(list(walk(paths))) if _waits(s)}
+            chosen = [_with_offer(start, each, offers, free) for each in prepared]
+    adopted = {each.plan.source.adopts for each in chosen}
     for key in gone:
-        if key not in taken:
+        if key not in adopted:
             _make_room(paths, key)
-    return found
+    return chosen
+
+
+def _with_offer(
+    start: Start, each: Prepared, offers: Sequence[Offer], free: dict[str, JournalState]
+) -> Prepared:
+    """Return a guest with the first source for it that can be had. Under the node's lock.
+
+    The record of the use and the mark in the warm guest's journal are written together, so that no
+    other job adopts the same guest.
+    """
+    guest, paths = each.plan, start.site.paths
+    for source in [offer.source for offer in offers if offer.index == guest.index]:
+        if guest.request.needs & source.forbids:
+            continue
+        if not source.adopts:
+            return replace(each, plan=replace(guest, source=source))
+        warm = free.get(source.adopts)
+        if warm is None or not _uid_fits(warm, guest, start.site):
+            continue
+        del free[warm.key]
+        start.acquire(SpareUse(warm.key), guest=guest)
+        with Journal.open(paths, warm.path) as journal:
+            journal.phase(TAKEN)
+        _log.info("was booted before: %s", warm.key, extra={"guest": guest.index})
+        return _become(replace(each, plan=replace(guest, source=source)), warm, start.site)
+    return each
 
 
 def _make_room(paths: Paths, key: str) -> None:
@@ -143,18 +144,9 @@ def _waits(state: JournalState) -> bool:
     return state.phase == WAITS and any(r.kind == DOMAIN for r in state.open)
 
 
-def _base(each: Prepared, site: Site, accel: Literal["kvm", "tcg"]) -> str:
-    able = isinstance(each.driver, SpareDriver) and not each.plan.request.needs & FORBIDS
-    if not able or each.plan.placement.own:
-        return ""
+def _base(each: Prepared, site: Site) -> str:
+    accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
     return base(domain_spec(each.plan, site, accel), each.merged, site.templates)
-
-
-def _base_of(state: JournalState, paths: Paths) -> str:
-    try:
-        return (paths.job_state(state.key) / "g0" / BASE).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _uids(spare: JournalState) -> list[int]:
@@ -173,51 +165,7 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
     uids = _uids(spare)
     uid = uids[0] if uids else hypervisor.qemu_uid(site.node.qemu_user)
     name, uuid = str(domain.args["name"]), str(domain.args["uuid"])
-    guest = replace(each.plan, name=name, uuid=uuid, qemu_uid=uid, spare=spare.key)
-    return replace(each, plan=guest)
-
-
-def become(
-    each: Prepared, site: Site, accel: Literal["kvm", "tcg"], sockets: dict[str, str],
-    taps: dict[str, str],
-) -> hypervisor.Taken:  # fmt: skip
-    """Bring what the spare guest has to where the job's is looked for; return what it then gets.
-
-    Its sockets are renamed, which whoever listens there does not notice. Its console's log gets a
-    second name: when virtlogd begins a new file (2 MiB), that one is the spare guest's.
-    """
-    guest = each.plan
-    run, state = site.paths.job_run(guest.spare) / "g0", site.paths.job_state(guest.spare) / "g0"
-    try:
-        for channel in each.merged.lists(Channel):
-            (run / Path(channel.path).relative_to(guest.run_dir)).rename(channel.path)
-        os.link(state / "console.log", guest.state_dir / "console.log")
-    except OSError as error:
-        raise HostFault(f"spare guest {guest.spare}: {error}") from None
-    at = guest.placement
-    cpus = at.cores.get("vcpu", ()) or at.share
-    of_job = domain_spec(guest, site, accel)
-    devices = plugged(of_job, each.merged, sockets, taps, site.templates)
-    whole = render(of_job, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
-    metadata = whole[whole.index("<vtorque:job") : whole.index("</metadata>")].strip()
-    # libvirt gives what it gets the namespace itself, and has no second prefix for that
-    plain = re.sub("(</?)vtorque:", r"\1", metadata).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
-    host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
-    return hypervisor.Taken(devices, plain, "vtorque", NAMESPACE, cpus, host)
-
-
-def cold(start: Start, each: Prepared) -> Prepared:
-    """End the spare guest that would not do; return the guest, to be booted in its name."""
-    hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 10.0)
-    for record in read(start.journal.path).open:
-        if record.kind == DOMAIN and record.guest == each.plan.index:
-            start.journal.released(record.seq)
-    each = replace(each, plan=replace(each.plan, spare=""))
-    (each.plan.state_dir / "console.log").unlink(missing_ok=True)
-    for resource in [*root_disks(each, start.site), *daemons(each)]:
-        resource.release()  # a daemon ends with its QEMU
-        start.acquire(resource, guest=each.plan)
-    return each
+    return replace(each, plan=replace(each.plan, name=name, uuid=uuid, qemu_uid=uid))
 
 
 def main(state: str, run: str, key: str) -> int:

@@ -33,7 +33,7 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.boot import boot_one
+from vtorque_core.node.start.boot import GuestBoot, boot_one
 from vtorque_core.node.start.guest_resources import domain_spec, root_disks
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
@@ -42,7 +42,7 @@ from vtorque_core.plan.domain.render import base, without_pluggable
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JobHeader
+from vtorque_core.records.reading import SPARE_XML, JobHeader
 from vtorque_core.resources.lease import ImageUse
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
@@ -109,9 +109,9 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
         start.acquire(resource, guest=guest)
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
     text = base(domain_spec(guest, site, accel), merged, site.templates).encode()
-    start.acquire(File(str(guest.state_dir / spare.BASE), mode=0o600, content=text), guest=guest)
+    start.acquire(File(str(guest.state_dir / SPARE_XML), mode=0o600, content=text), guest=guest)
     start.enter("boot")
-    boot_one(start, each, accel, threading.Event(), ports)
+    boot_one(GuestBoot(start, each, accel, threading.Event(), ports))
     start.enter("ready")
     with _giving_way(guest, site.node.libvirt_uri):
         driver.await_spare(guest, start.deadline)

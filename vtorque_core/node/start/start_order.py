@@ -17,9 +17,10 @@ from dataclasses import replace
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
+from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.libvirt_domain import Filesystem, Interface, forbidden
@@ -82,13 +83,13 @@ def start_job(
     adapter: NodeAdapter,
     reap_gone: Callable[[], None] = lambda: None,
     let_hook_return: Callable[[], None] = lambda: None,
-    arriving: Sequence[SavedGuest] = (),
+    arriving: Sequence[BootSource] = (),
 ) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
     ``reap_gone`` is called if the job's claims are in use, ``let_hook_return`` as soon as the hook
-    may return (:class:`Detach`); ``arriving``: guests that migrate from another node. Raises
-    Refused, HostFault (both may come from plugins); the journal then names what to release.
+    may return (:class:`Detach`); ``arriving``: sources of guests that come from another node.
+    Raises Refused, HostFault (both may come from plugins); the journal then names what to release.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -133,7 +134,7 @@ def _start(
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
     let_hook_return: Callable[[], None],
-    arriving: Sequence[SavedGuest],
+    arriving: Sequence[BootSource],
 ) -> None:
     """Go through the phases of a start, up to guests that are ready or await the script."""
     site, plugins = start.site, start.plugins
@@ -156,7 +157,7 @@ def _start(
     rendered = plan.prepare(start.guests, planned, job, site, plugins, context)
     prepared = [
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
-        for each in spare.take(start, rendered, gone)
+        for each in spare.with_offers(start, rendered, gone)
     ]
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
@@ -197,7 +198,7 @@ def _lease(
     looks = 0
     while True:
         plugins = start.plugins.without({})  # also of one that this job may not use
-        found = plugins.collect(hooks.vtorque_away, guests=guests, site=start.site)
+        found = plugins.collect(hooks.vtorque_reserved, guests=guests, site=start.site)
         away = [each.item for each in found]  # before the node's lock: they may have to wait for it
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
@@ -251,7 +252,7 @@ def _keep_facts(
         | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
         for g in start.guests
     ]
-    image, saved = start.guests[0].image, start.guests[0].saved
+    image, known = start.guests[0].image, start.guests[0].source.identity
     keep_facts(
         start.site.paths,
         start.job,
@@ -268,7 +269,7 @@ def _keep_facts(
         walltime=job.resource_list.get("walltime", ""),
         unsaveable=_unsaveable(prepared),
         immovable=_lacking("migrate", prepared),
-        booted_for=[saved.job_id, saved.attempt] if saved else [job.id, job.attempt],
+        booted_for=[known.job_id, known.attempt] if known else [job.id, job.attempt],
         **log.facts(),
     )
 

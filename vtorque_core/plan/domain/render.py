@@ -169,6 +169,12 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
     return re.sub("<metadata>.*</metadata>", "", xml, flags=re.DOTALL)
 
 
+def metadata(xml: str) -> str:
+    """Return the metadata of a rendered domain as libvirt's setMetadata takes it: no prefix."""
+    ours = xml[xml.index("<vtorque:job") : xml.index("</metadata>")].strip()
+    return re.sub("(</?)vtorque:", r"\1", ours).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
+
+
 def plugged(
     spec: DomainSpec,
     merged: MergedDomain,

@@ -1,4 +1,4 @@
-"""The domain of a guest that was saved, as it goes on: libvirt's XML of then, in its new place.
+"""The domain of a guest that was saved, or comes from another node: libvirt's XML, adapted.
 
 libvirt compares the two and refuses what the guest would see (virDomainDefCheckABIStability); the
 XML of then also says where libvirt had put each device. What is compared here is what the job asks
@@ -12,30 +12,32 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base.errors import Refused
 from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 
 _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and where it runs
 
 
-def moved(was: str, wanted: str, saved: SavedGuest, state_dir: Path, run_dir: Path) -> str:
+def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
     """Return the XML to restore a domain with.
 
     Args:
-        was: libvirt's XML of the saved domain, in a file of root's alone.
-        wanted: the rendered XML of the guest as the job would have it booted.
-        saved: where its files were; ``state_dir``, ``run_dir``: where they are now.
+        was: libvirt's XML of the earlier domain, from a file that only root can write.
+        wanted: the rendered XML of the guest.
+        places: the directories of the earlier guest, on disk and in memory.
+        guest: the guest, whose directories take their place.
 
     Raises Refused if it is not the guest that the job asks for.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)
     ElementTree.register_namespace("vtorque", NAMESPACE)
-    places = [(f"{saved.state_dir}/", f"{state_dir}/"), (f"{saved.run_dir}/", f"{run_dir}/")]
+    now_at = (guest.state_dir, guest.run_dir)
+    moves = [(f"{old}/", f"{new}/") for old, new in zip(places, now_at, strict=True)]
     for element in old.iter():
         for name, value in element.attrib.items():
-            for before, now in places:
+            for before, now in moves:
                 if value.startswith(before):
                     element.set(name, now + value.removeprefix(before))
     for tag in _PLACED:

@@ -35,7 +35,7 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
-    if guest.spare:  # booted before: what it makes keys of is not to be what it had then alone
+    if guest.source.adopts:  # else its keys follow from random bytes that it had before the job
         found["vtorque/random"] = os.urandom(64)
     if setup_script.on_cancel(guest, items):
         found["vtorque/cancel.conf"] = cancel_conf(guest)

@@ -1,0 +1,63 @@
+"""Which warm guest is offered to a job's guest."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from vtorque_core.api.boot_source import RenderedGuest
+from vtorque_core.api.claims import Placement
+from vtorque_core.api.guest_driver import GuestDriver, SpareDriver
+from vtorque_core.live import spares
+from vtorque_core.live.spares import Spare
+from vtorque_testing import planned
+from vtorque_warm import source
+
+
+@pytest.fixture(autouse=True)
+def waiting(tmp_path, monkeypatch):
+    """Have two guests wait, the second of which fits."""
+    found = []
+    for key, xml in (("spare-1.0", "<other/>"), ("spare-2.0", "<fits/>")):
+        place = tmp_path / key
+        place.mkdir()
+        (place / "base.xml").write_text(xml)
+        found.append(Spare(key, "vt", True, 0.0, 256, "", "u", "test:///default", place))
+    (tmp_path / "spare-1.0.jsonl").touch()
+    monkeypatch.setattr(spares, "spares", lambda _: found)
+    return found
+
+
+@pytest.fixture
+def offered(tmp_path):
+    site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path))
+
+    def offers(driver=SpareDriver, **changes):
+        kind = mock.create_autospec(driver, instance=True)
+        guest = RenderedGuest(planned.guest_plan(**changes), kind, lambda: "<fits/>")
+        found = source.vtorque_rendered_sources(guests=[guest], site=site)
+        return [(each.index, each.source.adopts) for each in found]
+
+    return offers
+
+
+def test_the_one_with_the_same_domain_is_offered(offered, waiting):
+    assert offered(index=3) == [(3, "spare-2.0")]
+    Path(waiting[1].directory / "base.xml").unlink()
+    assert offered() == []
+
+
+def test_a_guest_with_cores_of_its_own_was_never_booted_before(offered):
+    assert offered(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == []
+
+
+def test_a_guest_whose_driver_cannot_become_the_jobs_is_offered_none(offered):
+    assert offered(GuestDriver) == []
+
+
+def test_one_that_a_job_has_or_that_still_boots_is_not_offered(offered, waiting):
+    fits = waiting.pop()
+    waiting += [replace(fits, job="7"), replace(fits, waits=False)]
+    assert offered() == []

@@ -1,0 +1,108 @@
+"""A plugin's boot source that fails, on a recorded node: a cold boot, or all is released.
+
+Its journal is released without the plugin.
+"""
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+import device_cases
+from patience import LONG, eventually
+from vtorque_core.api import HostFault
+from vtorque_core.api.boot_source import BootSource, Offer
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base import locks
+from vtorque_testing.faults import around_all, orphans, survive
+from vtorque_testing.recorded import RecordedJob
+
+pytestmark = pytest.mark.e2e
+
+METHODS = ("start", "run", "ready")
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty(BootSource):
+    """Boots as any guest, and fails in one of its methods."""
+
+    method: str = ""
+    error: Exception | None = None
+    fallback: bool = True
+
+    name = "faulty"
+
+    def start(self, boot):
+        boot.create()
+        self._does("start")
+
+    def run(self, boot):
+        self._does("run")
+
+    def ready(self, boot):
+        boot.await_ready()
+        self._does("ready")
+
+    def _does(self, method):
+        if method == self.method and self.error is not None:
+            raise self.error
+
+
+@dataclasses.dataclass(frozen=True)
+class Rig(RecordedJob):
+    """A job whose guest comes up by a source of a plugin that is gone when it is released."""
+
+    source: BootSource = dataclasses.field(default_factory=Faulty)
+
+    def start(self, last=None):
+        def offers(guests):
+            locked = [path for path in locks._held if path == str(self.node.site.paths.node_lock)]
+            assert not locked, "no hook is called under the node's lock"
+            assert str(self.node.site.paths.job_lock(self.job.id)) in locks._held
+            return [Offer(guest.plan.index, self.source) for guest in guests]
+
+        plugin = SimpleNamespace(vtorque_rendered_sources=hookimpl(offers))
+        self.node.plugins.register("acme", plugin, "vtorque-acme 1.0")
+        with contextlib.ExitStack() as gone:
+            gone.callback(self.node.plugins.unregister, "acme")
+            return super().start(last)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    node = device_cases.node(tmp_path / "node", device_cases.load(()), device_cases.Case({}, {}))
+    with orphans() as processes:
+        yield Rig(node, node.job({"vcpus": "1", "ram": "256M"}), processes)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("error", [HostFault("no memory file"), KeyError("a defect")])
+def test_a_source_that_raises_is_replaced_by_a_cold_boot(rig, method, error):
+    before = rig.look()
+    faulty = dataclasses.replace(rig, source=Faulty(method, error))
+    run = faulty.start()
+    assert not run.error, run
+    assert len(rig.node.domains()) == 1
+    faulty.release()
+    eventually(lambda: rig.look() == before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_source_without_a_cold_boot_in_its_place_fails_the_start(rig, method):
+    before = rig.look()
+    faulty = dataclasses.replace(rig, source=Faulty(method, KeyError("a defect"), fallback=False))
+    run = faulty.start()
+    assert "boot source faulty: KeyError: 'a defect'" in run.error
+    faulty.release()
+    eventually(lambda: rig.look() == before)
+
+
+@pytest.mark.parametrize("method", ["", "ready"])
+@pytest.mark.parametrize(
+    "part", [slice(3, None, 13), pytest.param(slice(None), marks=pytest.mark.full)]
+)
+def test_a_start_by_a_source_is_killed_and_released_without_its_plugin(rig, method, part):
+    error = HostFault("silent") if method else None
+    faulty = dataclasses.replace(rig, source=Faulty(method, error))
+    assert survive(faulty, around_all, part=part, patience=LONG)
