@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt
 
 if TYPE_CHECKING:
@@ -321,9 +320,7 @@ class PeerGuest:
 class NodeAdapter(Protocol):
     """Connects vTorque to a batch system on a node. Runs as root in hooks and in the reaper.
 
-    A subclass inherits defaults for all methods from :meth:`setup_steps` on: they do nothing,
-    except
-    that :meth:`drain` and :meth:`requeue` refuse.
+    A subclass inherits methods that do nothing for all methods from :meth:`setup_steps` on.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
@@ -407,6 +404,14 @@ class NodeAdapter(Protocol):
         """
         return
 
+
+@runtime_checkable
+class DrainingAdapter(Protocol):
+    """A node part whose batch system can drain a node, and start a job again.
+
+    As root. Both raise HostFault if the batch system cannot be told, Refused if it does not do so.
+    """
+
     def drain(self, reason: str) -> None:
         """Drain this node: no new jobs until an admin resumes it; running jobs continue.
 
@@ -417,16 +422,13 @@ class NodeAdapter(Protocol):
 
         Raises:
             HostFault: the server does not accept the change.
-            Refused: the batch system cannot drain nodes.
         """
-        raise Refused("this site's batch system knows no node that gets no more jobs")
 
     def requeue(self, job_id: str) -> None:
         """End a job that runs on this node, and requeue it under its id.
 
         Raises as :meth:`drain`.
         """
-        raise Refused("this site's batch system starts no job again")
 
 
 @runtime_checkable

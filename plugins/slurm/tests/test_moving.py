@@ -132,7 +132,7 @@ def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     slurm.gres = "gpu:1(IDX:0)"
     with pytest.raises(Refused, match="generic resources"):
         adapter.receive("7", ("n1", "n3"), "n2", "n3")
-    with pytest.raises(Refused, match="leads to n3"):
+    with pytest.raises(Refused, match="reached n3"):
         adapter.receive("7", ("n1", "n4"), "n2", "n4")
     slurm.gres, slurm.room = "", False
     monkeypatch.setattr(moving, "_WAIT", 0.0)

@@ -29,7 +29,7 @@ def receive(
 ) -> BatchJob:
     """See :class:`vtorque_core.api.batch_system.MovingAdapter`. Raises Refused, HostFault."""
     if (here := controller_updates.this_node(client)) != node:
-        raise Refused(f"the site's way to {node} ([plugin.survive] reach) leads to {here}")
+        raise Refused(f"a request for {node} reached {here}: correct how nodes reach each other")
     found = controller_updates.record(client, job_id)
     owner, uid, partition, left_of_time = _fields(client, job_id, "%u|%U|%P|%L", 4)
     held = found if left in found.cpus else _placeholder(client, job_id, left)

@@ -30,7 +30,7 @@ from vtorque_core.api import (
     replace_file,
     take_lock,
 )
-from vtorque_core.api.batch_system import NodeAdapter
+from vtorque_core.api.batch_system import DrainingAdapter
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_survive import move, periodic, turn
@@ -60,7 +60,7 @@ class Drain:
 
     config: Path
     paths: Paths
-    batch: NodeAdapter
+    batch: object
     settings: Settings
     reason: str
     in_turn: bool = False
@@ -101,7 +101,7 @@ class Drain:
             if self.in_turn:
                 turn.take(self.batch, self.settings.drain_most, self.reason)
             else:
-                self.batch.drain(self.reason)
+                _draining(self.batch).drain(self.reason)
             left = []
             jobs = self._jobs()
             with ThreadPoolExecutor(self.settings.drain_at_once) as threads:
@@ -136,7 +136,7 @@ class Drain:
         if why_not := self._why_not_requeued(job):
             return "", why_not
         saved = save(self.config, job)
-        start_again(self.batch.requeue, job, saved)
+        start_again(_draining(self.batch).requeue, job, saved)
         return saved, ""
 
     def _why_not_requeued(self, job: RunningJob) -> str:
@@ -180,6 +180,13 @@ class Last:
         """Note it. Raises OSError, HostFault."""
         said = {"at": self.at, "reason": self.reason, "left": self.left}
         replace_file(str(_file(paths)), json.dumps(said).encode(), mode=0o600)
+
+
+def _draining(batch: object) -> DrainingAdapter:
+    """Return the node part of a batch system that can drain a node. Raises Refused."""
+    if not isinstance(batch, DrainingAdapter):
+        raise Refused("this site's batch system cannot drain a node")
+    return batch
 
 
 def save(config: Path, job: RunningJob) -> str:

@@ -36,7 +36,7 @@ class Holding(Protocol):
         ...
 
     def requeue_here(self, job_id: str) -> None:
-        """As :meth:`NodeAdapter.requeue`, and the job starts again on this node alone.
+        """As :meth:`DrainingAdapter.requeue`, and the job starts again on this node alone.
 
         Raises HostFault, Refused.
         """

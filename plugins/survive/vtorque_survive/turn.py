@@ -28,7 +28,7 @@ class Counting(Protocol):
     """
 
     def drain(self, reason: str) -> None:
-        """See :class:`NodeAdapter`; a new reason replaces one of ours."""
+        """See :class:`DrainingAdapter`; a new reason replaces one of ours."""
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
