@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.health import HealthCheck
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.libvirt_domain import Element
-    from vtorque_core.api.node_job import EndedJob, NodeJob, Site
+    from vtorque_core.api.node_job import EndedJob, NodeJob, ReceivingNode, Site
     from vtorque_core.api.setup_steps import Installation, SetupStep
     from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, OfJob
     from vtorque_core.api.values import Extra, Image, JobRequest, Option
@@ -559,6 +559,24 @@ def vtorque_post_boot(job: NodeJob) -> None:
         @hookimpl
         def vtorque_post_boot(job):
             print(f"{len(job.guests)} guests of {job.id} are ready")
+    """
+
+
+@hookspec
+def vtorque_receive(node: ReceivingNode) -> None:
+    """Receive guests that run on another node: ``node.start(...)`` with a source for each.
+
+    Module: acting.
+    Called: by ``vtorque hook receive``, as root, on the node that the guests come to.
+    Errors: the exit status is 1; the plugin tells the other node.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_receive(node):
+            print(f"acme receives guests on {node}")
     """
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.guest_plan import BootSource, GuestPlan, JobUser
 from vtorque_core.base.names import JobAttempt, Paths
 
 S = TypeVar("S")
@@ -62,6 +62,45 @@ class NodeJob(Protocol):
 
         The user reads it before the job's standard error, as a Notice; the admin reads it in
         syslog.
+        """
+
+
+class ReceivingNode(Protocol):
+    """The node that guests come to from another node while they run. As root."""
+
+    @property
+    def requests(self) -> int:
+        """The descriptor from which the other node's requests are read."""
+
+    @property
+    def answers(self) -> int:
+        """The descriptor to which the answers are written."""
+
+    @property
+    def uri(self) -> str:
+        """Where libvirt is."""
+
+    @property
+    def start_timeout(self) -> float:
+        """The seconds that a start may take."""
+
+    def require_like(self, name: str, versions: Mapping[str, str]) -> None:
+        """Raise Refused if this node, ``name``, cannot go on with guests of such a node."""
+
+    def start(
+        self, job_id: str, nodes: Sequence[str], left: str, name: str,
+        sources: Sequence[BootSource], keeps: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Start the guests of ``sources`` here, as the prologue starts a job.
+
+        Args:
+            job_id: of the job.
+            nodes: of its guests from then on, in the order of their ranks.
+            left: the node that the guests leave; ``name``: this one.
+            sources: one for each guest, in order.
+            keeps: called if the start fails: whether all stays as it is. Otherwise it is released.
+
+        Raises Refused, HostFault.
         """
 
 

@@ -1,6 +1,6 @@
 """Public, for a plugin's commands: guests that run go to another node. As root.
 
-What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.node.start.receive`).
+What is done where it comes to: ``vtorque_receive``, called by ``vtorque hook receive``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from vtorque_core.api.health import HealthCheck
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import Place, place
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_survive import move_record, periodic, placeholder, restore, shared
+from vtorque_survive import move_record, periodic, placeholder, receive, restore, shared
 from vtorque_survive.asked import CHECKPOINT, NEVER
 from vtorque_survive.placeholder import Placeholder
 from vtorque_survive.process import Watcher
@@ -91,4 +91,5 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolCl
 
 vtorque_resources = always(Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder)
 vtorque_boot_sources = restore.vtorque_boot_sources
+vtorque_receive = receive.vtorque_receive
 vtorque_render_domain = restore.vtorque_render_domain

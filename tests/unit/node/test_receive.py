@@ -15,8 +15,10 @@ from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import prologue, receive
-from vtorque_core.node.start.receive import Told
 from vtorque_core.records.reading import ARRIVES
+from vtorque_core.site.plugins import Plugins
+from vtorque_survive import receive as survive
+from vtorque_survive.receive import Told
 
 GUEST = {
     "name": "vt-42.0-n2-0", "uuid": "0b1ad9ba", "hostname": "vn2", "job_id": "42", "attempt": 0,
@@ -69,8 +71,11 @@ def here(tmp_path, monkeypatch):
         paths=paths, node=node, log=log, batch=SimpleNamespace(system="acme"), path=tmp_path
     )
     made = SimpleNamespace(
-        paths=paths, site=site, adapter=Batch(), released=[], starts=lambda _: None, plugins=None
+        paths=paths, site=site, adapter=Batch(), released=[], starts=lambda _: None
     )
+    made.plugins = Plugins()
+    hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive)
+    made.plugins.register("survive", hook, "vtorque-survive 1.0")
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: True)
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10"})
     monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
@@ -185,7 +190,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
 def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
-    monkeypatch.setattr(receive, "ARRIVAL_TIME", 0.0)
+    monkeypatch.setattr(survive, "_ARRIVES", 0.0)
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []

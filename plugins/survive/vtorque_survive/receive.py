@@ -1,0 +1,195 @@
+"""The boot source "migration": a guest that comes here from another node while it runs. As root.
+
+The other node's root tells in one line what comes, and is answered in lines: with the XML that each
+guest is to have here, once all that they need is here; then that they run here. From the first
+answer on nothing is given up here: who has a guest knows the one who sends it
+(:mod:`vtorque_survive.move`). When that one's line ends, this process ends, and all stays. If it
+has ended before, nothing was sent, and all is released.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import HostFault, VtorqueError, hookimpl
+from vtorque_core.api.boot_source import Boot, BootSource, Identity
+from vtorque_core.api.children import readable
+from vtorque_core.api.node_job import ReceivingNode
+from vtorque_core.live import moving
+
+_MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
+_ARRIVES = 3660.0  # seconds for a guest: more than its sender allows, less than the core waits
+_LOOK = 0.05  # seconds; that a domain runs is an event of libvirt's only for who runs its loop
+log = logging.getLogger(__name__)
+
+
+class LeftAlone(BaseException):
+    """Whoever sends the guest is there no more: it is theirs to say who has it."""
+
+
+@dataclass(frozen=True)
+class ArrivingGuest(Identity):
+    """A guest that runs on the other node: where its files are there, and libvirt's XML of it."""
+
+    state_dir: Path
+    run_dir: Path
+    xml: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the other node tells: the job, which node its guests leave and to which, the guests.
+
+    ``nodes``: where the job's guests are then, in rank order.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    leaves: str
+    to: str
+    versions: Mapping[str, str]
+    guests: tuple[ArrivingGuest, ...]
+
+    @classmethod
+    def read(cls, line: bytes) -> Told:
+        """Return what a line tells. Raises HostFault."""
+        try:
+            told: dict[str, Any] = json.loads(line)
+            guests = tuple(_arriving(guest) for guest in told.pop("guests"))
+            nodes = tuple(map(str, told.pop("nodes")))
+            versions = {str(name): str(each) for name, each in told.pop("versions").items()}
+            others = {name: str(value) for name, value in told.items()}
+            found = cls(nodes=nodes, versions=versions, guests=guests, **others)
+            if found.to not in nodes:
+                raise ValueError(f"node {found.to!r} is none of the job's")
+            if not guests:
+                raise ValueError("no guest")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise HostFault(f"what comes here cannot be read: {error}") from None
+        return found
+
+
+def _arriving(guest: dict[str, Any]) -> ArrivingGuest:
+    values: dict[str, Any] = {name: str(value) for name, value in guest.items()}
+    values["leased"] = tuple((str(pool), str(item)) for pool, item in guest["leased"])
+    values["attempt"] = int(guest["attempt"])
+    values |= {name: Path(values[name]) for name in ("state_dir", "run_dir")}
+    return ArrivingGuest(**values)
+
+
+class _Sender:
+    """Who sends the guests: what it is told, and whether it is still there."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests, self._answers = requests, answers
+        self._ready: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.awaits = False
+
+    def told(self) -> bytes:
+        """Return its line. Raises HostFault."""
+        said, until = bytearray(), time.monotonic() + _TELLS
+        while not said.endswith(b"\n"):
+            left = until - time.monotonic()
+            data = os.read(self._requests, 1 << 16) if readable([self._requests], left) else b""
+            said += data
+            if not data or len(said) > _MOST:
+                raise HostFault("nobody has said what is to come here")
+        return bytes(said)
+
+    def say(self, **what: Any) -> None:
+        """Tell it. Raises LeftAlone: it is not there."""
+        try:
+            os.write(self._answers, json.dumps(what).encode() + b"\n")
+        except OSError:
+            raise LeftAlone from None
+
+    def arrive(
+        self,
+        of: Collection[str],
+        node: moving.Node,
+        uuid: str,
+        xml: str,
+        failed: threading.Event,
+    ) -> None:
+        """Have a guest be sent, once all of them can be; return when it runs here.
+
+        By a thread for each guest. Raises HostFault, LeftAlone; LeftAlone also after an hour: a
+        node that has lost its power says no end.
+        """
+        self._require_there(0.0)
+        with self._lock:
+            self._ready[uuid] = xml
+            if self._ready.keys() == set(of):
+                self.awaits = True
+                self.say(xml=self._ready)
+        ready, until = time.monotonic() + node.start_timeout, time.monotonic() + _ARRIVES
+        while not self.awaits or moving.state(node.uri, uuid) != "runs":
+            self._require_there(_LOOK)
+            if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
+                raise HostFault("another guest of the job is not ready to come here")
+            if time.monotonic() >= until:
+                raise LeftAlone
+
+    def _require_there(self, seconds: float) -> None:
+        if readable([self._requests], seconds) and not os.read(self._requests, 1):
+            raise LeftAlone
+
+
+@dataclass(frozen=True)
+class Migration(BootSource):
+    """A guest that runs on another node, and is sent to this one when all guests can be."""
+
+    guest: ArrivingGuest
+    arrive: Callable[[str, str, threading.Event], None]
+
+    name = "migration"
+    brings_disk = True
+    remote = True
+
+    @property
+    def identity(self) -> Identity:
+        """What it keeps: all."""
+        return self.guest
+
+    def start(self, boot: Boot) -> None:
+        """Tell the sender with which XML the guest can come; return when it runs here."""
+        xml = boot.moved(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
+        self.arrive(self.guest.uuid, xml, boot.failed)
+
+    def ready(self, boot: Boot) -> None:
+        """Ask the guest whether it is ready, and have it set its clock, which stood still."""
+        boot.await_ready()
+        boot.set_clock()
+
+
+@hookimpl
+def vtorque_receive(node: ReceivingNode) -> None:
+    """Receive what guests the other node tells of. Raises what was wrong, which it is told, too."""
+    sender = _Sender(node.requests, node.answers)
+    try:
+        told = Told.read(sender.told())
+        here = moving.Node(node.uri, node.start_timeout)
+        arrive = functools.partial(sender.arrive, [guest.uuid for guest in told.guests], here)
+        node.require_like(told.to, told.versions)
+        where = (told.job, told.nodes, told.leaves, told.to)
+        sources = [Migration(guest, arrive) for guest in told.guests]
+        node.start(*where, sources, keeps=lambda: sender.awaits)
+        sender.say(here=True)
+    except LeftAlone:
+        raise HostFault("who sends the guests is there no more") from None
+    except Exception as error:
+        known = isinstance(error, VtorqueError)
+        with suppress(LeftAlone):
+            sender.say(failed=str(error) if known else f"{type(error).__name__}: {error}")
+        raise
