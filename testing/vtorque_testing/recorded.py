@@ -113,7 +113,7 @@ class Doubles:
 
     domains: Path
 
-    def create_domain(self, uri: str, xml: str, _timeout: float, *, paused: bool) -> None:
+    def create_domain(self, uri: str, xml: str, *, paused: bool) -> None:
         """Make the channels' sockets, as plain files, and then the domain."""
         self._ask_libvirtd()
         root = ElementTree.fromstring(xml)  # noqa: S314 - our own

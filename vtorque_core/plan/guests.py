@@ -37,7 +37,7 @@ from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.base.trust import require_secret
 from vtorque_core.images import pool, signature
 from vtorque_core.images.pool import ramdisk_mib
-from vtorque_core.plan import guest_network, guest_uids, subordinate_ids
+from vtorque_core.plan import boot_sources, guest_network, guest_uids, subordinate_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.placement import job_cores, node_hardware
 from vtorque_core.plan.placement.demand import RAM_USE
@@ -178,49 +178,19 @@ def plan_guests(
     secret = names.derive(site_secret, "job", job.id, job.attempt)
     count, uids = request[VMS_PER_NODE], guest_uids.free(site)
     sources = list(arriving)
+    boot_sources.require_possible(sources, remote=True)
     if machine is not None and not sources:
-        sources = _sources(job, request, site, plugins, user, image)
+        sources = boot_sources.offered(job, request, site, plugins, user, image)
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
         if sources:
-            plan = _with_source(plan, sources[index], site_secret)
+            plan = boot_sources.with_source(plan, sources[index], site_secret)
         plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
         claims, notices = _claims(plan, job, site, plugins, uids, disk)
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, driver, claims, (*said, *notices)))
     return guests
-
-
-def _sources(
-    job: BatchJob,
-    request: JobRequest,
-    site: Site,
-    plugins: Plugins,
-    user: JobUser,
-    image: Image,
-) -> list[BootSource]:
-    """Return the sources that a plugin has for the guests. Raises Refused: not for all of them."""
-    sources = plugins.collect_from_one(
-        hooks.vtorque_boot_sources, job=job, request=request, image=image, user=user, site=site
-    )
-    if sources and len(sources) != request[VMS_PER_NODE]:
-        made = f"{len(sources)} guests were saved"
-        raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
-    return sources
-
-
-def _with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
-    plan = dataclasses.replace(plan, source=source)
-    if (known := source.identity) is None:
-        return plan
-    return dataclasses.replace(
-        plan,
-        name=known.name,
-        uuid=known.uuid,
-        hostname=known.hostname,
-        secret=names.derive(site_secret, "job", known.job_id, known.attempt),
-    )
 
 
 def _guest(

@@ -68,8 +68,9 @@ class Told:
             guests = tuple(_arriving(guest) for guest in told.pop("guests"))
             nodes = tuple(map(str, told.pop("nodes")))
             versions = {str(name): str(each) for name, each in told.pop("versions").items()}
-            others = {name: str(value) for name, value in told.items()}
-            found = cls(nodes=nodes, versions=versions, guests=guests, **others)
+            if wrong := [name for name, value in told.items() if not isinstance(value, str)]:
+                raise ValueError(f"{wrong[0]} is no text")
+            found = cls(nodes=nodes, versions=versions, guests=guests, **told)
             if found.to not in nodes:
                 raise ValueError(f"node {found.to!r} is none of the job's")
             if not guests:

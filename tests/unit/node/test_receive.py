@@ -112,7 +112,8 @@ def test_what_is_told(here):
 @pytest.mark.parametrize(
     "told", [b"\n", b"[]\n", b"{}\n", json.dumps(TOLD | {"to": "n9"}).encode() + b"\n",
              json.dumps(TOLD | {"guests": [{**GUEST, "leased": "ab"}]}).encode() + b"\n",
-             json.dumps(TOLD | {"guests": []}).encode() + b"\n"]
+             json.dumps(TOLD | {"guests": []}).encode() + b"\n",
+             json.dumps(TOLD | {"job": None}).encode() + b"\n"]
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(here, told):
     code, (said,) = here.run(told)
@@ -219,6 +220,16 @@ def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):
 def test_a_batch_system_that_holds_no_node_is_refused(here):
     here.adapter = SimpleNamespace()
     assert "acme cannot hold a node" in here.run()[1][0]["failed"]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_receiving_fails_unless_exactly_one_plugin_receives(here, number, capsys):
+    here.plugins = Plugins()
+    for each in range(number):
+        hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive, number=each)
+        here.plugins.register(f"acme{each}", hook, "vtorque-acme 1.0")
+    assert here.run() == (1, [])
+    assert f"{number} of this node's plugins receive guests" in capsys.readouterr().err
 
 
 def test_a_second_one_of_the_job_is_refused(here):

@@ -13,6 +13,7 @@ import device_cases
 from patience import LONG, eventually
 from vtorque_core.api import HostFault
 from vtorque_core.api.boot_source import BootSource, Offer
+from vtorque_core.api.guest_plan import root_disk
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base import locks
 from vtorque_testing.faults import around_all, orphans, survive
@@ -106,3 +107,38 @@ def test_a_start_by_a_source_is_killed_and_released_without_its_plugin(rig, meth
     error = HostFault("silent") if method else None
     faulty = dataclasses.replace(rig, source=Faulty(method, error))
     assert survive(faulty, around_all, part=part, patience=LONG)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Faulty):
+    """Brings the guest's disk, in the place where a cold boot makes it, and fails."""
+
+    brings_disk = True
+
+    def start(self, boot):
+        root_disk(boot.guest).write_bytes(b"a disk of this source")
+        raise HostFault("its memory does not fit this disk")
+
+
+def test_a_cold_boot_replaces_the_disk_in_memory_that_a_source_has_brought(rig):
+    node = rig.node
+    wanted = node.job({"vcpus": "1", "ram": "256M", "fs_type": "ramdisk"})
+    before = rig.look()
+    own = dataclasses.replace(rig, job=wanted, source=OwnDisk())
+    run = own.start()
+    assert not run.error, run
+    assert len(node.domains()) == 1
+    own.release()
+    eventually(lambda: rig.look() == before)
+
+
+def test_a_source_is_not_offered_for_a_guest_that_has_one(rig):
+    """Else a warm guest or a cold boot could take the place of a restore."""
+    before = rig.look()
+    restored = SimpleNamespace(vtorque_boot_sources=hookimpl(lambda: [Faulty()]))
+    rig.node.plugins.register("other", restored, "vtorque-other 1.0")
+    run = dataclasses.replace(rig, source=Faulty("start", HostFault("not this one"))).start()
+    rig.node.plugins.unregister("other")
+    assert not run.error, run
+    rig.release()
+    eventually(lambda: rig.look() == before)

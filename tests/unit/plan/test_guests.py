@@ -22,7 +22,7 @@ from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor, names
 from vtorque_core.base.errors import Conflict, HostFault, Refusal, Refused
 from vtorque_core.images import pool
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import boot_sources, guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
@@ -393,3 +393,35 @@ def test_a_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
     with pytest.raises(Refused, match=r"vms_per_node.*1 guests were saved"):
         planned(machine=flat(range(4), 4096), vms_per_node=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(BootSource):
+    adopts: str = ""
+    remote: bool = False
+    fallback: bool = False
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Odd(adopts="spare-1.0"), "adopts a warm guest before the guests are rendered"),
+        (Odd(remote=True), "comes from another node"),
+    ],
+)
+def test_a_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, source, said):
+    plugin.saved = [source]
+    with pytest.raises(HostFault, match=f"boot source .* {said}"):
+        planned(machine=flat(range(4), 4096), vms_per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Odd(remote=True, fallback=True), "has a fallback"),
+        (Odd(), "does not come from another node"),
+    ],
+)
+def test_an_arriving_guest_has_one_source_and_no_fallback(source, said):
+    with pytest.raises(HostFault, match=f"boot source .* {said}"):
+        boot_sources.require_possible([source], remote=True)

@@ -128,6 +128,9 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
                     raise
                 each = _fallen_back(each, error)
                 boot_one(each)
+                if stopped.is_set():  # stop() came before there was the new domain
+                    _end(start, each)
+                    raise
         return await_ready(each)
 
     def stop(each: GuestBoot) -> None:
@@ -183,10 +186,13 @@ class GuestBoot:
         files, own = {"sockets": self._sockets, "taps": self.taps}, self.site.templates
         return render(spec, self.each.merged, **files, overrides=own)
 
-    def left(self) -> float:
-        """Return the seconds that are left. Raises HostFault: none, or a fallback has begun."""
+    def left(self, least: float = 0.0) -> float:
+        """Return the seconds that are left.
+
+        Raises HostFault: no more than ``least`` are left, or a fallback has begun.
+        """
         left = self.deadline - time.monotonic()
-        if left <= 0:
+        if left <= least:
             raise HostFault("no time left", stage=self.start.phase)
         return left
 
@@ -200,9 +206,11 @@ class GuestBoot:
 
     def create(self) -> None:
         """Boot the domain as rendered; paused, if somebody must connect to its console first."""
-        xml, seconds = self.rendered, min(self.left(), hypervisor.CALL_TIMEOUT)
+        xml = self.rendered
+        self.left()
+        # A call that is given up early could create the domain after the teardown has looked.
         with self.watched():
-            hypervisor.create_domain(self.uri, xml, seconds, paused=self.console is not None)
+            hypervisor.create_domain(self.uri, xml, paused=self.console is not None)
 
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return the XML of an earlier domain with this guest's files, owner and CPUs."""
@@ -212,7 +220,7 @@ class GuestBoot:
         """Restore a saved domain, paused."""
         xml = self.moved(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
         # QEMU reads all of the memory between its first and its last word to the daemons.
-        with self.watched(seconds := self.left()):
+        with self.watched(seconds := self.left(Domain.settle)):
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
     def take_over(self) -> None:
@@ -224,9 +232,9 @@ class GuestBoot:
         host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
         owner = metadata(self.rendered)
         taken = hypervisor.Taken(devices, owner, "vtorque", NAMESPACE, cpus, host)
-        seconds = min(self.left(), hypervisor.CALL_TIMEOUT)
+        self.left()
         with self.watched():
-            hypervisor.take_domain(self.uri, guest.uuid, taken, seconds)
+            hypervisor.take_domain(self.uri, guest.uuid, taken)
 
     def resume(self) -> None:
         """Resume the restored domain. QEMU speaks to the user's daemons first, as at a boot."""
@@ -327,8 +335,10 @@ def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
             start.journal.released(record.seq)
     cold = replace(boot.each, plan=replace(boot.guest, source=ColdBoot()))
     (cold.plan.state_dir / "console.log").unlink(missing_ok=True)
-    for resource in [*root_disks(cold, start.site), *daemons(cold)]:
-        resource.release()  # a daemon ends with its QEMU
+    resources = [*root_disks(cold, start.site), *daemons(cold)]
+    for resource in reversed(resources):  # the disk before the tmpfs that it lies in
+        resource.release()
+    for resource in resources:
         start.acquire(resource, guest=cold.plan)
     return GuestBoot(start, cold, boot.accel, boot.failed)
 

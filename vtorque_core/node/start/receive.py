@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.log_levels import parse
 from vtorque_core.api.read_apart import reader
 from vtorque_core.base import hypervisor
-from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError
+from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError, printable
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.end.reap import release_job, tell_ended
 from vtorque_core.node.start.start_order import start_job
@@ -91,11 +92,18 @@ def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answe
     """Have the plugin receive guests; return the exit code. ``requests``, ``answers``: files."""
     try:
         with reader():
+            receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]
+            if len(receiving) != 1:
+                raise Refused(
+                    f"{len(receiving)} of this node's plugins receive guests, and exactly one must "
+                    "(vtorque-survive): look at [plugins] in the site config"
+                )
             node = Receiving(adapter, site, plugins, requests, answers)
             plugins.collect(hooks.vtorque_receive, node=node)
     except PluginError:
         log.defect("that comes from another node")
         return EXIT_FAILED
-    except VtorqueError:
+    except VtorqueError as error:
+        sys.stderr.write(f"vtorque: {printable(str(error), 2000)}\n")
         return EXIT_FAILED
     return EXIT_OK

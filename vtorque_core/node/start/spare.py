@@ -14,13 +14,13 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import hooks
-from vtorque_core.api.boot_source import Offer, RenderedGuest
+from vtorque_core.api.boot_source import ColdBoot, Offer, RenderedGuest
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, InUse, VtorqueError
@@ -29,7 +29,7 @@ from vtorque_core.base.names import Paths
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.guest_resources import domain_spec
-from vtorque_core.plan import guest_uids
+from vtorque_core.plan import boot_sources, guest_uids
 from vtorque_core.plan.domain.render import base
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records.journal import Journal
@@ -54,11 +54,12 @@ def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str])
     them. Raises InUse if one does not end, Conflict.
     """
     paths, site = start.site.paths, start.site
-    cold = [each for each in prepared if each.plan.source.identity is None]
+    cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]
     rendered = [RenderedGuest(each.plan, each.driver, partial(_base, each, site)) for each in cold]
     offers = start.plugins.collect_from_one(
         hooks.vtorque_rendered_sources, guests=rendered, site=site
     )
+    _require_possible(offers, {each.plan.index for each in cold})
     offers.sort(key=lambda offer: offer.source.adopts not in gone)  # these end in any case
     chosen = list(prepared)
     if offers:
@@ -70,6 +71,18 @@ def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str])
         if key not in adopted:
             _make_room(paths, key)
     return chosen
+
+
+def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None:
+    """Raise HostFault for an offer that a plugin may not make."""
+    for offer in offers:
+        if offer.index not in indexes:
+            raise HostFault(
+                f"boot source {offer.source.name} is offered for guest {offer.index}, which does "
+                "not exist or has a source already",
+                stage="plan",
+            )
+    boot_sources.require_possible([offer.source for offer in offers], adopts=True)
 
 
 def _with_offer(
