@@ -38,9 +38,9 @@ from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstruct
-from vtorque_core.resources import CORE_KINDS
 from vtorque_core.resources.disk import Mount
 from vtorque_core.resources.domain import Domain
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.site import config
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed, owner
 from vtorque_core.site.request import Request

@@ -8,7 +8,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, reconstruct
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 
 
 def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:

@@ -20,7 +20,7 @@ from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap
 from vtorque_core.records import journal, reading
 from vtorque_core.records.reading import journals
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 
 _HANGS = 0.5  # seconds that a release has which hangs
 _DAY = 86400.0

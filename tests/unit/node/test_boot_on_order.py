@@ -19,7 +19,7 @@ from vtorque_core.api.guest_driver import (
 )
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.node.start.boot import connect_console
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.resources.starter import Starter
 
 

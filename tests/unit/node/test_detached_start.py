@@ -18,7 +18,7 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import reap
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.node.start import prologue
+from vtorque_core.node.start import cleanup, prologue, start_order
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.config import Site
@@ -56,9 +56,7 @@ def node(tmp_path, monkeypatch):
     site = SimpleNamespace(
         paths=paths, batch=Site().batch, node=Site().node, log=Site().log, owner=os.getuid()
     )
-    monkeypatch.setattr(prologue, "release_job", lambda *_: [])
-    monkeypatch.setattr(prologue, "tell_ended", lambda *_: [])
-    monkeypatch.setattr(prologue, "_give_up", lambda *args: proof.write(paths, args[-1]))
+    monkeypatch.setattr(cleanup, "failed_start", lambda *args: proof.write(paths, args[-1]))
 
     def run(error, *, placed, detach=Detach.PLACED, requeues=True, before=lambda: None):
         def start(job, _site, _plugins, _adapter, _reap, let_hook_return):
@@ -171,11 +169,11 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
     mine, user = JobAttempt("7.srv", 0, ME, 1234), SimpleNamespace(gid=os.getgid())
     starting = Proof(mine, "starting")
     with Journal.start(paths, JobHeader(mine, "acme")) as journal:
-        journal.acquire(prologue.proof_file(starting, user, site), plugin="core", phase="plan")
+        journal.acquire(start_order.proof_file(starting, user, site), plugin="core", phase="plan")
         journal.acquire(File(str(tmp_path / "of the job")), plugin="core", phase="boot")
     monkeypatch.setattr(File, "release", released := ReleaseSpy(paths, File.release))
     failed = Proof(mine, "requeued", "libvirtd does not answer")
-    prologue._give_up(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
+    cleanup.failed_start(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
     assert proof.is_current(paths, failed)
     assert released == [str(tmp_path / "of the job")]
     reap.release_job(paths, "7.srv", plugins_for=lambda _: Plugins())

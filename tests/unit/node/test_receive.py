@@ -14,7 +14,7 @@ from vtorque_core import __version__
 from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
-from vtorque_core.node.start import prologue, receive
+from vtorque_core.node.start import cleanup, prologue, receive
 from vtorque_core.records.reading import ARRIVES
 from vtorque_core.site.plugins import Plugins
 from vtorque_survive import receive as survive
@@ -243,9 +243,9 @@ def test_a_prologue_of_this_attempt_leaves_it_alone(here, attempt, monkeypatch):
     """One of a later attempt releases what the one before has left, as ever."""
     running_journal.Job(here.paths, "42").journal.phase(ARRIVES)
     released = []
-    monkeypatch.setattr(prologue, "release_job", lambda *_: released.append(1) or [])
+    monkeypatch.setattr(cleanup, "release_job", lambda *_: released.append(1) or [])
     monkeypatch.setattr(prologue, "start_job", lambda *_: None)
-    monkeypatch.setattr(prologue, "tell_ended", lambda *_: [])
+    monkeypatch.setattr(cleanup, "tell_ended", lambda *_: [])
     job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
     assert prologue._run(job, here.site, None, here.adapter, prologue.Hook()) == 0
     ((outcome, _),) = here.adapter.finished

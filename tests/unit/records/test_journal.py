@@ -27,7 +27,7 @@ from vtorque_core.records.reading import (
     reconstruct,
 )
 from vtorque_core.records.timeline import spans
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.resources.lease import Lease
 
 HEADER = JobHeader(JobAttempt("42.srv", 0, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"})

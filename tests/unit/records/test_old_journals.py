@@ -11,7 +11,7 @@ from vtorque_core.node.end.reap import release_job
 from vtorque_core.plan.placement.ledger import taken_by
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import boot_id, find, journals, read, reconstruct
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_testing.recorded import load
 
 DATA = Path(__file__).parents[2] / "data" / "journals"

@@ -14,8 +14,9 @@ from journalled import through_the_journal
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
-from vtorque_core.resources import CORE_KINDS, user_daemon, virtiofs_daemon
+from vtorque_core.resources import user_daemon, virtiofs_daemon
 from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.resources.lease import Lease
 from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 

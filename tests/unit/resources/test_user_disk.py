@@ -15,7 +15,8 @@ import pytest
 
 from patience import LONG
 from vtorque_core.base.errors import HostFault
-from vtorque_core.resources import CORE_KINDS, _user_daemon_exec, user_daemon, user_disk
+from vtorque_core.resources import _user_daemon_exec, user_daemon, user_disk
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.resources.user_disk import UserDisk
 
 SIZE = 1 << 20

@@ -50,7 +50,7 @@ from vtorque_core.records.reading import (
     spares,
     walk,
 )
-from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.site.plugins import Plugins
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout

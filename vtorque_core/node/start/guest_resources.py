@@ -1,19 +1,24 @@
-"""What every guest is started with: its domain's settings, its own disk, its shares' daemons."""
+"""Resources of every guest: domain settings, root disk, daemons of shares, packet filter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
 from vtorque_core.api.job_files import Tree
-from vtorque_core.api.libvirt_domain import Disk, Filesystem
+from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.images.pool import ramdisk_mib
+from vtorque_core.node.start.attempt import Start
 from vtorque_core.plan import guests as plan
-from vtorque_core.plan.domain.render import DomainSpec
+from vtorque_core.plan.domain.render import DomainSpec, tap_name
+from vtorque_core.plan.guest_network import of_site
 from vtorque_core.plan.guests import Prepared
+from vtorque_core.resources import netfilter
 from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
+from vtorque_core.resources.lease import ImageUse
+from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
 from vtorque_core.resources.virtiofs_daemon import SharedDirectory, Virtiofsd, file_limit
 from vtorque_core.site.config import Site
@@ -67,3 +72,38 @@ def daemons(each: Prepared) -> Iterable[Resource]:
         if disk.user_owned:
             stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
             yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
+
+
+def acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
+    """Acquire the directories, images and resources of all guests, journaled one by one."""
+    paths, key = start.site.paths, start.job.key
+    for top in (paths.job_state(key), paths.job_run(key)):
+        start.acquire(Tree(str(top), mode=0o711))
+    files = (each.plan.image.disk or each.plan.image.kernel for each in prepared)
+    for version in dict.fromkeys(file.parent for file in files if file):
+        start.acquire(ImageUse(str(version)))
+    guards = ""
+    for network in of_site(start.site).values():
+        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
+        guards += guard
+        if guard and not network.filter:
+            netfilter.load(guard)  # otherwise the filters of the NICs load it
+    for each in prepared:
+        for directory in (each.plan.state_dir, each.plan.run_dir):
+            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
+        for resource in _guest_resources(each, start.site, guards):
+            start.acquire(resource, guest=each.plan)
+        start.acting = each.owner
+        for resource in each.resources:
+            start.acquire(resource, guest=each.plan)
+        start.acting = "core"
+
+
+def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
+    """Yield what one guest needs. ``guards``: of all networks, since one makes the node track."""
+    yield from root_disks(each, site)
+    yield from daemons(each)
+    for nic in each.merged.lists(Interface):
+        if nic.filtered:
+            limit = site.network.max_connections
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guards, limit, nic.ipv6)

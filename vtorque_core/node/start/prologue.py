@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from vtorque_core.api.batch_system import BatchJob, Detach, Life, NodeAdapter, Outcome
-from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter, Outcome
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
 from vtorque_core.api.read_apart import reader
@@ -30,20 +29,15 @@ from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.node.end.reap import reap, release_job, tell_ended
-from vtorque_core.node.end.teardown import TeardownReport, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
-from vtorque_core.node.start.start_order import header, proof_file, start_job
+from vtorque_core.node.start.start_order import start_job
 from vtorque_core.plan import guests
 from vtorque_core.records import log
-from vtorque_core.records.journal import Journal
 from vtorque_core.records.log import Log
-from vtorque_core.records.reading import ARRIVES, JournalError, find
+from vtorque_core.records.reading import ARRIVES, JournalError, find, journals, lock_name
 from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import facts_of_job
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import for_job
 
 # What the proof calls a failed start: for the job shell one on the wrong node is a host fault.
 _WORDS: Mapping[Outcome, State] = {
@@ -155,6 +149,11 @@ def _has_come(job: BatchJob, site: Site) -> bool:
     return False
 
 
+def _has_journal(job: BatchJob, site: Site) -> bool:
+    mine = site.paths.job_lock(job.id).name
+    return any(lock_name(each) == mine for each in journals(site.paths))
+
+
 def _logged(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
     try:
         uid = pwd.getpwnam(job.owner).pw_uid
@@ -172,26 +171,19 @@ def _attempt(
     hook: Hook,
 ) -> tuple[Outcome, str, Proof | None]:
     def reap_gone() -> None:
-        """Release what jobs hold here that have ended without an epilogue."""
-        results = reap(
-            site.paths,
-            lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
-            batch=site.batch.system,
-            release_timeout=site.node.release_timeout,
-            deadline=site.node.teardown_timeout,
-        )
-        tell([result.report for result in results])
+        from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
-    def tell(reports: Sequence[TeardownReport | None]) -> None:
-        """Tell the plugins what has ended here."""
-        for fault in tell_ended(site, plugins, reports):
-            _log.warning("%s", fault)
+        cleanup.ended_jobs(job, site, plugins, adapter)
 
     detail: tuple[str, ...] = ()
     begun = time.monotonic()
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
-        tell(release_job(site.paths, job.id))  # what a killed prologue of this job has left
+        if _has_journal(job, site):  # a prologue of this job was killed
+            from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
+
+            cleanup.earlier_attempts(job, site, plugins)
+        proof.remove(site.paths, job.id)
         start_job(job, site, plugins, adapter, reap_gone, hook.let_return)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
@@ -214,6 +206,8 @@ def _attempt(
     requeue = outcome.may_run_elsewhere and not hook.waits
     state = "requeued" if requeue else _WORDS[outcome]
     try:
+        from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
+
         user = guests.job_user(job.owner, site)
         mine = guests.attempt_of(job, user)
         logged = log.facts()
@@ -221,31 +215,8 @@ def _attempt(
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
         deadline = time.monotonic() + 2 * _REQUEUE
         failed = Proof(mine, state, reason, deadline=deadline, detail=detail)
-        _give_up(job, site, plugins, user, failed)
+        cleanup.failed_start(job, site, plugins, user, failed)
     except Exception:  # the job shell then finds no proof, and runs nothing
         log.defect(job.id)
         return outcome, reason, None
     return outcome, reason, failed
-
-
-def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release what the failed start acquired; keep only the proof, with the reason.
-
-    There is a proof at every moment. A job shell that waits and finds none would end the job with
-    exit status 120, as if the prologue had been skipped.
-    """
-    path = site.paths.journal / f"{told.job.key}.jsonl"
-    try:
-        if path.exists():
-            proof.write(site.paths, told, gid=user.gid)
-            keep, seconds = str(site.paths.proof(job.id)), site.node.release_timeout
-            for _ in range(2):  # libvirtd may refuse while it is busy with a dying guest
-                teardown(path, site.paths, plugins, release_timeout=seconds, keep=keep)
-            return
-        _, its = for_job(site, plugins, facts_of_job(job, user))
-        with Journal.start(site.paths, header(job, user, site, its)) as journal:
-            journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
-    except VtorqueError:  # a full disk, mostly: tell the user all the same. The epilogue
-        # takes the proof away, journalled or not.
-        log.defect(job.id)
-        proof.write(site.paths, told, gid=user.gid)

@@ -11,40 +11,31 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from vtorque_core.api import hooks
-from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
-from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import keep_facts
-from vtorque_core.api.libvirt_domain import Filesystem, Interface, forbidden
+from vtorque_core.api.libvirt_domain import Filesystem, forbidden
 from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, InUse, Refused
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
-from vtorque_core.node.start.boot import boot_all, boot_on_order
-from vtorque_core.node.start.guest_resources import daemons, root_disks
 from vtorque_core.plan import guests as plan
-from vtorque_core.plan.domain.render import tap_name
-from vtorque_core.plan.guest_network import of_site
 from vtorque_core.plan.guests import PlannedGuest, Prepared
 from vtorque_core.plan.placement import ledger
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
-from vtorque_core.resources import netfilter, virtiofs_daemon
-from vtorque_core.resources.lease import ImageUse
-from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_job
@@ -147,6 +138,9 @@ def _start(
     gone: list[str] = []
     placements = _lease(start, planned, share, reap_gone, let_hook_return, patience, gone)
     let_hook_return()
+    # The batch system waits until here. These modules take 0.1 s of CPU time to import.
+    from vtorque_core.node.start import boot, guest_resources, spare  # noqa: PLC0415
+
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)
     notices = _notices(planned, placements)
@@ -163,15 +157,15 @@ def _start(
     _keep_facts(start, job, wanted, prepared)
 
     start.enter("pre-boot")
-    _acquire_all(start, prepared)
+    guest_resources.acquire_all(start, prepared)
     _acquire_user_files(start, wanted)
     start.act("vtorque_pre_boot")
 
     on_order = isinstance(prepared[0].driver, LateDriver)
     if on_order:
-        boot_on_order(start, prepared)
+        boot.boot_on_order(start, prepared)
     else:
-        boot_all(start, prepared)  # phases boot, ready, post-boot
+        boot.boot_all(start, prepared)  # phases boot, ready, post-boot
     _prove_ready(start, told, prepared[0], notices)
     start.enter("await the script" if on_order else "run")
     with contextlib.suppress(JournalError, OSError):
@@ -285,6 +279,8 @@ def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
     elements = (item.element for each in prepared for item in each.merged.items)
     found = forbidden(act, elements)
     if Filesystem.__name__ in found:
+        from vtorque_core.resources import virtiofs_daemon  # noqa: PLC0415 - after the hook
+
         found.remove(Filesystem.__name__)
         if not virtiofs_daemon.saves():
             found.append("shared directories (this virtiofsd gives QEMU no state to save)")
@@ -335,37 +331,3 @@ def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[N
         guests=tuple(guests),
     )
     proof.write(start.site.paths, ready, gid=start.user.gid)
-
-
-def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
-    paths, key = start.site.paths, start.job.key
-    for top in (paths.job_state(key), paths.job_run(key)):
-        start.acquire(Tree(str(top), mode=0o711))
-    files = (each.plan.image.disk or each.plan.image.kernel for each in prepared)
-    for version in dict.fromkeys(file.parent for file in files if file):
-        start.acquire(ImageUse(str(version)))
-    guards = ""
-    for network in of_site(start.site).values():
-        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
-        guards += guard
-        if guard and not network.filter:
-            netfilter.load(guard)  # otherwise the filters of the NICs load it
-    for each in prepared:
-        for directory in (each.plan.state_dir, each.plan.run_dir):
-            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each, start.site, guards):
-            start.acquire(resource, guest=each.plan)
-        start.acting = each.owner
-        for resource in each.resources:
-            start.acquire(resource, guest=each.plan)
-        start.acting = "core"
-
-
-def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
-    """Yield what one guest needs. ``guards``: of all networks, since one makes the node track."""
-    yield from root_disks(each, site)
-    yield from daemons(each)
-    for nic in each.merged.lists(Interface):
-        if nic.filtered:
-            limit = site.network.max_connections
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guards, limit, nic.ipv6)

@@ -1,0 +1,71 @@
+"""Release what starts leave: killed ones, failed ones, and jobs that ended without an epilogue.
+
+As root in the prologue, under the job's lock. Most starts release nothing and do not import this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.base.errors import VtorqueError
+from vtorque_core.node.end.reap import reap, release_job, tell_ended
+from vtorque_core.node.end.teardown import TeardownReport, teardown
+from vtorque_core.node.shell import proof
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.node.start.start_order import header, proof_file
+from vtorque_core.records import log
+from vtorque_core.records.journal import Journal
+from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import facts_of_job
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import for_job
+
+_log = logging.getLogger(__name__)
+
+
+def earlier_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
+    """Release what a killed prologue of this job has left. Raises as :func:`release_job`."""
+    _tell(site, plugins, release_job(site.paths, job.id))
+
+
+def ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
+    """Release what jobs hold on this node that have ended without an epilogue."""
+    results = reap(
+        site.paths,
+        lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
+        batch=site.batch.system,
+        release_timeout=site.node.release_timeout,
+        deadline=site.node.teardown_timeout,
+    )
+    _tell(site, plugins, [result.report for result in results])
+
+
+def _tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> None:
+    for fault in tell_ended(site, plugins, reports):
+        _log.warning("%s", fault)
+
+
+def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
+    """Release what the failed start acquired; keep only the proof, with the reason.
+
+    There is a proof at every moment. A job shell that waits and finds none would end the job with
+    exit status 120, as if the prologue had been skipped.
+    """
+    path = site.paths.journal / f"{told.job.key}.jsonl"
+    try:
+        if path.exists():
+            proof.write(site.paths, told, gid=user.gid)
+            keep, seconds = str(site.paths.proof(job.id)), site.node.release_timeout
+            for _ in range(2):  # libvirtd may refuse while it is busy with a dying guest
+                teardown(path, site.paths, plugins, release_timeout=seconds, keep=keep)
+            return
+        _, its = for_job(site, plugins, facts_of_job(job, user))
+        with Journal.start(site.paths, header(job, user, site, its)) as journal:
+            journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
+    except VtorqueError:  # a full disk, mostly: tell the user all the same. The epilogue
+        # takes the proof away, journalled or not.
+        log.defect(job.id)
+        proof.write(site.paths, told, gid=user.gid)

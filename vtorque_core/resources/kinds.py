@@ -1,0 +1,39 @@
+"""All resource kinds of the core. They are released even if every plugin is gone.
+
+A package of its own imports none of them, since only the teardown needs all.
+"""
+
+from __future__ import annotations
+
+from vtorque_core.api.acquired import CoreResource
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.disk_file import DiskFile
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.resources.disk import DiskCopy, Mount, Overlay
+from vtorque_core.resources.domain import Domain
+from vtorque_core.resources.lease import ImageUse, Lease, SpareUse
+from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.resources.starter import Starter
+from vtorque_core.resources.user_disk import UserDisk
+from vtorque_core.resources.virtiofs_daemon import Virtiofsd
+
+CORE_KINDS: dict[str, type[CoreResource]] = {
+    kind.kind: kind
+    for kind in (
+        File,
+        Tree,
+        Overlay,
+        DiskCopy,
+        DiskFile,
+        ImageUse,
+        Domain,
+        Process,
+        Starter,
+        Virtiofsd,
+        UserDisk,
+        Mount,
+        Netfilter,
+        Lease,
+        SpareUse,
+    )
+}
