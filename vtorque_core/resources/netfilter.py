@@ -133,9 +133,8 @@ def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     bridge = guest_bridge(xml)
     if bridge is None:
         return ""
-    dhcp = network.addressing == "dhcp"
     try:
-        return guard(network.source, bridge, network.node_ports, dhcp=dhcp)
+        return guard(network.source, bridge, network.node_ports, dhcp=network.addressing == "dhcp")
     except ValueError as error:
         raise HostFault(f"libvirt network {network.source}: {error}") from None
 
@@ -230,8 +229,8 @@ class Netfilter(CoreResource):
 
     def create(self) -> None:
         """Load the tables in one transaction. Raises HostFault (nft missing or refusing)."""
-        tracks = self.guard or _CONNTRACK.exists()  # the guard makes the node track connections
-        limit = self.connections if tracks else 0
+        # The guard makes the node track connections.
+        limit = self.connections if self.guard or _CONNTRACK.exists() else 0
         load(rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard)
 
     def release(self) -> None:

@@ -78,10 +78,14 @@ def defaults() -> Mapping[str, Mapping[str, Any]]:
     """Return what such a site has in place of the schema's defaults, as TOML would give it.
 
     libvirt's client finds its daemon by the environment: that is made the same for all processes.
+    HOME is the account's, because ``su -m`` keeps another user's.
     """
     state = _home("XDG_STATE_HOME")
     runtime = _runtime(state / "run")
-    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    os.environ.update(XDG_RUNTIME_DIR=str(runtime), HOME=account().pw_dir)
+    for variable in _DEFAULTS:  # GLib, and thus libvirt, would use a relative path
+        if not os.environ.get(variable, "/").startswith("/"):
+            del os.environ[variable]
     return {
         "paths": {"state": str(state), "run": str(runtime / "vtorque"), "commands": ""},
         "node": {
@@ -95,9 +99,8 @@ def defaults() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _home(variable: str) -> Path:
-    given = os.environ.get(variable, "")
-    home = Path(account().pw_dir)
-    return (Path(given) if given.startswith("/") else home / _DEFAULTS[variable]) / "vtorque"
+    given, default = os.environ.get(variable, ""), Path(account().pw_dir, _DEFAULTS[variable])
+    return (Path(given) if given.startswith("/") else default) / "vtorque"
 
 
 def _runtime(link: Path) -> Path:

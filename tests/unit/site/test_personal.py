@@ -221,6 +221,15 @@ def test_caller_without_an_account_gets_one_line(user, monkeypatch):
             ask()
 
 
+def test_libvirt_uses_the_directories_that_were_checked(user, monkeypatch):
+    """``su -m`` keeps HOME, and GLib (libvirt) accepts relative paths, unlike the specification."""
+    monkeypatch.setenv("HOME", str(user / "theirs"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    load(personal.CONFIG_PATH, node=False)
+    assert os.environ["HOME"] == str(user / "home")
+    assert "XDG_CONFIG_HOME" not in os.environ
+
+
 def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somebody/elses")
     monkeypatch.setattr(personal, "_is_own", lambda place: str(place) == f"/run/user/{UID}")
