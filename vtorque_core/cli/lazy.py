@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
             if word == "--":  # what follows is another program's
                 break
             option, _, joined = word.partition("=")
-            if option == "--config":
+            if option == ("--file" if args[0] == "config" else "--config"):
                 ctx.meta[_CONFIG] = Path(joined or following)
         return super().resolve_command(ctx, args)
 

@@ -213,7 +213,7 @@ def of_site(found: Found, config: Path) -> list[str]:
 def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, name):
     fault, code, said = FAULTS[name]
     argvs = [[*of_site(each, site), "--help"] for each in commands(site)]
-    argvs.append(["vsub", "--help"])
+    argvs.append(["vsub", "--config", str(site), "--help"])
     ends = call_all(argvs, site, fault)
     wrong = [
         (argv, ended) for argv, ended in zip(argvs, ends, strict=True)
@@ -365,3 +365,15 @@ def test_a_config_that_is_named_must_exist(site, words):
     assert ended.code == (1 if "check" in words else 2)
     said = "" if "check" in words else f"{words[0]}: "
     assert ended.stderr.decode() == f"{said}{missing}: No such file or directory\n"
+
+
+def test_config_explain_reads_only_the_config_that_is_named(site):
+    """A new config is explained before it replaces one that is broken."""
+    broken = site.parent / "broken.toml"
+    broken.write_text("[node")
+    ended = call(
+        ["vtorque", "config", "explain", "--file", str(site), "--as", "root"],
+        site,
+        lambda: setattr(lazy, "CONFIG_PATH", broken),
+    )
+    assert (ended.code, ended.stderr) == (0, b"")

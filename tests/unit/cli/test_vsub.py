@@ -244,9 +244,11 @@ def test_wheels_bring_launchers_that_isolate_python(tmp_path, name):
     for module in ("json", "signal", "click", "vtorque_core"):
         (tmp_path / f"{module}.py").write_text("print('foreign')\n")
     hostile = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PATH": "/nowhere"}
+    (tmp_path / "site.toml").touch()
+    words = ["--config", "site.toml", "--help"] if name == "vsub" else ["--help"]
     for path in (installed, tmp_path / "link"):
         done = subprocess.run(
-            [path, "--help"], env=hostile, cwd=tmp_path, capture_output=True, text=True, check=False
+            [path, *words], env=hostile, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.lower().startswith(f"usage: {name}")
