@@ -25,6 +25,32 @@ dpkg-query -W qemu-system-x86 libvirt-daemon-driver-qemu
 """
 
 
+EXAMPLES = {
+    "bones": {
+        "plugins": "images",
+        "packages": "mmdebstrap uidmap",
+        "image": "bones",
+        "shown": "cat bones.o*",
+        "wanted": [r"specimen [1-4]: 4\d% bone, [23]\d\d\d MPa"] * 4,
+    },
+    "container": {
+        "plugins": "images oci",
+        "packages": "mmdebstrap umoci uidmap",
+        "image": "stack",
+        "shown": "cat result-*.json",
+        "wanted": [rf'\{{"masses": {each}00, "lowest": \[0\.\d+, .*' for each in (1, 2, 3)],
+    },
+    "study": {
+        "plugins": "experiment[html]",
+        "packages": "busybox",
+        "image": "micro",
+        "shown": "ls study.html",
+        "wanted": ["study.html", r"wall, s +guest WORK=compute +6/6 .*"],
+    },
+}
+"""Examples that one node without root can run. tests/e2e/slurm runs all of them on two nodes."""
+
+
 @pytest.fixture(params=["bookworm", "trixie"])
 def machine(request):
     """Return a function that runs a script as root in a new empty machine of that release.
@@ -89,6 +115,33 @@ def test_readme_makes_a_node(machine):
     said = machine(script(demo, clean))
     assert "exit code 42" in said and "Hello from v" in said
     assert "Removed: /opt/vtorque" in said
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_readme_runs_without_root(machine, name):
+    """Run the README's commands as a user, in the form that the README gives for ``local``."""
+    example, page = EXAMPLES[name], (REPO / f"examples/{name}/README.md").read_text()
+    commands = "".join(re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    if "`vsub -W block=true job.sh`" in page:
+        commands = commands.replace("vsub -W job.sh", "vsub -W block=true job.sh")
+    wheels, venv, _ = block("README.md", "scripts/wheels").splitlines()
+    wheels = wheels.replace(" wheels ", f" wheels {example['plugins']} ")
+    user = [
+        wheels,
+        " ".join([venv, *(f"vtorque-{each}" for each in example["plugins"].split())]),
+        f"export PATH=~/vtorque/bin:$PATH; cp -r examples/{name} ~; cd ~/{name}",
+        f"{commands}vmgr images show {example['image']}; {example['shown']}",
+    ]
+    said = machine(
+        script(
+            "useradd -m -s /bin/bash ada; chown -R ada: .",
+            block("README.md", "apt-get"),
+            f"apt-get install -y --no-install-recommends {example['packages']}",
+            "su ada -c 'bash -eux' <<'END OF USER'\n" + "\n".join(user) + "\nEND OF USER",
+        )
+    )
+    for line in example["wanted"]:
+        assert re.search(f"^{line}$", said, re.MULTILINE), line
 
 
 def test_readme_runs_the_tests(machine):

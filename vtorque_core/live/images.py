@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.api.vm_options import IMG
 from vtorque_core.base.errors import Refusal, Refused, UsageError
 from vtorque_core.base.safefs import fsync as fsync
@@ -58,14 +59,14 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
         raise UsageError("only root can change the image pool")
+    if site.owner:  # no administrator has set up a user's own site
+        make_directories(site.images.pool)
     return site, plugins
 
 
 def refused_by(site: Site, name: str) -> Refusal | None:
     """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
-    options = site.options
-    if site.limits:
-        options = options_for(site, facts_of_user())
+    options = options_for(site, facts_of_user()) if site.limits else site.options
     limits = options.get(IMG.key, Limits())
     if limits.allow is None and not limits.deny:
         return None

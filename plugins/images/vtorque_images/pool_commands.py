@@ -34,7 +34,8 @@ from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
 def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> None:
     """List the images that you may use. Exit code 1 if one of them is broken."""
     site = site_of(ctx.obj)
-    found = listing(site.images.pool)
+    unused = site.owner and not site.images.pool.exists()  # a user's own site before its first job
+    found = [] if unused else listing(site.images.pool)
     if not effective_root():
         found = [item for item in found if refused_by(site, item.name) is None]
     uses = table.uses(site.paths)

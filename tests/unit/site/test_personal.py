@@ -9,9 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
+from vtorque_core.live.images import check_pool, root_site
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.resources.disk import Mount
 from vtorque_core.site import personal
@@ -19,6 +21,7 @@ from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.load import load, load_paths
 from vtorque_core.site.policy import asked
 from vtorque_core.site.request import make_request
+from vtorque_images.pool_commands import list_command
 
 UID = os.getuid() or 1000
 IS_OWN = personal._is_own  # the fixture replaces it
@@ -103,6 +106,14 @@ def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatc
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert not personal.is_meant(personal.CONFIG_PATH)
     assert not personal.is_meant(personal.config())
+
+
+def test_first_image_of_a_users_own_site_has_a_pool(user):
+    """No administrator makes the pool, and an image may be built before the first job."""
+    listed = CliRunner().invoke(list_command, obj=personal.CONFIG_PATH)
+    assert (listed.exit_code, listed.exception) == (0, None)
+    site, _ = root_site(personal.CONFIG_PATH)
+    check_pool(site.images.pool)
 
 
 def test_a_machine_with_a_config_or_a_state_directory_is_a_site(user, monkeypatch):
