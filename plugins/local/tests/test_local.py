@@ -220,6 +220,23 @@ def test_output_in_a_missing_directory_is_refused(site, words):
     assert list(site.submitter.jobs()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dangling", "/nonexistent does not exist"),
+        ("loop", "cannot be created: Too many levels of symbolic links"),
+        ("y" * 300, "cannot be created: File name too long"),
+        ("new/", "/new does not exist"),
+    ],
+)
+def test_output_that_cannot_be_created_is_refused(site, name, why):
+    (site.root / "dangling").symlink_to("/nonexistent/x")
+    (site.root / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=f"output file .*{why}; give another place"):
+        site.submit("-o", name, site.script("exit 0\n"))
+    assert list(site.submitter.jobs()) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write there")
 def test_output_that_the_user_may_not_write_is_refused(site):
     site.root.chmod(0o755)

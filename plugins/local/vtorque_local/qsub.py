@@ -131,18 +131,27 @@ def check_outputs(paths: Iterable[str]) -> None:
     Otherwise the job would boot its guests, and then not run.
     """
     for path in paths:
-        exists = os.path.exists(path)  # noqa: PTH110 (the user's text)
-        directory = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
-        place, mode = (directory, os.W_OK | os.X_OK)
-        if exists and directory != path:
-            place, mode = path, os.W_OK
-        if not os.access(place, mode):
-            missing = not os.path.exists(place)  # noqa: PTH110
-            why = "does not exist" if missing else "is not yours to write"
+        if why := _why_not_created(path):
             raise UsageError(
-                f"output file {printable(path)}: {printable(place)} {why}; "
-                "give another place with -o and -e"
+                f"output file {printable(path)}: {why}; give another place with -o and -e"
             )
+
+
+def _why_not_created(path: str) -> str:
+    """Return why the caller cannot create or write a file; empty if nothing speaks against it."""
+    real = os.path.realpath(path)  # a link may lead to a directory that does not exist
+    is_directory = path.endswith("/") or os.path.isdir(real)  # noqa: PTH112 (the user's text)
+    place, mode = (real, os.W_OK | os.X_OK) if is_directory else (real, os.W_OK)
+    try:
+        os.stat(real)  # noqa: PTH116
+    except FileNotFoundError:
+        place = real if is_directory else os.path.dirname(real)  # noqa: PTH120
+        mode = os.W_OK | os.X_OK
+    except OSError as error:  # the name is too long, or a directory cannot be searched
+        return f"cannot be created: {error.strerror}"
+    if not os.path.exists(place):  # noqa: PTH110
+        return f"{printable(place)} does not exist"
+    return "" if os.access(place, mode) else f"{printable(place)} is not yours to write"
 
 
 def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
