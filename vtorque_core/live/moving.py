@@ -6,8 +6,7 @@ What is done where it comes to: ``vtorque_receive``, called by ``vtorque hook re
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,13 +14,13 @@ from typing import Any, Literal, Self
 from vtorque_core import __version__
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.live.locked_job import LockedJob, journal_of
 from vtorque_core.live.saving import Saveable, own_disks
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
+from vtorque_core.records.reading import ARRIVES, DOMAIN
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
@@ -31,7 +30,6 @@ MOVES = "moves"
 
 State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
-_PATIENCE = 30.0  # seconds for the job's lock: who received the guest may just end
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,11 @@ def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
 
 def disks(paths: Paths, key: str) -> dict[str, Path]:
     """Return the own disk of each of a job's guests that has one here, by UUID."""
-    with suppress(FileNotFoundError, EmptyJournal):
-        state = read(paths.journal / f"{key}.jsonl")
-        own = own_disks(state)
-        domains = [record for record in state.open if record.kind == DOMAIN]
-        return {str(r.args["uuid"]): own[r.guest] for r in domains if r.guest in own}
-    return {}
+    if (state := journal_of(paths, key)) is None:
+        return {}
+    own = own_disks(state)
+    domains = [record for record in state.open if record.kind == DOMAIN]
+    return {str(r.args["uuid"]): own[r.guest] for r in domains if r.guest in own}
 
 
 def settled(uri: str, uuid: str, seconds: float) -> State:
@@ -119,12 +116,6 @@ def state(uri: str, uuid: str) -> State:
     return hypervisor.domain_state(uri, uuid)
 
 
-def mark(paths: Paths, job: RunningJob, phase: str) -> None:
-    """Have the job be in a phase; its lock is held (:func:`vtorque_core.live.saving.held`)."""
-    with Journal.open(paths, paths.journal / f"{job.job.key}.jsonl") as journal:
-        journal.phase(phase)
-
-
 def stand_still(guest: RunningGuest) -> None:
     """Have a guest stand still that is about to go. Raises HostFault, also if it has ended."""
     with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
@@ -141,55 +132,35 @@ def end(uri: str, uuid: str) -> None:
     hypervisor.destroy_domain(uri, uuid)
 
 
-def have_gone(paths: Paths, job: RunningJob, uuids: Collection[str]) -> None:
-    """Have these guests be none of this node's, and the job go on here with its others.
+def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
+    """Release the domains of guests that run on another node; the job's others run on here.
 
-    What else they had here is released with the job. The job's lock is held. Raises HostFault.
+    The guests' other resources are released with the job. Raises HostFault.
     """
-    path = paths.journal / f"{job.job.key}.jsonl"
-    with Journal.open(paths, path) as journal:
-        for record in read(path).open:
+    with Journal.open(job.paths, job.state.path) as journal:
+        for record in job.state.open:
             if record.kind == DOMAIN and record.args["uuid"] in uuids:
                 end(str(record.args["uri"]), str(record.args["uuid"]))
                 journal.released(record.seq)
-        journal.phase(suspend.RUNS)
+    job.enter(suspend.RUNS)
 
 
-@contextmanager
-def at_rest(paths: Paths, key: str) -> Iterator[Mapping[str, bool] | None]:
-    """Hold the job's lock, so that nobody here starts or releases it; give the domains it has had.
+def arrived(job: LockedJob, uuids: Collection[str]) -> None:
+    """Complete the start of guests that have come, if its process was killed. Idempotent.
 
-    UUID to whether it has been here; None: there is no journal. Raises Busy: somebody does.
+    ``uuids``: the guests that have come. The resources of the others stay until the job's end.
+    Raises HostFault.
     """
-    path = paths.journal / f"{key}.jsonl"
-    with job_lock(paths, lock_name(path), 0.0):
-        try:
-            records = read(path).records.values()
-        except (FileNotFoundError, EmptyJournal):
-            found = None
-        else:
-            found = {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
-        yield found
-
-
-def arrived(paths: Paths, key: str, uuids: Collection[str]) -> None:
-    """Do the rest of a start whose guests have come, if who did it was killed. Twice is fine.
-
-    ``uuids``: who has come. Of another one only what was made for it is here, until the job's end.
-    Raises HostFault: it is at work still, or the job has ended.
-    """
-    path = paths.journal / f"{key}.jsonl"
-    with job_lock(paths, lock_name(path), _PATIENCE), Journal.open(paths, path) as journal:
-        state = read(path)
-        marks = [each.name for each in state.phases if each.guest is None]
-        if marks[marks.index(ARRIVES) :].count(suspend.RUNS):
-            return
-        domains = [each for each in state.open if each.kind == DOMAIN]
-        came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
-        for record in state.open:
-            if record.kind == Netfilter.kind and record.guest in came:
-                netfilter.filter_reserved_macs(str(record.args["tap"]))
+    marks = [each.name for each in job.state.phases if each.guest is None]
+    if marks[marks.index(ARRIVES) :].count(suspend.RUNS):
+        return
+    domains = [each for each in job.state.open if each.kind == DOMAIN]
+    came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
+    for record in job.state.open:
+        if record.kind == Netfilter.kind and record.guest in came:
+            netfilter.filter_reserved_macs(str(record.args["tap"]))
+    with Journal.open(job.paths, job.state.path) as journal:
         for record in came.values():
             if not record.created:
                 journal.created(record.seq)
-        journal.phase(suspend.RUNS)
+    job.enter(suspend.RUNS)

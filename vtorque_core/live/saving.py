@@ -22,6 +22,7 @@ from vtorque_core.base.locks import libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.live.locked_job import LockedJob
 from vtorque_core.records.reading import SPARE, JournalState
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.user_disk import served
@@ -45,16 +46,16 @@ class Saveable:
 
 
 @contextmanager
-def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
-    """Hold the job's lock, so that nothing of the job is released; give its guests, in order.
+def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[Saveable]]]:
+    """Hold the lock of a job that is in ``phase``; yield it and the job's guests, in order.
 
-    Logs are the job's alone. ``phase``: that it must be in. Raises HostFault if it is being ended
-    or in another, Refused.
+    Messages go to the job's log alone. Raises HostFault if the job ends or is in another phase,
+    Busy, Refused.
     """
-    with suspend.locked(paths, job) as state, suspend.logged(paths, job, phase):
-        if state.phase != phase:
+    with suspend.locked(paths, job) as locked, suspend.logged(paths, job, phase):
+        if locked.state.phase != phase:
             raise HostFault("it is being ended, or goes on")
-        yield _saveable(paths, job, state)
+        yield locked, _saveable(paths, job, locked.state)
 
 
 def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:

@@ -23,12 +23,11 @@ from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import ClockDriver, GuestDriver
 from vtorque_core.base import hypervisor, safefs
 from vtorque_core.base.errors import HostFault, VtorqueError
-from vtorque_core.base.locks import holder_of, job_lock, libvirt_worker, node_lock
+from vtorque_core.base.locks import holder_of, libvirt_worker
 from vtorque_core.base.names import Paths
 from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.live.locked_job import LockedJob, journal_of, locked_job
 from vtorque_core.records import log, reading
-from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JournalState, lock_name, read
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.site.plugins import Plugins
@@ -41,7 +40,6 @@ runs has use for them.
 """
 _GOES_ON = 10.0  # the same, to let them run
 _TIME = STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
-_PATIENCE = 2.0  # seconds for the job's lock
 _CLOCK = 5.0  # seconds for a guest to say that it has set its clock
 
 RUNS, PAUSED, SUSPENDED = "run", "paused", reading.SUSPENDED
@@ -131,37 +129,23 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 
 @contextmanager
-def locked(paths: Paths, job: RunningJob) -> Iterator[JournalState]:
-    """Hold the job's lock, so that nothing of the job is released; give what its journal says.
-
-    Raises HostFault: the job has ended; Busy.
-    """
-    path = paths.journal / f"{job.job.key}.jsonl"
-    with job_lock(paths, lock_name(path), _PATIENCE):
-        try:
-            state = read(path)
-        except FileNotFoundError:
-            raise HostFault("it has ended") from None
-        yield state
+def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
+    """Hold the lock of a job that has not ended. Raises HostFault if it has ended, Busy."""
+    with locked_job(paths, job.job.key) as held:
+        if held is None:
+            raise HostFault("it has ended")
+        yield held
 
 
 @contextmanager
 def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
     """Give what marks the phase in the journal unless it has that already."""
-    with locked(paths, job) as state:
-        if state.phase and state.phase not in _PHASES:
+    with locked(paths, job) as held:
+        if held.state.phase and held.state.phase not in _PHASES:
             raise HostFault("it is being ended")
-
-        def mark() -> bool:
-            if state.phase == to:
-                return False
-            with node_lock(paths), Journal.open(paths, state.path) as journal:
-                journal.phase(to)
-            return True
-
         with safefs.naming(_half_done(paths, job)):
             _half_done(paths, job).touch(mode=0o600)
-        yield mark
+        yield lambda: held.enter(to)
         _half_done(paths, job).unlink(missing_ok=True)
 
 
@@ -208,8 +192,9 @@ def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     Raises OSError, VtorqueError.
     """
     kind = str(job.kept.facts().get("guest_type", ""))
-    header = read(paths.journal / f"{job.job.key}.jsonl").header
-    return kind, Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+    if (state := journal_of(paths, job.job.key)) is None:
+        raise HostFault("it has ended")
+    return kind, Plugins.load(node=False, only=set(state.header.plugins)).guest_type(kind).driver()
 
 
 def _set_clocks(paths: Paths, job: RunningJob) -> None:

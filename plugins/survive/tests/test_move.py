@@ -27,6 +27,7 @@ from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, saving, suspend
 from vtorque_core.live.jobs import Running
+from vtorque_core.live.locked_job import locked_job
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
 from vtorque_survive import (
@@ -215,7 +216,7 @@ class World:
             raise HostFault(f"{to} has ended")
         if not self.starts:
             raise HostFault(f"{to} has ended")
-        moving.arrived(target.paths, KEY, self.job.uuids)
+        complete_arrival(target, self.job.uuids)
 
     def ask(self, _config, _settings, node, what):
         if self.is_lost(node):
@@ -308,6 +309,11 @@ def arrives(node, told):
     kept = [line for line in lines if line["op"] != "created" and line.get("name") != "run"]
     mark = {"op": "phase", "name": ARRIVES, "guest": None, "t": 1.0}
     path.write_text("".join(f"{json.dumps(line)}\n" for line in [*kept, mark]))
+
+
+def complete_arrival(node, uuids):
+    with locked_job(node.paths, KEY) as locked:
+        moving.arrived(locked, uuids)
 
 
 @pytest.fixture
@@ -481,7 +487,7 @@ def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkey
     monkeypatch.setattr(move, "_TIME", 0.1)
     with holding(lock) as daemon:
         held = saving.held(world.n2.paths, job, suspend.RUNS)
-        with held as guests, pytest.raises(HostFault, match="no answer"):
+        with held as (_, guests), pytest.raises(HostFault, match="no answer"):
             xml = {world.uuid: "<domain/>"}
             move._send_all(world.n2.here, job, guests, "n3", "", xml, os.pipe()[0])
         assert daemon.poll() is None
@@ -800,7 +806,7 @@ def test_what_libvirt_has_left_there_is_ended_while_it_runs_here(world):
 def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
     world.ends, world.dies = "not told", "sent"
     migrate(world)
-    moving.arrived(world.n3.paths, KEY, [world.uuid])
+    complete_arrival(world.n3, [world.uuid])
     world.n3.domain.unlink()
     watch(world)
     assert (world.n2.state(), world.n2.journal()) == ("", None)
@@ -905,7 +911,7 @@ def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
     assert settled(world, "of n4's guest") == "none"
     assert world.n3.journal() is not None and world.did() == []
     world.n2.domain.rename(world.n3.domain)
-    moving.arrived(world.n3.paths, KEY, [world.uuid])
+    complete_arrival(world.n3, [world.uuid])
     states = {world.uuid: "runs"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hypervisor, "domain_state", lambda _, uuid: states.get(uuid, ""))

@@ -20,6 +20,7 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
 from vtorque_core.base import hypervisor
+from vtorque_core.live import locked_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import read
 from vtorque_survive import request, watcher
@@ -377,7 +378,7 @@ def test_it_looks_often_as_soon_as_a_job_starts(loop, paths):
 
 
 def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains, monkeypatch):
-    monkeypatch.setattr(watcher.suspend, "_PATIENCE", 0.0)
+    monkeypatch.setattr(locked_job, "WAIT", 0.0)
     job = started(paths)
     lock = paths.job_lock(job.id)
     lock.parent.mkdir(parents=True)

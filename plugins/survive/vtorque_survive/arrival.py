@@ -17,6 +17,7 @@ from vtorque_core.api import Busy, HostFault, UsageError
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import kept, moving, suspend
 from vtorque_core.live.jobs import RunningJob
+from vtorque_core.live.locked_job import LockedJob, locked_job
 from vtorque_survive import move_disk, move_record, request
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import ELSEWHERE, elsewhere
@@ -75,22 +76,22 @@ def settled(
     HostFault.
     """
     try:
-        with moving.at_rest(here.paths, key) as domains:
-            disks, come = moving.disks(here.paths, key), domains or {}
+        with locked_job(here.paths, key) as locked:
+            disks, come = moving.disks(here.paths, key), locked.domains if locked else {}
             said = {
                 uuid: _is(here, uuid, does, come, with_disk=uuid in disks)
                 for uuid, does in theirs.items()
             }
             if "comes" in said.values():
                 return said
-            if "here" in said.values():
-                return _are_here(here, job_id, key, said)
-            if domains and not domains.keys() & theirs.keys():
+            if locked and "here" in said.values():
+                return _are_here(here, job_id, locked, said)
+            if come and not come.keys() & theirs.keys():
                 return said
             here.adapter.let_go(job_id, node)
     except Busy:  # a start that may await them, or a release
         return dict.fromkeys(theirs, "comes")
-    if domains is not None:
+    if locked:
         here.release(job_id)
     return said
 
@@ -112,13 +113,13 @@ def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with
     return "none"
 
 
-def _are_here(here: Here, job_id: str, key: str, said: dict[str, str]) -> dict[str, str]:
+def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) -> dict[str, str]:
     """Do the rest of their start if that was killed, or if others of the job have not come."""
-    job = here.job(job_id)
+    job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
             moving.end(here.node.uri, uuid)
-        moving.arrived(here.paths, key, [uuid for uuid, where in said.items() if where == "here"])
+        moving.arrived(locked, [uuid for uuid, where in said.items() if where == "here"])
         move_record.forget(here.paths, key)  # they may have been here before
         if (now := here.job(job_id)) is not None:
             with kept.logging_for(here.paths, now.job):

@@ -271,7 +271,7 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
 def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
     nodes = Together.of(store, asked.id, job)
-    with _or_not(paths, job, nodes), saving.held(paths, job, suspend.phase(job)) as guests:
+    with _or_not(paths, job, nodes), saving.held(paths, job, suspend.phase(job)) as (_, guests):
         if not store.has(asked.id):
             try:
                 _make(_Saving(paths, nodes, job, guests, asked, settings))

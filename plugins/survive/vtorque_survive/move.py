@@ -171,14 +171,14 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
     """Have the guests go; return what was wrong, if anything. Who has them is not said."""
     try:
-        with saving.held(here.paths, job, suspend.RUNS) as guests:
+        with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("its guests have a disk file of their user's: such cannot be moved")
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
-            moving.mark(here.paths, job, moving.MOVES)
+            locked.enter(moving.MOVES)
             log.info("its guests are to go to %s", to)
             on_step("after mark")
             with (
@@ -441,7 +441,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
         gone = set(mine)  # the others have ended by themselves: nothing stays
-    with saving.held(here.paths, job, moving.MOVES) as guests:
+    with saving.held(here.paths, job, moving.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
                 moving.go_on(each.guest.uri, each.guest.uuid)
@@ -449,7 +449,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
             log.info("%d of %d guests have gone to %s", len(gone), len(mine), move.to)
         else:
             log.info("its guests stay on %s: %s", move.node, why or "they did not come there")
-            moving.mark(here.paths, job, suspend.RUNS)
+            locked.enter(suspend.RUNS)
         return gone
 
 
@@ -458,7 +458,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> N
 
     Which has it go on only if told that it is here no more. Raises HostFault: the job ends.
     """
-    with saving.held(here.paths, job, moving.MOVES) as guests:
+    with saving.held(here.paths, job, moving.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # if one does not, the others do
             for guest in stand:
@@ -487,8 +487,8 @@ def _part(here: Here, move: Move) -> None:
     """Have the job go on here with the guests that have not gone. Twice is fine."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
-        with saving.held(here.paths, job, moving.MOVES):
-            moving.have_gone(here.paths, job, move.guests)
+        with saving.held(here.paths, job, moving.MOVES) as (locked, _):
+            moving.have_gone(locked, move.guests)
         _tell(here, move, move.nodes[0], job)
     on_step("after part")
 
