@@ -74,8 +74,11 @@ def daemons(each: Prepared) -> Iterable[Resource]:
             yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
 
 
-def acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
-    """Acquire the directories, images and resources of all guests, journaled one by one."""
+def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = True) -> None:
+    """Acquire the directories, images and resources of all guests, journaled one by one.
+
+    ``guard``: keep guests from the node's services, on each of the site's networks.
+    """
     paths, key = start.site.paths, start.job.key
     for top in (paths.job_state(key), paths.job_run(key)):
         start.acquire(Tree(str(top), mode=0o711))
@@ -83,11 +86,11 @@ def acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     for version in dict.fromkeys(file.parent for file in files if file):
         start.acquire(ImageUse(str(version)))
     guards = ""
-    for network in of_site(start.site).values():
-        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
-        guards += guard
-        if guard and not network.filter:
-            netfilter.load(guard)  # otherwise the filters of the NICs load it
+    for network in of_site(start.site).values() if guard else ():
+        script = netfilter.node_guard(network, start.site.node.libvirt_uri)
+        guards += script
+        if script and not network.filter:
+            netfilter.load(script)  # otherwise the filters of the NICs load it
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)

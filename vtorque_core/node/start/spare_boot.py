@@ -24,7 +24,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.guest_driver import SpareDriver
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
-from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.job_files import File
 from vtorque_core.api.read_apart import reader
 from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
@@ -34,7 +34,7 @@ from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.boot import GuestBoot, boot_one
-from vtorque_core.node.start.guest_resources import domain_spec, root_disks
+from vtorque_core.node.start.guest_resources import acquire_all, domain_spec
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import merge
@@ -43,7 +43,6 @@ from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import SPARE_XML, JobHeader
-from vtorque_core.resources.lease import ImageUse
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load
@@ -99,14 +98,7 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
     each = plan.Prepared(guest, driver, owner, (), without_pluggable(merged), ())
     start.enter("pre-boot")
-    for top in (site.paths.job_state(start.job.key), site.paths.job_run(start.job.key)):
-        start.acquire(Tree(str(top), mode=0o711))
-    if file := guest.image.disk or guest.image.kernel:
-        start.acquire(ImageUse(str(file.parent)))
-    for directory in (guest.state_dir, guest.run_dir):
-        start.acquire(Tree(str(directory), mode=0o711), guest=guest)
-    for resource in root_disks(each, site):
-        start.acquire(resource, guest=guest)
+    acquire_all(start, [each], guard=False)  # it has no network interface yet
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
     text = base(domain_spec(guest, site, accel), merged, site.templates).encode()
     start.acquire(File(str(guest.state_dir / SPARE_XML), mode=0o600, content=text), guest=guest)
