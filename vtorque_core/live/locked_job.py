@@ -8,13 +8,13 @@ Privileges: root, on the node.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import DOMAIN, EmptyJournal, JournalState, lock_name, read
+from vtorque_core.records.reading import DOMAIN, JournalState, lock_name, read, read_if_any
 
 WAIT = 2.0
 """Seconds to wait for a job's lock.
@@ -54,9 +54,7 @@ def journal_of(paths: Paths, key: str) -> JournalState | None:
 
     Raises JournalError.
     """
-    with suppress(FileNotFoundError, EmptyJournal):
-        return read(paths.journal / f"{key}.jsonl")
-    return None
+    return read_if_any(paths.journal / f"{key}.jsonl")
 
 
 @contextmanager

@@ -229,6 +229,17 @@ def lock_name(path: Path) -> str:
     return path.name.removesuffix(".jsonl").rpartition(".")[0]
 
 
+def read_if_any(path: Path) -> JournalState | None:
+    """Return what a journal says; None if it is missing or empty, so that it names no resource.
+
+    Raises JournalError.
+    """
+    try:
+        return read(path)
+    except (FileNotFoundError, EmptyJournal):
+        return None
+
+
 def read(path: Path) -> JournalState:
     """Return what the journal says. Changes nothing; works while another process appends.
 

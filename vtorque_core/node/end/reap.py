@@ -38,6 +38,7 @@ from vtorque_core.records.reading import (
     journals,
     lock_name,
     read,
+    read_if_any,
     taken_spares,
     walk,
 )
@@ -104,10 +105,8 @@ def release_job(
 
 
 def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> Plugins:
-    try:
-        return plugins_for(read(path))
-    except (FileNotFoundError, EmptyJournal):
-        return Plugins()
+    state = read_if_any(path)
+    return plugins_for(state) if state else Plugins()
 
 
 def reap(

@@ -39,13 +39,13 @@ from vtorque_core.records.reading import (
     DOMAIN,
     LEASE,
     SPARE,
-    EmptyJournal,
     JobHeader,
     JournalState,
     OrphanError,
     Record,
     lock_name,
     read,
+    read_if_any,
     reconstruct,
     spares,
     walk,
@@ -135,9 +135,7 @@ def teardown(
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
-        try:
-            state = read(journal_path)
-        except (FileNotFoundError, EmptyJournal):
+        if (state := read_if_any(journal_path)) is None:
             journal_path.unlink(missing_ok=True)
             return TeardownReport(lock_name(journal_path), str(journal_path))
         _drop_connections()
