@@ -12,7 +12,7 @@ from vtorque_core.site.schema import OTHER_TABLES, TABLES
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [
     *REPO.glob("*.md"), *REPO.glob("doc/*.md"), *REPO.glob("plugins/*/README.md"),
-    REPO / "testing/README.md",
+    REPO / "testing/README.md", REPO / "examples/plugin/README.md",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The claims that doc/plugins.md shows do what it says, alone and together."""
+"""The claims that examples/plugin shows do what it says, alone and together."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,9 @@ NODE = NodeShare(HOST, exclusive=False)
 
 @pytest.fixture(scope="module")
 def shown():
-    text = block("doc/plugins.md", "from vtorque_core.api.claims")
+    text = block("examples/plugin/README.md", "from vtorque_core.api.claims")
     scope = {}
-    exec(compile(text, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
+    exec(compile(text, "examples/plugin/README.md", "exec"), scope)  # noqa: S102 - our own manual
     return SimpleNamespace(**scope)
 
 
@@ -98,7 +98,7 @@ def test_more_cores_while_it_runs(shown, tmp_path, monkeypatch):
         journal.acquire(Domain("n", "U", "qemu:///x"), plugin="core", phase="boot", guest=0)
     scope = {"paths": paths}
     text = block("doc/plugins.md", "from vtorque_core.live.cores")
-    exec(compile(text, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
+    exec(compile(text, "examples/plugin/README.md", "exec"), scope)  # noqa: S102 - our own manual
     assert len(scope["now"].cores) == 2
     ((uuid, (_, emulator, iothreads)),) = pins
     assert (uuid, emulator, iothreads) == ("U", scope["now"].cores, scope["now"].cores)

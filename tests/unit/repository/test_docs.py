@@ -57,7 +57,7 @@ def text(name):
     return (DOC / name).read_text(encoding="utf-8")
 
 
-# -- the example of doc/plugins.md -------------------------------------------------------------
+# -- the example of examples/plugin ------------------------------------------------------------
 
 
 def files_of(markdown):
@@ -69,7 +69,7 @@ def files_of(markdown):
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
     """Return the documented plugin, registered, with a loader that writes down its calls."""
-    files = files_of(text("plugins.md"))
+    files = files_of((REPO / "examples/plugin/README.md").read_text(encoding="utf-8"))
     for name, content in files.items():
         path = tmp_path / "dist" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def test_the_example_is_journalled_and_torn_down(acme, tmp_path):
 
 
 def test_every_block_of_the_example_is_used():
-    files = files_of(text("plugins.md"))
+    files = files_of((REPO / "examples/plugin/README.md").read_text(encoding="utf-8"))
     assert set(files) == {
         "pyproject.toml",
         "vtorque_acme_fpga/plugin.py",

@@ -254,8 +254,13 @@ RUN = {
     ("doc/logging.md", f"{HERE}::test_a_line_of_a_log"): ("{",),
     ("doc/logging.md", f"{HERE}::test_entry_points_are_in_a_group_that_is_read"): ("[project",),
     ("doc/osv.md", f"{HERE}::test_recipes"): ("loader =",),
-    ("doc/plugins.md", EXAMPLE): ("[build-system]", '"""-vm fpga', '"""Acme FPGA', "{% set"),
-    ("doc/plugins.md", "tests/unit/plan/test_claim_examples.py::test_all_together"): (
+    ("examples/plugin/README.md", EXAMPLE): (
+        "[build-system]",
+        '"""-vm fpga',
+        '"""Acme FPGA',
+        "{% set",
+    ),
+    ("examples/plugin/README.md", "tests/unit/plan/test_claim_examples.py::test_all_together"): (
         "from vtorque_core.api.claims",
     ),
     ("doc/plugins.md", "tests/unit/plan/test_claim_examples.py::test_more_cores_while_it_runs"): (
@@ -293,7 +298,6 @@ RUN = {
 NOT_RUN = {
     "sets up a machine as root: scripts/node and scripts/cluster do the same for each e2e test": {
         "doc/admin.md": (
-            "scripts/demo",
             "/usr/bin/python3 -m venv build",
             "/usr/bin/python3 -m venv /opt",
             "build/bin/pip wheel",
@@ -306,7 +310,6 @@ NOT_RUN = {
         ),
         "doc/batch-pbs.md": ("/opt/vtorque/bin/pip",),
         "doc/batch-slurm.md": ("vtorque setup",),
-        "doc/experiment.md": ("scripts/wheels",),
         "doc/laptop.md": ("scripts/wheels", "apt-get"),
         "doc/local.md": ("vtorque local serve",),
         "doc/ten-minutes-admin.md": (
