@@ -1,1 +1,1 @@
-"""What everything stands on: errors, names, safe files, locks, processes, libvirt."""
+"""Foundation of all packages: errors, names, safe file operations, locks, processes, libvirt."""

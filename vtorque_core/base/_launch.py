@@ -1,13 +1,14 @@
 """Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
 
-Also imported, for :func:`die_with`.
+Also imported for :func:`die_with`.
 
-A program of its own because its caller has threads, and fork with threads is unsafe. Ends with 0
-when the daemon was executed, else with 1 and the reason on stderr.
+A separate program, because its caller has threads, and fork is unsafe with threads. Exits with 0
+when
+the daemon has been executed, otherwise with 1 and the reason on stderr.
 
-The daemon takes the POSIX lock itself, since such locks are not inherited, and keeps it over
-execve(2). Until it has it, it dies with its parents (prctl(2), PR_SET_PDEATHSIG): a daemon that
-starts after its creator was killed would be found by nobody.
+POSIX locks are not inherited, so the daemon acquires the lock itself and keeps it over execve(2).
+Until then the daemon dies with its parents (prctl(2), PR_SET_PDEATHSIG), because without a lock
+nobody could find it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child that could meet a he
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
-    A change of ids undoes that: call it afterwards. Ends the process at once if another process
-    than ``parent`` is its parent by now.
+    Call it after any change of ids, which resets it. Exits at once if ``parent`` has already ended.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -58,7 +58,6 @@ def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
 
 
 def main() -> int:
-    """Return the exit code, when the daemon is executed, so has its lock."""
     parent, lock, log, *argv = sys.argv[1:]
     die_with(int(parent))
     launcher = os.getpid()

@@ -1,6 +1,6 @@
-"""Continue in a new process while the hook that started the work returns to its daemon.
+"""Continue in a new process while the hook that started the work returns. As root.
 
-For batch systems whose daemon waits for its hooks. Runs as root.
+For batch systems whose daemon waits for its hooks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Callable
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
-    The argument of ``work`` is a function: ``work`` calls it when this process need not wait any
-    longer. The child runs in a new session and inherits no open file. Raises OSError if fork(2)
-    fails.
+    ``work`` gets a function to call when this process no longer needs to wait. The child has a new
+    session and no inherited open files. Raises OSError if fork(2) fails.
 
     Returns:
-        0 as soon as the child calls that function. If the child ends before, its exit code.
+        0 when the child calls that function; the child's exit status if it ends before.
     """
     reader, writer = os.pipe()
     if child := os.fork():

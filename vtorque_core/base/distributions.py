@@ -1,7 +1,8 @@
-"""The distributions of this repository: the only names that a message tells anyone to install.
+"""Names of this repository's distributions, the only ones that messages tell people to install.
 
-Who registers a name that a message of ours advises gets it run as root. So a message names these
-alone, and from a directory of wheels, never from an index.
+Whoever registers an advised name on an index gets code executed as root. Messages therefore name
+only
+these distributions, and install them from a directory of wheels.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque":
 
 
 def how_to_install(distribution: str, version: str = "") -> str:
-    """Return what to do to have a distribution, which need not be one of ours."""
+    """Return the command that installs a distribution, or a hint for third-party ones."""
     wanted = distribution + (f"=={version}" if version else "")
     name = distribution.removeprefix("vtorque-")
     if distribution not in (CORE, TESTING, *PLUGINS.values()):
@@ -38,7 +39,6 @@ def how_to_install(distribution: str, version: str = "") -> str:
 
 
 def how_to_get(plugin: str) -> str:
-    """Return what to do to have the plugin of that name."""
     if plugin in PLUGINS:
         return how_to_install(PLUGINS[plugin])
     return "ask its author for the distribution that brings it"

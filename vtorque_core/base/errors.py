@@ -1,7 +1,7 @@
-"""The exceptions of vTorque and the exit codes that they end in.
+"""Exceptions and exit statuses of vTorque.
 
-Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
-:class:`HostFault` (both re-exported by ``vtorque_core.api``).
+Any other exception that reaches a command is a bug. Plugins may raise :class:`Refused` and
+:class:`HostFault`, which ``vtorque_core.api`` exports.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it (POSIX sh, 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is not granted, as data: one line for the user, parts for ``--json``.
+    """Reason why a request is refused: one line for users, fields for ``--json``.
 
-    ``where`` names the config key or file that sets ``limit``; ``fix`` says what to do.
+    Attributes:
+        where: the config key or file that sets ``limit``.
+        fix: what to do.
     """
 
     message: str
@@ -35,7 +37,6 @@ class Refusal:
     fix: str | None = None
 
     def __str__(self) -> str:
-        """Return the refusal in one line, whatever characters the user put into the value."""
         subject = f"{self.key}={printable(self.value or '')}: " if self.key else ""
         line = subject + self.message
         if self.limit:
@@ -47,17 +48,17 @@ class Refusal:
 
 
 class VtorqueError(Exception):
-    """Base of everything vTorque raises on purpose. ``exit_code`` is what a command ends with."""
+    """Base of all deliberate errors. ``exit_code`` is the exit status of the command."""
 
     exit_code = EXIT_FAILED
 
 
 class Refused(VtorqueError):
-    """The request is bad or out of policy. Never the node's fault, never retried elsewhere.
+    """The request is invalid or against the site's policy. Never the node's fault, never retried.
 
     Args:
-        refusals: each as a :class:`Refusal`, or as its message.
-        parts: the other fields of a refusal that is given as a message.
+        refusals: each a :class:`Refusal` or its message.
+        parts: other fields of the Refusals given as messages.
     """
 
     exit_code = EXIT_USAGE
@@ -70,10 +71,11 @@ class Refused(VtorqueError):
 
 
 class HostFault(VtorqueError):
-    """This node cannot do it (libvirt dead, disk full, boot failure): try elsewhere.
+    """This node cannot run the job (libvirt down, disk full, boot failure); another node may.
 
-    ``detail``: further lines for the user, such as the end of a guest's console; printable.
-    ``blames_node``: False where users can bring it about, so that the node must not lose by it.
+    Attributes:
+        detail: further printable lines for the user, such as the end of a guest's console.
+        blames_node: False if users can cause the fault, so that the node must not be drained.
     """
 
     exit_code = EXIT_HOST_FAULT
@@ -88,31 +90,31 @@ class HostFault(VtorqueError):
 
 
 class InUse(HostFault):
-    """What the job needs is another job's, or another node does not have the job's part ready."""
+    """A resource is in use by another job, or another node has not prepared its part of the job."""
 
     blames_node = False
 
 
 class Conflict(VtorqueError):
-    """Two contributions exclude each other; the message names both distributions."""
+    """Contradicting contributions of two plugins. The message names both distributions."""
 
 
 class ConfigError(VtorqueError):
-    """The site config is wrong. The message has file, line and key."""
+    """The site config is invalid. The message has file, line and key."""
 
     exit_code = EXIT_USAGE
 
 
 class UsageError(VtorqueError):
-    """The command line is wrong."""
+    """The command line is invalid."""
 
     exit_code = EXIT_USAGE
 
 
 class OutputError(VtorqueError):
-    """Standard output cannot be written; what the command did before stands.
+    """Standard output cannot be written. The command's effects remain.
 
-    Without a message if it has no reader any longer, as after ``| head``.
+    The message is empty after SIGPIPE, as with ``| head``.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -122,7 +124,7 @@ class OutputError(VtorqueError):
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return ``text`` safe for a terminal and a log line: control characters escaped, bounded."""
+    """Return ``text`` for terminals and logs: control characters escaped, length limited."""
     shown = text
     if not text.isprintable():  # the rest is 20 times slower; reports have 100,000 names
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,7 +1,7 @@
-"""Everything vTorque asks of libvirt; the only module that imports it, and only when needed.
+"""All calls to libvirt; the only module that imports it, and only when needed.
 
-Every call runs in a thread with a deadline: a libvirtd that hangs costs that time and a HostFault,
-never the process. The abandoned thread is a daemon thread, so the process can still end.
+Every call runs in a daemon thread with a deadline. A hanging libvirtd costs that time and raises
+HostFault; the thread is abandoned, and the process can still end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """Drop a parent's connections in a forked child, without closing them on the shared socket."""
+    """Drop the parent's connections in a forked child without closing the shared sockets."""
     for connection in _connections.values():
         connection._o = None  # what virConnect.__del__ would close (libvirt-python, libvirt.py)
     _connections.clear()
@@ -56,7 +56,7 @@ def _libvirt() -> ModuleType:
 
 
 def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
-    """Return ``work()``, or raise HostFault after ``timeout`` seconds and abandon it."""
+    """Return ``work()``, or abandon it and raise HostFault after ``timeout`` seconds."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -81,7 +81,7 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return ``work(connection)``; every failure is a HostFault, a lost connection is dropped."""
+    """Return ``work(connection)``. Turns failures into HostFault and drops broken connections."""
     module = _libvirt()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -123,7 +123,7 @@ def _connect(uri: str) -> Any:
 
 
 def close() -> None:
-    """Close this process's connections; the next call makes a new one."""
+    """Close this process's connections. The next call reconnects."""
     while _connections:
         _, connection = _connections.popitem()
         with contextlib.suppress(HostFault, _libvirt().libvirtError):
@@ -133,15 +133,12 @@ def close() -> None:
 def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
-    """Return ``work(domain)`` with libvirt's own object, or None if there is no such domain.
-
-    None also if it ends meanwhile. Raises HostFault.
-    """
+    """Return ``work(domain)``, or None if the domain does not exist. Raises HostFault."""
     return call(uri, what, lambda c: _if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
 def _if_there(work: Callable[[], T]) -> T | None:
-    """Return ``work()``, or None if libvirt says that there is no such domain or network."""
+    """Return ``work()``, or None if libvirt reports a missing domain or network."""
     module = _libvirt()
     try:
         return work()
@@ -157,10 +154,9 @@ def _if_there(work: Callable[[], T]) -> T | None:
 def create_domain(
     uri: str, xml: str, timeout: float = CALL_TIMEOUT, *, paused: bool = False
 ) -> None:
-    """Start a transient domain from XML that libvirt validates against its schema.
+    """Start a transient domain. libvirt validates the XML against its schema.
 
-    Nothing of it is left when it ends. Raises HostFault. After a time-out it may still appear:
-    release it as if it had been created.
+    Raises HostFault. After a timeout the domain may still appear, so release it anyway.
     """
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
     flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
@@ -168,10 +164,9 @@ def create_domain(
 
 
 def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
-    """Write a paused domain with its memory to a file; it is paused still, and restored again.
+    """Write the memory of a paused domain to a file. The domain stays paused.
 
-    After ``timeout`` seconds it is given up. Raises HostFault, also if it has ended. Two at once of
-    one domain fail.
+    Aborts after ``timeout`` seconds. Concurrent calls for one domain fail. Raises HostFault.
     """
     forget = _libvirt().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
@@ -184,7 +179,7 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
 def _or_given_up(
     uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
 ) -> None:
-    """Do with a domain what takes long; what fails is given up. Raises HostFault."""
+    """Run a long operation on a domain, and abort it on failure. Raises HostFault."""
     try:
         found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
@@ -195,15 +190,15 @@ def _or_given_up(
 
 
 def give_up(uri: str, uuid: str) -> None:
-    """Have libvirt break off what it does with a domain that takes long; it may be too late."""
+    """Ask libvirt to abort a domain's current operation, if it is not too late."""
     with contextlib.suppress(HostFault):
         on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, _LOOKUP)
 
 
 def _of_memory(domain: str, path: str) -> str:
-    """Return the XML of a snapshot of a domain's memory and devices, and of none of its disks.
+    """Return snapshot XML for a domain's memory and devices, without disks.
 
-    libvirt then writes the same file as of a saved domain (formatsnapshot.html, "memory").
+    libvirt then writes the file format of a saved domain (formatsnapshot.html, "memory").
     """
     snapshot = ElementTree.Element("domainsnapshot")
     ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
@@ -214,24 +209,20 @@ def _of_memory(domain: str, path: str) -> str:
 
 
 def is_busy(uri: str, uuid: str) -> bool:
-    """Return whether a domain is being saved or moved, perhaps for who has ended since.
-
-    Raises HostFault.
-    """
+    """Return True while a domain is being saved or migrated, by any process. Raises HostFault."""
     nothing = _libvirt().VIR_DOMAIN_JOB_NONE
     return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
 
 
 def saved_xml(uri: str, path: str) -> str:
-    """Return the XML of a saved domain. Raises HostFault."""
     secure = _libvirt().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
     return call(uri, "look at saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
 
 
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Start a saved domain, paused, with XML that says where its files are. Raises HostFault.
+    """Start a saved domain, paused, with XML that has the new file paths. Raises HostFault.
 
-    As :func:`create_domain`.
+    After a timeout the domain may still appear, as with :func:`create_domain`.
     """
     paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
@@ -240,12 +231,15 @@ def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT)
 def migrate_domain(
     uri: str, uuid: str, to: str, xml: str, timeout: float, *, paused: bool = False
 ) -> None:
-    """Move a domain to the libvirtd at the URI ``to``, which has it with this XML.
+    """Migrate a domain to the libvirtd at the URI ``to``, where it gets this XML.
 
-    By this node's libvirtd, over that one connection (VIR_MIGRATE_TUNNELLED): it goes on if the
-    caller is killed. After ``timeout`` seconds it is given up. ``paused``: it
-    stands still, and does there; its disks are there already, which libvirt cannot know. Raises
-    HostFault: which of the two has the domain then has to be asked.
+    Uses a peer-to-peer tunnel (VIR_MIGRATE_TUNNELLED), so the migration continues if the caller is
+    killed. Aborts after ``timeout`` seconds. After HostFault ask both nodes which one has the
+    domain.
+
+    With ``paused`` the domain is paused on both nodes, and its disks must exist on the destination,
+    which
+    libvirt cannot check.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
@@ -259,7 +253,7 @@ def migrate_domain(
 
 
 def migratable_xml(uri: str, uuid: str) -> str:
-    """Return the XML that another libvirtd can take a domain over with. Raises HostFault."""
+    """Return the XML with which another libvirtd can receive the domain. Raises HostFault."""
     flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
     found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
     if found is None:
@@ -268,9 +262,9 @@ def migratable_xml(uri: str, uuid: str) -> str:
 
 
 def versions(uri: str) -> dict[str, str]:
-    """Return what two nodes must have alike for a domain to move, by name. Raises HostFault.
+    """Return the versions, by name, that two nodes must share to migrate a domain.
 
-    The processor: its model and all that it can do, as libvirt has it (formatcaps.html, "cpu").
+    Raises HostFault. The processor is its model and all its features (formatcaps.html, "cpu").
     """
 
     def work(connection: Any) -> dict[str, str]:
@@ -289,7 +283,7 @@ def versions(uri: str) -> dict[str, str]:
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Let a paused domain run; one that runs is fine. Raises HostFault, also if it has ended."""
+    """Resume a paused domain; no error if it runs. Raises HostFault, also if it has ended."""
     done = _libvirt().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
@@ -297,7 +291,7 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Have a domain use no CPU until it is resumed. Raises HostFault, also if it has ended."""
+    """Pause a domain. Raises HostFault, also if it has ended."""
     done = _libvirt().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
@@ -305,10 +299,9 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return how much a domain gets of CPUs that others want too; set that if it is given.
+    """Return libvirt's ``cpu_shares`` of a domain, and set new ones unless 0. Raises HostFault.
 
-    libvirt's ``cpu_shares``. 0: the domain has ended, or this host has no control groups for CPUs.
-    Raises HostFault.
+    Returns 0 if the domain has ended, or without CPU control groups.
     """
     module = _libvirt()
 
@@ -328,20 +321,20 @@ def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
 
 
 def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """Return what does it unless a domain is in a state already."""
     return lambda domain: domain.state()[0] == state or work(domain) == 0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a paused domain becomes another's with.
+    """What a warm (paused) guest gets when a job claims it.
 
-    Args:
-        devices: XML of what is plugged in, the last one while the domain runs already: by that
-            one its guest sees that the others are there.
-        metadata: XML, of the namespace ``uri`` with the prefix ``key``.
-        cpus: host CPU ids that all its threads may run on; empty: any. ``host``: how many there
-            are.
+    Attributes:
+        devices: XML of devices to plug in. The last is plugged in while the domain runs: it shows
+            the
+            guest that the others are present.
+        metadata: XML in the namespace ``uri`` with the prefix ``key``.
+        cpus: host CPU ids for all threads; empty: any.
+        host: number of CPUs of the host.
     """
 
     devices: tuple[str, ...]
@@ -353,7 +346,7 @@ class Taken:
 
 
 def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT) -> None:
-    """Give a paused domain devices, metadata and CPUs, and have it run. Raises HostFault."""
+    """Give a paused domain devices, metadata and CPUs, and resume it. Raises HostFault."""
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 
     def work(domain: Any) -> bool:
@@ -378,10 +371,11 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
-    """End a domain at once and wait until libvirt no longer has it running; gone is fine.
+    """Kill a domain and wait until libvirt no longer lists it as running; a missing one is fine.
 
-    A domain of the same UUID started meanwhile (another id) is left alone. Raises HostFault if
-    QEMU is still there after ``deadline_s`` seconds (a process in uninterruptible sleep).
+    Spares a domain with the same UUID that was started later. Raises HostFault if QEMU still exists
+    after
+    ``deadline_s`` seconds (uninterruptible sleep).
     """
     deadline = time.monotonic() + deadline_s
     doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
@@ -411,7 +405,7 @@ def _running_id(connection: Any, uuid: str) -> int | None:
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
-    """Destroy the domain if it is still that one; return why that failed, or nothing."""
+    """Destroy the domain if it has still this id. Return the error, or an empty string."""
     module = _libvirt()
     domain = _if_there(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
@@ -426,16 +420,16 @@ def _destroy(connection: Any, uuid: str, doomed: int) -> str:
 
 
 def domain_runs(uri: str, uuid: str) -> bool:
-    """Return whether there is a domain of this UUID that runs or is paused. Raises HostFault."""
+    """Return True if the domain exists and runs or is paused. Raises HostFault."""
     module = _libvirt()
     alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
     return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
 
 
 def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
-    """Return whether a domain runs or stands still; empty: there is none. Raises HostFault.
+    """Return "runs", "still" (paused) or "" (no such domain). Raises HostFault.
 
-    One that comes from another node stands still until all of it is there.
+    An incoming migration is paused until it is complete.
     """
     module = _libvirt()
     state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], _LOOKUP)
@@ -449,7 +443,6 @@ def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
 
 
 def qemu_uid(user: str) -> int:
-    """Return the uid that QEMU runs as. Raises HostFault if the user does not exist."""
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -468,14 +461,13 @@ def _find_network(connection: Any, name: str) -> Any | None:
 
 
 def network_names(uri: str) -> list[str]:
-    """Return the names of all networks that are up. Raises HostFault."""
     active = _libvirt().VIR_CONNECT_LIST_NETWORKS_ACTIVE
     networks = call(uri, "list networks", lambda c: c.listAllNetworks(active), _LOOKUP)
     return [str(network.name()) for network in networks]
 
 
 def network_xml(uri: str, name: str) -> str | None:
-    """Return the live XML of a network, or None if it is not up."""
+    """Return the live XML of a network, or None if it is not active."""
 
     def xml(connection: Any) -> str | None:
         network = _find_network(connection, name)
@@ -485,15 +477,15 @@ def network_xml(uri: str, name: str) -> str | None:
 
 
 def network_active(uri: str, name: str) -> bool:
-    """Return whether a network of this name is up."""
     return network_xml(uri, name) is not None
 
 
 def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
-    """Define the network of that name (again), have libvirtd start it, start it if not up.
+    """Define a network, set it to autostart, and start it unless it is active.
 
-    Changes to a network that is up show when it is next started. With ``keep`` one that is defined
-    stays as it is. Raises HostFault.
+    Changes to an active network take effect at its next start. ``keep`` leaves an existing
+    definition
+    unchanged. Raises HostFault.
     """
 
     def start(connection: Any) -> None:
@@ -509,7 +501,7 @@ def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
 
 
 def _with_known_uuid(connection: Any, xml: str) -> str:
-    """Return the XML with the UUID of the network it replaces, without which libvirt refuses."""
+    """Add the UUID of the network that the XML replaces, which libvirt requires."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - from the core
     known = _find_network(connection, root.findtext("name") or "")
     if known is None or root.find("uuid") is not None:
@@ -519,8 +511,6 @@ def _with_known_uuid(connection: Any, xml: str) -> str:
 
 
 def remove_network(uri: str, name: str) -> None:
-    """Stop and undefine a network; a missing one is fine."""
-
     def remove(connection: Any) -> None:
         network = _find_network(connection, name)
         if network is None:

@@ -1,10 +1,10 @@
-"""Whether KVM works on this node, found by executing a guest's instructions.
+"""Test if KVM works on this node, by executing guest instructions.
 
-That ``/dev/kvm`` opens proves nothing, nor that a virtual machine can be created, nor even that
-one instruction runs: some nested KVMs emulate every instruction, some hundred times slower than
-the processor, and slower than QEMU's own emulation. The probe therefore times a loop in 64-bit mode
-with paging, as a kernel would run it, in a child that is killed when the time is over (Linux,
-Documentation/virt/kvm/api.rst).
+Neither opening ``/dev/kvm`` nor creating a virtual machine nor running one instruction is proof:
+some
+nested KVMs emulate every instruction, hundreds of times slower than the processor and slower than
+TCG. So the probe times a loop in 64-bit mode with paging, in a child that is killed on timeout
+(Linux, Documentation/virt/kvm/api.rst).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Accel:
-    """What the node's guests run with; ``warning`` is for the job's output and for doctor."""
+    """How this node's guests are executed. ``warning`` is for the job's output and doctor."""
 
     type: Literal["kvm", "tcg"]
     warning: str | None = None
@@ -77,22 +77,28 @@ class Accel:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found: empty ``failure`` means that KVM works. ``note``: what was not tried."""
+    """Result of a probe.
+
+    An empty ``failure`` means that KVM works; ``note`` says what was not tested.
+    """
 
     failure: str = ""
     note: str = ""
 
 
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
-    """Return what guests of this node run with. As root: QEMU's group may use KVM from then on.
+    """Return how guests of this node are executed.
+
+    As root it also gives QEMU's group access to KVM.
 
     Args:
         accel: ``[node] accel``: auto, kvm or tcg.
-        run_dir: where root keeps the answer until the next boot, ``accel.json``.
+        run_dir: root caches the result there until reboot, in ``accel.json``.
         user: who must be able to use KVM (``[node] qemu_user``); None: the caller.
 
-    Raises HostFault if the site insists on kvm and this node has none, if there is no group of the
-    user's name, or no setfacl(1).
+    Raises:
+        HostFault: the site requires KVM, which does not work; or the user's group or setfacl(1) is
+            missing.
     """
     if accel == "tcg":
         return Accel("tcg")
@@ -111,7 +117,7 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
 
 
 def probed(run_dir: Path, user: str | None = None) -> Probe:
-    """Return this boot's answer: the one that root has noted, else that of a probe now."""
+    """Return the cached result of this boot, or probe now."""
     path = run_dir / _CACHE
     # Of the caller: whether it is theirs to open, which changes when they join its group.
     who = _group_of(user) if user else os.access(_DEVICE, os.R_OK | os.W_OK)
@@ -127,7 +133,7 @@ def probed(run_dir: Path, user: str | None = None) -> Probe:
 
 
 def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
-    """Execute guest instructions in a child, as ``user`` if that can be; never hangs."""
+    """Execute guest instructions in a child, as ``user`` if possible. Never hangs."""
     command = [sys.executable, "-I", "-m", __name__, user if user and os.geteuid() == 0 else ""]
     # No "with": leaving it would wait for ever for a child that cannot be killed.
     child = subprocess.Popen(
@@ -152,10 +158,7 @@ def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
 
 
 def _group_of(user: str) -> int:
-    """Return QEMU's group: the one of its user's name, as domains say (not always its primary).
-
-    Raises HostFault.
-    """
+    """Return the group named like QEMU's user, as domains use. Raises HostFault."""
     try:
         return grp.getgrnam(user).gr_gid
     except KeyError:
@@ -165,7 +168,7 @@ def _group_of(user: str) -> int:
 
 
 def _let_group(gid: int) -> None:
-    """Let QEMU's group use KVM as long as the device is; libvirt takes the access list along."""
+    """Add QEMU's group to the ACL of the device, which libvirt copies."""
     with contextlib.suppress(FileNotFoundError):
         device = Path(_DEVICE).stat()
         if device.st_gid == gid or device.st_mode & stat.S_IWOTH:
@@ -181,7 +184,7 @@ def _let_group(gid: int) -> None:
 
 
 def _read(path: Path, key: dict[str, Any]) -> Probe | None:
-    """Return the noted answer if it is of this boot and nobody but its owner could write it."""
+    """Return the cached result of this boot, unless others could have written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -203,7 +206,7 @@ def _read(path: Path, key: dict[str, Any]) -> Probe | None:
 
 
 def main(user: str) -> None:
-    """Probe in this process, as ``user`` if given (it must be root's child), and print JSON."""
+    """Probe in this process, as ``user`` if given (needs root), and print JSON."""
     note = ""
     try:
         if user:
@@ -226,7 +229,7 @@ def main(user: str) -> None:
 
 
 def _execute(device: int) -> str:
-    """Run the guest program in 64-bit mode; return why that failed, or nothing."""
+    """Run the guest program in 64-bit mode. Return the error, or an empty string."""
     version = fcntl.ioctl(device, _GET_API_VERSION)
     if version != _API_VERSION:
         return f"KVM API version {version}, expected {_API_VERSION}"
@@ -254,7 +257,7 @@ def _execute(device: int) -> str:
 
 
 def _guest_memory() -> mmap.mmap:
-    """Return the guest's memory: the program, and page tables that map the first 2 MiB 1:1."""
+    """Return guest memory with the program, and page tables that map the first 2 MiB 1:1."""
     memory = mmap.mmap(-1, _MEMORY)
     memory[_CODE : _CODE + len(_PROGRAM)] = _PROGRAM
     present_writable, large = 0x3, 0x80  # Intel SDM vol. 3, 4.5: page-table entries

@@ -1,8 +1,8 @@
-"""File locks of this node, flock(2): they end with their holder, however that ends.
+"""File locks of this node (flock(2)), which end with their holder.
 
-Order, where both are needed: the job's lock first, then the node's. Within one process a lock may
-be taken again by its holder (the prologue holds the job's lock when it tears down what failed).
-Not for threads: take them in the main thread, except the node's lock, which nests nowhere.
+Acquire the job's lock before the node's lock. A process may acquire a lock again that it holds: the
+prologue holds the job's lock while it tears down a failed start. Only the node's lock works in
+threads.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _node_threads = threading.Lock()
 
 
 def lock_holder(descriptor: int) -> int | None:
-    """Return the pid that holds a POSIX lock on the open file (fcntl(2), F_GETLK), or None."""
+    """Return the pid of the POSIX lock on an open file (fcntl(2), F_GETLK), or None."""
     asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Return the pid that holds a POSIX lock on a lock file. Raises OSError.
+    """Return the pid of the POSIX lock on a file, or None. Raises OSError.
 
-    None: nobody, or a process of another machine.
+    None also if a process on another machine holds the lock.
     """
     with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
@@ -47,17 +47,19 @@ def _opened(path: Path | str) -> int:
 
 
 class Busy(HostFault):
-    """Another process holds the lock; the message names the lock and, if known, the process."""
+    """Another process holds the lock. The message names the lock and, if known, the process."""
 
 
 def take_lock(path: Path, wait: float) -> int:
-    """Return a descriptor that holds the lock file's lock; creates file and directory (0700).
+    """Acquire a lock file and return its descriptor. Creates the file and its directory (0700).
 
     Args:
-        path: the lock file, in a directory that only root may write.
+        path: the lock file, in a directory that only root can write.
         wait: seconds; 0 tries once.
 
-    Raises Busy after ``wait`` seconds, HostFault if the file cannot be made.
+    Raises:
+        Busy: the lock is still held after ``wait`` seconds.
+        HostFault: the file cannot be created.
     """
     end = time.monotonic() + wait
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,9 +82,9 @@ def take_lock(path: Path, wait: float) -> int:
 
 
 def flocked(descriptor: int, kind: int, end: float) -> bool:
-    """Take a lock of flock(2), LOCK_EX or LOCK_SH, by ``end`` (monotonic); return whether it is.
+    """Try until ``end`` (monotonic) to acquire LOCK_EX or LOCK_SH, and return True on success.
 
-    Raises OSError where there are no locks.
+    Raises OSError if the file system has no locks.
     """
     while True:
         try:
@@ -96,7 +98,7 @@ def flocked(descriptor: int, kind: int, end: float) -> bool:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Return whether the path still names the locked file: the last holder may have removed it."""
+    """Return True unless the last holder has removed or replaced the lock file."""
     try:
         there = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -106,10 +108,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
-    """Hold the lock of one job, all its attempts; the file is gone again afterwards.
-
-    Raises Busy if another process (its prologue, its epilogue) holds it for ``wait`` seconds.
-    """
+    """Hold the lock of all attempts of a job; removes the file afterwards. Raises Busy."""
     path = paths.job_lock(job_id)
     if str(path) in _held:
         yield
@@ -128,7 +127,7 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
 def job_lock_holder(paths: Paths, job_id: str) -> int | None:
     """Return the pid of the process that holds a job's lock, or None. As root.
 
-    The process exists as long as the lock is held, so no other process can have its pid.
+    The pid cannot have been reused, because the holder exists as long as the lock.
     """
     with (
         contextlib.suppress(FileNotFoundError),
@@ -141,7 +140,7 @@ def job_lock_holder(paths: Paths, job_id: str) -> int | None:
 
 @contextlib.contextmanager
 def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
-    """Hold the node's lock: leases and node-wide resources change under it. Raises Busy."""
+    """Hold the node's lock, which protects leases and node-wide resources. Raises Busy."""
     if not _node_threads.acquire(timeout=max(wait, 0)):
         raise Busy(f"{paths.node_lock} is held by another thread")
     try:
@@ -157,7 +156,7 @@ def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Close the inherited locks; called in a forked child, which must not outlive their holder."""
+    """Close inherited locks in a forked child, which must not extend them."""
     for descriptor in _held.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -172,16 +171,24 @@ ANYBODYS, ONE_EACH = range(8), range(8, 18)
 def libvirt_worker(
     paths: Paths, uid: int, deadline: float, failed: threading.Event
 ) -> Iterator[None]:
-    """Hold the right to have one of libvirtd's workers wait for a guest of this user.
+    """Hold the right to occupy one of libvirtd's workers with a guest start of this user.
 
-    No user may keep all workers busy: each waits as long as a QEMU takes to start. libvirtd has 20
-    (libvirtd.conf, max_workers), and 18 of them are for starts. Eight go to whoever comes first,
-    also to one user's job. Of the ten others a user has at most one.
+    A start occupies a worker until QEMU has started, and no user may occupy all. libvirtd has 20
+    workers
+    (libvirtd.conf, max_workers), of which starts may use 18: eight for any user, and ten with at
+    most one
+    per user. As root, in any thread. The locks are single bytes of the node's lock file (fcntl(2),
+    open
+    file description locks), independent of flock(2).
 
-    As root, in any thread: a lock on one byte of the node's lock file, which ends with its holder
-    (fcntl(2), open file description locks: flock(2) has nothing to do with them). ``deadline``: of
-    the start, time.monotonic(); ``failed``: another guest of the job has failed. Raises HostFault
-    then.
+    Args:
+        paths: the site's paths.
+        uid: the job's owner.
+        deadline: of the start, in ``time.monotonic()`` seconds.
+        failed: set if another guest of the job has failed.
+
+    Raises:
+        HostFault: ``failed`` is set, or the deadline has passed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.naming(paths.node_lock, stage="boot"):
@@ -202,7 +209,6 @@ def libvirt_worker(
 
 
 def _locked(file: int, byte: int) -> bool:
-    """Return whether this byte could be locked at once."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, byte, 1, 0))
     except BlockingIOError:

@@ -1,7 +1,8 @@
-"""Every name, path, key and address that follows from a job id, and nothing that does not.
+"""Names, paths, keys and addresses that are derived from a job id.
 
-All nodes compute the same names with no exchange, and teardown finds a resource again after any
-crash. Functions are pure; none looks at the host.
+All nodes compute the same names without communication, and teardown finds resources after any
+crash.
+The functions are pure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NAMESPACE = "6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11"
 
 
 def absolute(value: Path | str) -> None:
-    """Raise ValueError unless a path of the site config is absolute and plain."""
+    """Raise ValueError unless a path of the site config is absolute and without ``..``."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
         raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
@@ -61,51 +62,53 @@ class Paths:
 
     @property
     def journal(self) -> Path:
-        """Journals of all jobs with something acquired; root only."""
+        """Journals of all jobs with open records; root only."""
         return self.state / "journal"
 
     @property
     def kept(self) -> Path:
-        """What stays of jobs after their end, for their owners to read: log, phases, samples."""
+        """Records of jobs for their owners: log, phases, samples."""
         return self.state / "kept"
 
     @property
     def secret(self) -> Path:
-        """The site secret that keys, MACs and UUIDs derive from; root only, same on all nodes."""
+        """Root-only site secret from which keys, MACs and UUIDs derive; the same on all nodes."""
         return self.state / "site.secret"
 
     @property
     def node_lock(self) -> Path:
-        """The lock that the ledger and node-wide resources are changed under."""
+        """Lock of the ledger and of node-wide resources."""
         return self.run / "node.lock"
 
     def job_state(self, key: str) -> Path:
-        """Directory on disk of one job attempt: overlays, seeds, console logs."""
+        """Directory on disk of a job attempt: overlays, seeds, console logs."""
         return self.state / "jobs" / key
 
     def job_run(self, key: str) -> Path:
-        """Directory in memory of one job attempt: sockets and locks."""
+        """Directory in memory of a job attempt: sockets and locks."""
         return self.run / "jobs" / key
 
     def job_shell(self, key: str) -> Path:
-        """The file by whose lock root finds the job shell, where a plugin has made one."""
+        """Lock file by which root finds the job shell, if a plugin created it."""
         return self.job_run(key) / "jobshell.lock"
 
     def job_lock(self, job_id: str) -> Path:
-        """The lock against two prologues, or a prologue and an epilogue, of one job."""
+        """Lock that excludes concurrent prologues and epilogues of a job."""
         return self.run / "locks" / safe_name(job_id)
 
     def proof(self, job_id: str) -> Path:
-        """What root tells the job shell: the guests are ready, or why they are not."""
+        """Status file from the prologue (root) to the job shell (user)."""
         return self.run / "proof" / f"{safe_name(job_id)}.json"
 
 
 @dataclass(frozen=True)
 class JobAttempt:
-    """One attempt of a job: whose it is, and what all that is acquired or kept for it goes by.
+    """One attempt of a job: the identity for everything that is acquired or kept for it.
 
-    ``id`` and ``attempt`` as the batch system counts; ``owner`` and ``uid``: its user. ``node``:
-    the batch system's name of this node; empty where only a journal tells of the job.
+    Attributes:
+        id, attempt: as in the batch system.
+        owner, uid: the job's owner.
+        node: this node's name in the batch system; empty if the job is known from a journal only.
     """
 
     id: str
@@ -116,19 +119,19 @@ class JobAttempt:
 
     @property
     def key(self) -> str:
-        """The name of the attempt, as journal and directories carry it (:func:`job_key`)."""
+        """Name of the attempt in journals and directories (:func:`job_key`)."""
         return job_key(self.id, self.attempt)
 
 
 def boot_id() -> str:
-    """Return what is different after each reboot (random(4))."""
+    """Return an id that changes with each reboot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def safe_name(text: str) -> str:
-    """Return a file name that is unique for ``text``: itself where harmless, else with a hash.
+    """Return a unique file name for ``text``: the text itself if harmless, otherwise with a hash.
 
-    ``22[0].server`` and ``22_0_.server`` must not collide, hence the hash after any change.
+    The hash keeps ``22[0].server`` and ``22_0_.server`` apart.
     """
     safe = _UNSAFE.sub("_", text)
     if safe == text and len(text) <= _MAX_KEY and not text.startswith((".", "-")) and text:
@@ -141,17 +144,17 @@ def safe_name(text: str) -> str:
 
 
 def job_key(job_id: str, attempt: int) -> str:
-    """Return the name of one attempt of a job: journal, directories and guests carry it."""
+    """Return the name of a job attempt, used in journals, directories and guest names."""
     return f"{safe_name(job_id)}.{attempt}"
 
 
 def guest_name(job_id: str, attempt: int, node: str, index: int) -> str:
-    """Return the libvirt domain name of one guest. The node is the batch system's name for it."""
+    """Return the libvirt domain name of a guest. ``node`` is the name in the batch system."""
     return f"vt-{job_key(job_id, attempt)}-{safe_name(node)}-{index}"
 
 
 def guest_uuid(guest: str) -> str:
-    """Return the libvirt domain UUID of the guest of that name (RFC 9562, version 5)."""
+    """Return the libvirt domain UUID of a guest (RFC 9562, version 5)."""
     import uuid  # noqa: PLC0415 - 4 ms, and vsub names no guest
 
     return str(uuid.uuid5(uuid.UUID(_NAMESPACE), guest))
@@ -169,7 +172,7 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
     Args:
         secret: the site secret, at least 32 bytes.
-        purpose: what the bytes are for, e.g. ``"ssh-user"``; no two purposes share bytes.
+        purpose: such as ``"ssh-user"``. Different purposes give independent bytes.
         parts: job id, attempt, rank; joined unambiguously.
         length: at most 8160 bytes (255 blocks).
     """
@@ -189,5 +192,5 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
 
 def guest_mac(secret: bytes, guest: str, nic: int, prefix: str) -> str:
-    """Return the MAC of a guest's NIC: ``prefix``, its first three bytes, and three of its own."""
+    """Return the MAC of a guest's NIC: three bytes of ``prefix``, and three derived bytes."""
     return f"{prefix}:{derive(secret, 'mac', guest, nic, length=3).hex(':')}"

@@ -1,6 +1,6 @@
-"""Tools of the system in the hands of root: started so that they end with who has started them.
+"""Run system tools as root so that they die with the process that started them.
 
-What parses a stranger's file runs as nobody instead, or as another user without rights.
+Tools that parse untrusted files run as nobody or another unprivileged user instead.
 """
 
 from __future__ import annotations
@@ -18,25 +18,32 @@ _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 
 
 def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
-    """Return the command that runs ``argv`` so that the kernel kills it when its starter ends.
+    """Return a command that runs ``argv`` and that the kernel kills when its starter ends.
 
     The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
-    prctl(2)). One that has ended before prctl(2) is noticed too: the command then does nothing
-    and exits with 126. It does not hold for what ``argv`` itself starts, nor after execve(2) of a
-    set-user-ID program, which gets no rights by that (PR_SET_NO_NEW_PRIVS). ``rights`` are options
-    of setpriv(1) and take effect first. A shell stands between (it becomes ``argv``): the
-    environment must be a plain one; names that are no identifiers are lost, PWD is added.
+    prctl(2)).
+    If the starter has already ended, the command exits with 126. Children of ``argv`` are not
+    covered.
+    PR_SET_NO_NEW_PRIVS disables set-user-ID programs.
+
+    A shell runs first and is replaced by ``argv``, so variables that are not identifiers are lost,
+    and PWD
+    is added.
+
+    Args:
+        argv: the command.
+        rights: options of setpriv(1), applied first.
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
 
 
 def alone() -> tuple[str, ...]:
-    """Return the command that runs another as nobody, and leaves none of its processes behind.
+    """Return a command prefix that runs a tool as nobody in a pid namespace of its own.
 
-    For a tool that parses what a stranger wrote, which may make anything of it: it could go on in
-    a process of its own, and write to a file that it was handed after that has been checked. In a
-    pid namespace (pid_namespaces(7)) all end with the first. Nothing, unless as root (tests).
+    When the tool ends, the kernel kills all its processes (pid_namespaces(7)). Otherwise a
+    compromised
+    parser could still write to a file after its validation. Empty unless as root, for tests.
     """
     if not effective_root():
         return ()
@@ -46,20 +53,26 @@ def alone() -> tuple[str, ...]:
 
 
 def rights_of(uid: int) -> tuple[str, ...]:
-    """Return setpriv(1)'s options for a user with no group and none of root's rights."""
+    """Return options of setpriv(1) for a user without groups and privileges."""
     return "--reuid", str(uid), "--regid", str(NOBODY), "--clear-groups"
 
 
 def run_tool(
     *argv: str, timeout: float = 60.0, stdin: bytes | None = None, uid: int | None = None
 ) -> str:
-    """Run a system tool as root with a fixed PATH and C locale, no shell; return its stdout.
+    """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
-    ``uid``: as that user instead, in no group, with no rights; None: as root.
+    The tool is killed when the calling thread dies, so that it creates nothing after teardown (see
+    :func:`guarded`).
 
-    The tool is killed when the calling thread dies, so that nothing goes on creating what
-    teardown has removed (see :func:`guarded`). Raises HostFault with the tool's last
-    words if it is missing, fails or takes longer than ``timeout`` seconds.
+    Args:
+        argv: the tool and its arguments.
+        timeout: in seconds.
+        stdin: standard input.
+        uid: run as this user, without groups and privileges; None: as root.
+
+    Raises:
+        HostFault: the tool is missing, fails or times out; with the end of its output.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
     import subprocess  # noqa: PLC0415

@@ -1,9 +1,11 @@
-"""Files and directories that root makes and removes without being led astray.
+"""Create and remove files as root without following paths that others control.
 
-A directory is trusted if it and all above it belong to root (or to the calling user, in tests and
-sessions) and nobody else can write there; a sticky directory such as /tmp counts as unwritable,
-since others cannot replace what is in it. Everything is done relative to an open descriptor of
-such a directory, never following a link in the last place; on the way only links of root's.
+A directory is trusted if it and its parents belong to root (or the calling user, in tests and
+personal
+sites) and nobody else can write there. A sticky directory such as /tmp counts as unwritable,
+because
+others cannot replace its entries. All operations are relative to an open descriptor of a trusted
+directory, and never follow a link in the last component; on the way only root's links are followed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,6 @@ _MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three le
 
 @contextlib.contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Close an open descriptor at the end."""
     try:
         yield descriptor
     finally:
@@ -41,10 +42,11 @@ def closing(descriptor: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def parent_of(path: str) -> Iterator[tuple[int, str]]:
-    """Give a descriptor of the trusted directory that ``path`` is in, and its last part.
+    """Open the trusted directory that contains ``path``; yield it and the last component.
 
-    Raises FileNotFoundError if the directory is missing, HostFault if it cannot be trusted or
-    ``path`` is not absolute and plain.
+    Raises:
+        FileNotFoundError: the directory is missing.
+        HostFault: the directory is not trusted, or ``path`` is not absolute or contains ``..``.
     """
     pure = Path(path)
     if not pure.is_absolute() or ".." in pure.parts or not pure.name:
@@ -73,11 +75,7 @@ def parent_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _step(directory: int, part: str, path: str) -> int | Path:
-    """Return a descriptor of what is called ``part``, or where it leads to as a link.
-
-    A link is fine if root has made it (/var/run): who may make one chooses among all that root
-    trusts.
-    """
+    """Open the component ``part``, or return the target if it is root's link (/var/run)."""
     with closing(os.open(part, _LOOK, dir_fd=directory)) as below:
         status = os.fstat(below)
         _check(status, path, part, below)
@@ -89,11 +87,11 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 
 
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
-    """Return whether another user than root and ``uid`` may write a file or directory.
+    """Return True if another user than root and ``uid`` may write a file or directory.
 
-    A user's private group counts as the user (umask 002), unless ``place`` has an ACL: its mask is
-    shown as the group's permission (acl(5)). A symbolic link has all permissions, and they mean
-    nothing.
+    A user's private group counts as the user (umask 002) unless there is an ACL, whose mask appears
+    as the
+    group's permission (acl(5)). The mode of a symbolic link is meaningless.
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):
@@ -121,7 +119,7 @@ def _check(status: os.stat_result, path: str, part: str, descriptor: int) -> Non
 
 @contextlib.contextmanager
 def naming(what: object, stage: str | None = None) -> Iterator[None]:
-    """Turn an OSError into a HostFault that begins with ``what``: a path, or what failed."""
+    """Turn an OSError into a HostFault that begins with ``what``."""
     try:
         yield
     except OSError as error:
@@ -129,7 +127,6 @@ def naming(what: object, stage: str | None = None) -> Iterator[None]:
 
 
 def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
-    """Have a file or directory, opened with these flags, on disk."""
     with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)) as descriptor:
         os.fsync(descriptor)
 
@@ -137,10 +134,11 @@ def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
 def write_new(
     path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
-    """Create a file that does not exist yet, with exactly this owner and mode (-1: as is).
+    """Create a new file with exactly this owner and mode (-1: unchanged).
 
-    ``ready`` gets the descriptor of the file at last: os.fsync, for example. Raises OSError,
-    HostFault (untrusted directory).
+    ``ready`` is called last with the open descriptor, for example os.fsync. Raises OSError, or
+    HostFault
+    if the directory is not trusted.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with parent_of(path) as (directory, name):
@@ -157,10 +155,7 @@ def write_new(
 def replace(
     path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
-    """Write a file in one step: a reader sees the old content or the new (rename(2)).
-
-    The rest as of :func:`write_new`.
-    """
+    """Write a file atomically with rename(2). Otherwise as :func:`write_new`."""
     fresh = beside(path)
     remove_file(fresh)
     write_new(fresh, content, mode=mode, uid=uid, gid=gid, ready=ready)
@@ -169,16 +164,18 @@ def replace(
 
 
 def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
-    """Give some users rights to a file or directory of ours, and nobody else: acl(5).
+    """Set an ACL that gives permissions to some users and nobody else (acl(5)).
 
     The format is that of linux/posix_acl_xattr.h.
 
     Args:
-        descriptor: the open file.
-        uids: who gets them; nothing happens if that is us alone.
-        own, theirs: rights of ours and of theirs, as in a mode: 4 read, 2 write, 1 enter or run.
+        descriptor: the open file or directory.
+        uids: the users. If this is only the caller, nothing is set.
+        own: permissions of the owner: 4 read, 2 write, 1 execute.
+        theirs: permissions of the users.
 
-    Raises OSError: the file system has no access lists.
+    Raises:
+        OSError: the file system has no ACLs.
     """
     nobody = 0xFFFFFFFF
     others = sorted(set(uids) - {os.geteuid()})
@@ -195,9 +192,9 @@ def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Give a file new content in one step; owner and mode stay, and a link stays one.
+    """Replace the contents of a file atomically; owner, mode and links stay. Raises HostFault.
 
-    One that is missing is made, mode 0644. It is on disk when this returns. Raises HostFault.
+    Creates a missing file with mode 0644. The file is on disk on return.
     """
     with naming(path):
         real = path.resolve()
@@ -209,16 +206,16 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def beside(path: str) -> str:
-    """Return the name that :func:`replace` writes to first; a kill may leave it there.
+    """Return the name of the temporary file of :func:`replace`.
 
-    With a dot in front: what runs all files of a directory (run-parts(8), Slurm) leaves it alone.
+    It starts with a dot, so that run-parts(8) and Slurm ignore it.
     """
     directory, _, name = path.rpartition("/")
     return f"{directory}/.{name}.new"
 
 
 def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """Create one directory that does not exist yet. Raises OSError, HostFault."""
+    """Create a new directory. Raises OSError and HostFault."""
     with parent_of(path) as (directory, name):
         os.mkdir(name, 0o700, dir_fd=directory)
         with closing(os.open(name, _READ, dir_fd=directory)) as descriptor:
@@ -227,15 +224,15 @@ def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> Non
 
 
 def remove_file(path: str) -> None:
-    """Remove a file, socket or link, not what it points to; missing is fine."""
+    """Remove a file, socket or link if it exists."""
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         os.unlink(name, dir_fd=directory)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory with all that is in it; missing is fine.
+    """Remove a directory and its contents if it exists.
 
-    Follows no link and enters no mount: what is mounted inside raises HostFault, untouched.
+    Does not follow links. Raises HostFault if there is a mount inside.
     """
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         try:
@@ -253,7 +250,7 @@ def remove_tree(path: str) -> None:
 
 
 def _empty_all(directory: int, path: str) -> None:
-    """Empty a directory, again if a tool whose caller was killed has just put a file there."""
+    """Empty a directory; retry if a tool whose caller was killed has just added a file."""
     end = time.monotonic() + _STRAGGLERS
     while True:
         try:
@@ -283,13 +280,13 @@ def _empty(directory: int, path: str, depth: int) -> None:
 
 
 def _mount_id(descriptor: int) -> str:
-    """Return the mount that a descriptor lies on; st_dev does not tell bind mounts (proc(5))."""
+    """Return the mount of a descriptor (proc(5)); st_dev does not distinguish bind mounts."""
     text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
     return next(line for line in text.splitlines() if line.startswith("mnt_id:"))
 
 
 def is_mount_point(path: str) -> bool:
-    """Return whether something is mounted on ``path`` (proc(5), mountinfo field 5)."""
+    """Return True if something is mounted on ``path`` (proc(5), mountinfo field 5)."""
     real = os.path.realpath(path)
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     points = (line.split(" ", 5)[4] for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Parse what people write: sizes, durations, counts, booleans. Pure; raises ValueError only."""
+"""Parse sizes, durations, counts and booleans. Pure; raises only ValueError."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML 
 
 
 def size_mib(text: str) -> int:
-    """Return MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
+    """Return the MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
 
-    K, M, G and T are binary (1024) with or without ``iB``/``B``, in any case.
-    Raises ValueError: not a size, zero, not a whole number of MiB, or absurdly large.
+    K, M, G and T are binary (1024), with or without ``iB`` or ``B``, in any case. Raises ValueError
+    for
+    zero, fractions of a MiB and absurdly large sizes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -32,7 +33,7 @@ def size_mib(text: str) -> int:
 
 
 def show_mib(mib: int) -> str:
-    """Return MiB as people write it: ``2G`` for 2048, ``512M`` for 512."""
+    """Return MiB as text: ``2G`` for 2048, ``512M`` for 512."""
     for unit, factor in (("T", 1024**2), ("G", 1024)):
         if mib and mib % factor == 0:
             return f"{mib // factor}{unit}"
@@ -40,16 +41,16 @@ def show_mib(mib: int) -> str:
 
 
 def count(text: str) -> int:
-    """Return a non-negative whole number of at most nine digits. Raises ValueError."""
+    """Return a non-negative integer of at most nine digits. Raises ValueError."""
     if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII):
         raise ValueError("is not a whole number")
     return int(text)
 
 
 def boolean(text: str) -> bool:
-    """Return True for enabled/true/yes/on, False for disabled/false/no/off, in any case.
+    """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case.
 
-    0 and 1 are refused: the vTorque of 2017 took 0 for enabled, everyone else takes 1.
+    0 and 1 are refused, because 0 meant enabled in the vTorque of 2017.
     """
     word = text.strip().lower()
     if word in _TRUE:
@@ -64,7 +65,7 @@ def boolean(text: str) -> bool:
 
 
 def duration(text: str) -> float:
-    """Return seconds of ``300``, ``90s``, ``5m``, ``2h``, ``500ms``. Raises ValueError."""
+    """Return the seconds of ``300``, ``90s``, ``5m``, ``2h``, ``500ms``. Raises ValueError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a duration: write a whole number with ms, s, m, h or d, like 90s")
@@ -72,7 +73,7 @@ def duration(text: str) -> float:
 
 
 def walltime(text: str) -> int:
-    """Return seconds of PBS's ``[[HH:]MM:]SS`` (pbs_resources(7)). Raises ValueError."""
+    """Return the seconds of PBS's ``[[HH:]MM:]SS`` (pbs_resources(7)). Raises ValueError."""
     parts = text.strip().split(":")
     if not 1 <= len(parts) <= 4 or not all(re.fullmatch(r"[0-9]{1,9}", p, re.ASCII) for p in parts):
         raise ValueError("is not a walltime: write [[HH:]MM:]SS")

@@ -1,4 +1,4 @@
-"""Which name was meant by one that does not exist; for error messages only."""
+"""Suggest existing names for a mistyped one, for error messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return at most ``most`` of the known names, the likeliest first; none may be close.
+    """Return at most ``most`` similar names, the most similar first.
 
-    Two letters in the wrong order are the commonest slip, and difflib rates it low: by its ratio
-    ``rma`` is as near to ``vrdma`` as to ``ram``.
+    Swapped letters come first. They are the most common typing error, but difflib rates them low:
+    ``rma``
+    is as close to ``vrdma`` as to ``ram``.
     """
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 
@@ -21,6 +22,6 @@ def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def hint(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return ``did you mean NAME?``, or ``otherwise`` where none of the known names is close."""
+    """Return ``did you mean NAME?``, or ``otherwise`` if no name is similar."""
     close = closest(name, known)
     return f"did you mean {close[0]}?" if close else otherwise

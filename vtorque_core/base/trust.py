@@ -1,6 +1,6 @@
-"""Whether root may believe a file: nobody else can write it, or swap it, or anything above it.
+"""Check that only root can write a file, or replace it or any of its parent directories.
 
-Used by root-side code before it reads the site config, imports a plugin or opens a secret.
+Root-side code checks the site config, plugins before import, and secrets.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 
 
 def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None = None) -> None:
-    """Check ``path`` and every directory and symbolic link on the way to it, from ``/`` down.
+    """Check ``path`` and every directory and symbolic link on the way from ``/``.
+
+    A sticky directory (``/tmp``) is accepted, because others cannot rename or remove root's entries
+    (inode(7)). Group write permission counts as others', except for a user's private group; it also
+    shows
+    an ACL's mask (acl(5)).
 
     Args:
         path: must exist; relative to the current directory.
-        uid: an owner to accept beside root; only tests give another.
-        known: directories that earlier calls with this dictionary checked. Only root can have
-            changed them since then, so they are not checked again.
+        uid: an owner to accept beside root, in tests.
+        known: cache of checked directories. Only root can have changed them since.
 
-    A directory that others can write is accepted when it is sticky (``/tmp``): what root owns
-    in it cannot be renamed or removed by others (inode(7)). A group's write permission counts as
-    others', except for a user's private group, and shows an ACL's mask too (acl(5)). Raises
-    ConfigError with the path at fault and what to do.
+    Raises:
+        ConfigError: names the path and what to do.
     """
     _follow(path.absolute(), uid, _MAX_LINKS, {} if known is None else known)
 
 
 def _follow(path: Path, uid: int, links: int, known: dict[Path, Path]) -> Path:
-    """Resolve symbolic links, and check each directory and link. Raises ConfigError."""
+    """Resolve symbolic links and check each directory and link. Raises ConfigError."""
     if path == path.parent:
         _check(path, uid)
         return path
@@ -52,9 +54,9 @@ def _follow(path: Path, uid: int, links: int, known: dict[Path, Path]) -> Path:
 
 
 def require_secret(path: Path, uid: int = 0) -> None:
-    """Check a file that only root may read, as :func:`require_root_owned` and more.
+    """Check that only root can read a file, in addition to :func:`require_root_owned`.
 
-    Raises ConfigError if it is missing, not a regular file, or readable by group or others.
+    Raises ConfigError, also if the file is missing or not regular.
     """
     require_root_owned(path, uid)
     mode = path.stat().st_mode
@@ -68,7 +70,7 @@ def require_secret(path: Path, uid: int = 0) -> None:
 
 
 def _check(here: str | Path, uid: int) -> bool:
-    """Raise ConfigError if others can change ``here``; return whether it is a symbolic link."""
+    """Raise ConfigError if others can change ``here``. Return True if it is a symbolic link."""
     try:
         info = os.lstat(here)
     except OSError as error:
@@ -89,11 +91,11 @@ def _check(here: str | Path, uid: int) -> bool:
 
 
 def require_own_code(uid: int = 0) -> None:
-    """Check that nobody else can change what this process runs.
+    """Check that nobody else can change the code of this process.
 
-    That is its interpreter, the directories that it imports from, and every file of vtorque_core;
-    a plugin is checked before its import, and what else lies there is ``vtorque doctor``'s to look
-    at. Raises ConfigError as :func:`require_root_owned`.
+    Checks the interpreter, the import path and all files of vtorque_core. Plugins are checked
+    before their
+    import, the rest by ``vtorque doctor``. Raises ConfigError.
     """
     package = Path(__file__).parents[1]
     for place in dict.fromkeys((sys.executable, *sys.path, str(package))):
@@ -103,12 +105,11 @@ def require_own_code(uid: int = 0) -> None:
 
 
 def require_tree(top: Path, uid: int = 0) -> None:
-    """Check all that is in a directory, which is itself checked already. Raises ConfigError."""
+    """Check everything in a directory that is itself checked already. Raises ConfigError."""
     for directory, below, files in os.walk(top):
         for name in (*below, *files):
             _check(f"{directory}/{name}", uid)  # not a Path: each hook checks 500 files
 
 
 def effective_root() -> bool:
-    """Return whether this process may do root's work."""
     return os.geteuid() == 0

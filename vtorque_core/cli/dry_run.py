@@ -1,6 +1,6 @@
-"""``vsub --dry-run``: the plan and the virtual hardware of a request, with nothing submitted.
+"""``vsub --dry-run``: print plan and virtual hardware of a request without submitting it.
 
-A front end has no topology of a node, so the placement, addresses and paths shown are examples.
+A submit host does not know a node's topology, so placement, addresses and paths are examples.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ from vtorque_core.site.request import Request
 
 
 def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
-    """Print what the node would make of the request; return the exit code. As the user.
+    """Print the node's plan for a request and return the exit status. As the user.
 
-    ``granted``: what the batch system is asked for on each node; ``facts``: what is known of the
-    job. Raises Refused, HostFault as the node would.
+    Args:
+        request: the request.
+        config: the site config.
+        granted: resources that would be requested per node.
+        facts: known facts of the job.
+
+    Raises:
+        Refused, HostFault: as on the node.
     """
     site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)
@@ -64,14 +70,14 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
 
 
 def _accelerator(site: Site) -> kvm.Accel:
-    """Return what guests run with here. On a submit host: kvm, unless the site emulates all."""
+    """Return how guests run here. On a submit host: kvm, unless the site always emulates."""
     if site.owner or site.paths.run.is_dir():
         return kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     return kvm.Accel("tcg" if site.node.accel == "tcg" else "kvm")
 
 
 def _example(guest: GuestPlan, merged: MergedDomain, site: Site, accel: kvm.Accel) -> str:
-    """Return the domain with made-up names for what only a node starts: daemons and filters."""
+    """Return the domain XML with placeholders for daemons and filters."""
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}

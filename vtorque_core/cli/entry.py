@@ -1,4 +1,4 @@
-"""How root's programs begin: by their own code alone, and with nothing of their caller's."""
+"""Start root's programs in a safe state: trusted code, nothing inherited from the caller."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ OWN = ("hook", "jobshell")
 
 
 def begin(module: str) -> None:
-    """Make this process fit to be root's; nothing happens for other users.
+    """Make this process safe to run as root; no effect for other users.
 
-    Python's isolated mode (python(1), -I), code that root alone can write, a fixed environment and
-    umask. Called before anything is imported that a command needs. ``module`` is run anew if the
-    process is not isolated. Raises ConfigError naming a path that others can write.
+    Requires isolated mode (python(1), -I) and code that only root can write, which otherwise raises
+    ConfigError. Sets a fixed environment and umask. Call it before other imports. Executes
+    ``module``
+    again if the process is not isolated.
     """
     if os.geteuid() != 0:
         return
@@ -53,15 +54,15 @@ def begin(module: str) -> None:
 
 
 def is_own() -> bool:
-    """Return whether a batch system has called this process, as a hook or a job shell."""
+    """Return True if a batch system called this process, as a hook or job shell."""
     return sys.argv[1:2] != [] and sys.argv[1] in OWN
 
 
 @contextlib.contextmanager
 def telling(program: str) -> Iterator[None]:
-    """End the process with one line and vTorque's exit code on an error of ours or an interrupt.
+    """Turn deliberate errors and interrupts into one line and vTorque's exit status.
 
-    For commands of any user's and for root's hooks alike. A reader that has gone gets no message.
+    For commands of all users and for root's hooks. Prints nothing after SIGPIPE.
     """
     open_streams()
     try:
@@ -90,9 +91,10 @@ def telling(program: str) -> Iterator[None]:
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output, which raises OutputError only, or standard error, which raises nothing.
+    """Standard output that raises only OutputError, or standard error that raises nothing.
 
-    Nor does a hook's: its exit status is for the batch system, and the output is its user's file.
+    In hooks neither raises: the exit status belongs to the batch system, and the output to the
+    user.
     """
 
     def write(self, text: str) -> int:
@@ -116,11 +118,13 @@ class _Stream(io.TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Open closed standard streams, for this process and its children, and guard the outputs.
+    """Open closed standard streams for this process and its children, and guard outputs.
 
-    Otherwise Python has None for them, and the next file opened is taken for one. As in gnulib's
-    stdopen.c, a closed stream of a command fails when it is used. In hooks and job shells it does
-    not: Torque runs the sisters' epilogue.parallel without outputs where it cannot open the job's.
+    Otherwise the next opened file would get the number of a standard stream. As in gnulib's
+    stdopen.c, a
+    command that uses a closed stream fails. Hooks and job shells do not: Torque runs
+    epilogue.parallel
+    without outputs if it cannot open the job's.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -139,9 +143,9 @@ def open_streams() -> None:
 
 
 def forget_coerced_locale() -> None:
-    """Take out of the environment the LC_CTYPE that Python itself sets in the C locale (PEP 538).
+    """Remove the LC_CTYPE that Python sets in the C locale (PEP 538) from the environment.
 
-    For programs whose environment becomes a job's: proc_pid_environ(5) has what they were given.
+    For programs whose environment becomes a job's. proc_pid_environ(5) has the original one.
     """
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
     if not any(each.startswith(b"LC_CTYPE=") for each in given):
@@ -149,7 +153,7 @@ def forget_coerced_locale() -> None:
 
 
 def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
-    """Return a fixed environment, with those of ``kept`` that are set in the present one."""
+    """Return a fixed environment plus the set variables among ``kept``."""
     if os.geteuid() != 0:
         from vtorque_core.site.personal import VARIABLES  # noqa: PLC0415 - not root's
 
@@ -159,12 +163,13 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 
 
 def become_clean(kept: Iterable[str] = ()) -> None:
-    """Set a fixed umask, an empty signal mask, and a fixed environment except for ``kept``.
+    """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
-    Callers may pass on variables of others, and libraries obey some of these: libvirt writes the
-    file that LIBVIRT_LOG_OUTPUTS names. OpenPBS's pbs_mom runs hooks with its signals
-    blocked (``allsigs`` in mom_main.c). Daemons inherit the signal mask from the hook that starts
-    them, and would not end on SIGTERM.
+    Libraries obey variables of the caller: libvirt writes to the file in LIBVIRT_LOG_OUTPUTS.
+    OpenPBS's
+    pbs_mom runs hooks with blocked signals (``allsigs`` in mom_main.c), which daemons would
+    inherit, and
+    then ignore SIGTERM.
     """
     fixed = clean(kept)
     os.environ.clear()

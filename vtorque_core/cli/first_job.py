@@ -1,4 +1,4 @@
-"""What a user's own site needs before a job: its directories, an image, a word on what is slow."""
+"""Prepare a personal site for a job: directories, the image, a warning about emulation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
 def prepare(site: Site, image: str | None) -> None:
-    """Make what is missing; say on stderr what is made, and whether guests are emulated.
+    """Create what is missing, and report it on stderr. As the site's owner.
 
-    As the site's owner. Raises HostFault: the image could not be made; its builder has said why.
+    Raises HostFault if the image cannot be built.
     """
     directories.after_a_reboot(site)
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)

@@ -1,7 +1,7 @@
-"""The entry points that the batch system's root hooks, and its job shell, call.
+"""Entry points for the batch system's root hooks and its job shell.
 
 ``vtorque hook [--config FILE] prologue|epilogue ARGV`` and ``vtorque jobshell [--config FILE]
-ARGV``: ARGV is what the batch system gives its prologue, epilogue or job's shell.
+ARGV``, where ARGV are the arguments that the batch system passes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vtorque_core.cli.entry import become_clean, forget_coerced_locale
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the entry point that ``argv`` names and return its exit code.
+    """Run the entry point that ``argv`` names, and return its exit status.
 
-    As root for ``hook``, as the job's user for ``jobshell``. Raises VtorqueError.
+    As root for ``hook``, as the job's owner for ``jobshell``. Raises VtorqueError.
     """
     name, *words = argv
     config = CONFIG_PATH
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start the job's guests. As root; ``environ`` is what the batch system has set."""
+    """Start the job's guests. As root; ``environ`` comes from the batch system."""
     from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import prologue as module  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
@@ -68,9 +68,9 @@ def receive(config: Path) -> int:
 
 
 def epilogue(config: Path, argv: Sequence[str]) -> int:
-    """Release everything the job's journals name. As root; ARGV begins with the job id.
+    """Release all resources in the job's journals. As root; ARGV begins with the job id.
 
-    Its tenth word, if it has one, is the job's exit status, as with Torque.
+    The tenth argument, if given, is the job's exit status, as with Torque.
     """
     from vtorque_core.node.end import epilogue as module  # noqa: PLC0415
 
@@ -80,9 +80,9 @@ def epilogue(config: Path, argv: Sequence[str]) -> int:
 
 
 def jobshell(config: Path, argv: Sequence[str]) -> int:
-    """Run a job script inside its guest, as the job's user, instead of a shell.
+    """Run a job script in its guest instead of a shell. As the job's owner.
 
-    ARGV may also be "--await-job JOB", to wait for this node's guests only.
+    With ``--await-job JOB`` as ARGV, only wait for this node's guests.
     """
     from vtorque_core.node.shell import around_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
@@ -95,7 +95,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
 
     def plugins_with(name: str) -> Plugins:
-        """Return what has a plugin, whatever the site config says of it today."""
+        """Return the plugins with ``name`` loaded, even if the site config disables it."""
         return plugins if name in plugins.names else Plugins.load(node=False, only={name})
 
     forget_coerced_locale()

@@ -1,4 +1,4 @@
-"""A click group that imports a command's module when the command is used, not before."""
+"""Click group that imports a command's module when the command is used."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class LazyGroup(click.Group):
-    """``lazy``: ``module:name`` of commands.
+    """Group of lazily imported commands and of plugins' commands.
 
-    ``elsewhere``: names of commands that a distribution of vTorque's brings when it is installed.
+    Args:
+        lazy: commands as ``module:name``.
+        elsewhere: distribution by command name, for messages about missing plugins.
     """
 
     def __init__(
@@ -54,13 +56,12 @@ class LazyGroup(click.Group):
         self._elsewhere = dict(elsewhere or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all command names, sorted."""
         return sorted({*self._lazy, *super().list_commands(ctx), *self._of_plugins(ctx)})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; which there are says the site config, also one that follows it."""
+        """Find the command. The site config, also one given after it, determines the plugins."""
         for word, following in pairwise([*args, ""]):
             if word == "--":  # what follows is another program's
                 break
@@ -70,7 +71,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _of_plugins(self, ctx: click.Context) -> Mapping[str, _Brought]:
-        """Return what enabled plugins add to this group; nothing if the config is bad."""
+        """Return the commands that enabled plugins add; none if the config is invalid."""
         from vtorque_core.site.load import load  # noqa: PLC0415
 
         given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
@@ -90,7 +91,6 @@ class LazyGroup(click.Group):
         return found
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, importing its module."""
         if cmd_name not in self._lazy:
             found = super().get_command(ctx, cmd_name)
             if found is None and (brought := self._of_plugins(ctx).get(cmd_name)):
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
 
 @dataclass(frozen=True)
 class _Brought:
-    """A command that a plugin brings."""
+    """A command of a plugin."""
 
     plugins: Plugins
     config: Path
@@ -120,7 +120,7 @@ class _Brought:
 
     @cached_property
     def command(self) -> click.Command | None:
-        """It, as it is to be called; None, which is told: it cannot be imported."""
+        """The loaded command; None, after a warning, if it cannot be imported."""
         try:
             command = self.item.load()
             if command.name != self.item.words.split()[-1]:  # another host would call another one
@@ -140,7 +140,7 @@ class _Brought:
 
 
 def run(command: click.Command, program: str) -> NoReturn:
-    """Run a click command; end with one line and vTorque's exit code on any error of ours."""
+    """Run a click command. Errors end with one line and vTorque's exit status."""
     # https://no-color.org; click itself only looks whether there is a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     with telling(program):

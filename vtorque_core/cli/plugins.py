@@ -1,4 +1,4 @@
-"""``vtorque plugins``: what is installed, what each brings, what is off or broken and why."""
+"""``vtorque plugins``: list plugins with their state and contributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _loaded(item: Command) -> str:
-    """Return the words of a command that can be imported. Raises whatever that does."""
+    """Return the words of a command after importing it. Raises any exception of the import."""
     item.load()
     return item.words
 
@@ -41,10 +41,13 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """One plugin as the command shows it.
+    """One plugin in the list.
 
-    ``state`` is on, off or broken, ``why`` it is not on, or slow; ``brings`` the names of what it
-    brings; ``wrong`` what its author has got wrong of one that is on.
+    Attributes:
+        state: on, off or broken.
+        why: why the plugin is not on, or slow.
+        brings: names of its contributions by kind.
+        wrong: errors of the author in a plugin that is on.
     """
 
     name: str
@@ -96,7 +99,7 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
 
 
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
-    """Return one row per installed plugin, in the order hooks are called."""
+    """Return one row per installed plugin, in call order."""
     brought = _brought(loaded)
     points = {name: owner(found[0]) for name, found in installed().items()}
     rows = []
@@ -117,7 +120,7 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
 
 
 def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
-    """Return plugin name to what it brings; who fails at it is broken from then on."""
+    """Return the contributions by plugin, and mark plugins that fail as broken."""
     loaded.options(), loaded.guest_types(), loaded.batch_systems(), loaded.image_builders()
     found: dict[str, dict[str, list[str]]] = {}
     for kind, hook, name_of in _KINDS:

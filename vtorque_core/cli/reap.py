@@ -1,4 +1,4 @@
-"""``vtorque reap``: release what belongs to jobs that the batch system no longer knows."""
+"""``vtorque reap``: release resources of jobs that the batch system no longer knows."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def reap(
 
 
 def _found(site: Site, journals: int, job_id: str) -> str:
-    """Say where the reaper has looked: a machine may have several state directories."""
+    """Return a line that names the state directory, because a machine may have several."""
     what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing is left"
     return f"{site.paths.state} ({site.path}): {what}" + (f" of {job_id}" if job_id else "")
 
 
 def _sweep(site: Site) -> None:
-    """Remove what no job has left: versions of images and guards of networks that are over.
+    """Remove unused image versions, and packet filters of inactive networks.
 
-    Where that is possible from here: no nft or no libvirtd, jobs will say so.
+    Best effort: without nft or libvirtd, the next job reports the problem.
     """
     from vtorque_core.images import store  # noqa: PLC0415
     from vtorque_core.resources import netfilter  # noqa: PLC0415

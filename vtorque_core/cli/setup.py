@@ -1,4 +1,4 @@
-"""``vtorque setup``: make this node ready for VM jobs, or take that back. Root only."""
+"""``vtorque setup``: make this node ready for VM jobs, or undo that. Root only."""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ def images() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the command."""
     run(vmgr, "vmgr")
 
 

@@ -1,6 +1,6 @@
-"""``vsub``: the site's submit command, plus ``-vm key=value[,key=value...]``.
+"""``vsub``: the site's submit command with ``-vm key=value[,key=value...]``.
 
-Runs as the user. Imports nothing that a submission does not need.
+Runs as the user, and imports only what a submission needs.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ Lines "#VSUB -vm KEY=VALUE" in the script do the same. The command line takes pr
 
 
 def main() -> NoReturn:
-    """Entry point of the command."""
     forget_coerced_locale()
     with telling("vsub"):
         sys.exit(submit(sys.argv[1:]))
 
 
 def submit(argv: Sequence[str]) -> int:
-    """Do what the command line says; return the exit code.
+    """Execute the command line and return the exit status.
 
-    Raises Refused or UsageError, with nothing created.
+    Raises Refused or UsageError before anything is created.
     """
     config, argv = split_config(argv)
     site, plugins = load(config, node=False)
@@ -105,9 +104,9 @@ def submit(argv: Sequence[str]) -> int:
 
 
 def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    """Return the site config, and the words after ``--config FILE`` if they begin with it.
+    """Return the site config and the arguments after a leading ``--config FILE``.
 
-    Only there: further on it may be the script's. Raises UsageError.
+    Later occurrences may belong to the script. Raises UsageError.
     """
     if argv[:1] != [CONFIG]:
         return CONFIG_PATH, argv
@@ -117,27 +116,27 @@ def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def visible_image(wanted: JobRequest, site: Site) -> Image | None:
-    """Return the job's image; None where this host sees no pool. Raises Refused as the node."""
+    """Return the job's image, or None if this host cannot read the pool. Raises Refused."""
     if not os.access(site.images.pool, os.R_OK | os.X_OK):
         return None
     return select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
 
 
 def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> None:
-    """Refuse at once a script that guests of its image cannot run."""
+    """Refuse a script that guests of the image cannot run."""
     check = guest_type.check_script
     if check and script is not None and (refusals := tuple(check(script, image))):
         raise Refused(*refusals)
 
 
 def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
-    """Return MiB of a guest's root disk in memory; 0: on a disk, or this host sees no image."""
+    """Return the MiB of a guest's RAM disk; 0 without one, or if the image is not readable here."""
     disk = image.disk if image is not None and wanted[FS_TYPE] == "ramdisk" else None
     return ramdisk_mib(disk) if disk is not None and os.access(disk, os.R_OK) else 0
 
 
 def help_text(site: Site, plugins: Plugins) -> str:
-    """Return the usage with every registered ``-vm`` key, its default here and its limits."""
+    """Return the usage with every ``-vm`` key, its default at this site and its limits."""
     lines = [USAGE, "Keys of -vm at this site:"]
     for key, option in sorted(plugins.options().items()):
         limits = site.options.get(key, Limits())
@@ -150,7 +149,7 @@ def help_text(site: Site, plugins: Plugins) -> str:
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:
-    """Return the site's limits of a key as ``; min 1; max 8``, or nothing."""
+    """Return the site's limits of a key as ``; min 1; max 8``, or an empty string."""
     words = {"allow": "one of", "deny": "not"}
     return "".join(
         f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"

@@ -1,7 +1,8 @@
-"""``vtorque``: where the admin's command begins, and what root's hooks and the job shell call.
+"""``vtorque``: start of the admin command, of root's hooks and of the job shell.
 
-Installed hooks and job shells name this module. What they call does without click: a fifth of
-their start would be its import.
+Installed hooks and job shells name this module. They avoid click, whose import would take a fifth
+of
+their start.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vtorque_core.cli.entry import OWN, begin, telling
 
 
 def main() -> NoReturn:
-    """Entry point of the command. ``hook`` and ``jobshell`` are no commands for people."""
+    """Dispatch ``hook`` and ``jobshell`` without click, and all other commands with it."""
     with telling("vtorque"):
         begin("vtorque_core.cli.vtorque")
         if sys.argv[1:2] and sys.argv[1] in OWN:

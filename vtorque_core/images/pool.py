@@ -1,8 +1,7 @@
-"""What images there are, and what is said of one that is not: reads the pool and the node's cache.
+"""Find and check images in the pool and in the node's cache. As any user.
 
-A full hash of every file at each job's start would take longer than the boot, so :func:`lookup`
-compares size, modification time and inode with those that the sidecar has. Any user. Nothing here
-is writable by anybody but root; a pool or an image that is gets refused.
+Hashing all files would take longer than a boot, so :func:`lookup` compares size, modification time
+and inode with the sidecar. A pool or image that others than root can write is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Accept = Callable[[Sidecar], None]
 
 @dataclass(frozen=True)
 class Listed:
-    """A usable image with what its files take, in bytes: as they read, and on the disk."""
+    """A usable image with the size of its files in bytes, apparent and on disk."""
 
     sidecar: Sidecar
     size: int
@@ -41,22 +40,21 @@ class Listed:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.sidecar.name
 
 
 @dataclass(frozen=True)
 class Broken:
-    """An image that cannot be used, and why."""
+    """An unusable image and the reason."""
 
     name: str
     reason: str
 
 
 def check_pool(pool: Path) -> None:
-    """Check that only root (or the calling user) can change the pool or anything above it.
+    """Check that only root (or the caller) can change the pool and its parents.
 
-    Raises Refused naming the path and its mode, HostFault if there is no pool.
+    Raises Refused, or HostFault if the pool is missing.
     """
     if not pool.is_absolute():
         raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
@@ -67,7 +65,7 @@ def check_pool(pool: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Check the name of an image. Raises Refused for paths, dots in front, odd characters."""
+    """Raise Refused unless ``name`` is a valid image name."""
     if not NAME.fullmatch(name):
         raise Refused(
             "is not the name of an image: use letters, digits and ._+- (no path)",
@@ -77,17 +75,19 @@ def check_name(name: str) -> None:
 
 
 def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
-    """Return one image of the pool, its files checked by size, time and inode. Any user.
+    """Return one image after checking its files by size, time and inode. Any user.
 
     Args:
-        pool: where the sidecar is read.
+        pool: directory of the sidecar.
         name: untrusted.
-        cache: the node's own copies; one of the same content is preferred. Where there is no
-            pool, the cache is all there is.
-        accept: is asked about what is returned; None: nobody is.
+        cache: the node's copies; a copy with the same contents is preferred. Without a pool the
+            cache is
+            used alone.
+        accept: called with the sidecar; raises Refused for an unacceptable image.
 
-    Raises Refused: bad name, no such image, unreadable sidecar, a file that has changed, files or
-    directories that others than root can write; HostFault: no pool.
+    Raises:
+        Refused: no such image, invalid sidecar, changed files, or files that others can write.
+        HostFault: the pool is missing.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():
@@ -103,7 +103,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
 
 
 def has_copy(cache: Path, wanted: Sidecar) -> bool:
-    """Return whether a whole copy of the same content is in the node's cache."""
+    """Return True if the node's cache has a complete copy with the same contents."""
     try:
         check_pool(cache)
         found = _checked(cache, wanted.name).sidecar
@@ -113,7 +113,7 @@ def has_copy(cache: Path, wanted: Sidecar) -> bool:
 
 
 def listing(pool: Path) -> list[Listed | Broken]:
-    """Return every image by name with its size. Starts nothing, hashes nothing; 2,000 in 0.1 s.
+    """Return every image by name with its size, without hashing. 2,000 images take 0.1 s.
 
     Raises as :func:`check_pool`.
     """
@@ -130,7 +130,7 @@ def _listing(pool: Path) -> Iterator[Listed | Broken]:
 
 
 def list_images(pool: Path) -> list[Image]:
-    """Return all usable images by name. Raises as :func:`check_pool`; see :func:`listing`."""
+    """Return all usable images by name. Raises as :func:`check_pool`."""
     return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, Listed)]
 
 
@@ -142,11 +142,11 @@ def select(
     cache: Path | None = None,
     accept: Accept | None = None,
 ) -> Image:
-    """Return the image a job asked for: by name, or the only one of a distro and architecture.
+    """Return the requested image: by name, or the only one of a distro and architecture.
 
-    None and empty text mean that nobody chose. A named image must be of the distro and the
-    architecture, if given. ``distro`` may be its family's (``redhat`` of Rocky Linux), in any
-    capitals. Raises Refused (none fits, or several do), HostFault.
+    None and empty text match any. A named image must also match distro and arch, if given.
+    ``distro`` may
+    be a family (``redhat`` for Rocky Linux), in any case. Raises Refused and HostFault.
     """
     if name:
         image = lookup(pool, name, cache, accept)
@@ -173,20 +173,20 @@ def select(
 
 
 def _distros(image: Image) -> list[str]:
-    """Return what an image's distribution is called: its own name, that of its family."""
+    """Return the names of an image's distribution and family."""
     names = (image.distro, image.labels.get("family", ""))
     return list(dict.fromkeys(name.lower() for name in names if name))
 
 
 def describe(pool: Path, name: str) -> Sidecar:
-    """Return what the sidecar of an image says, its files not looked at. Raises as lookup."""
+    """Return the sidecar of an image without checking its files. Raises as :func:`lookup`."""
     check_name(name)
     check_pool(pool)
     return read_sidecar(pool, name)
 
 
 def read_sidecar(pool: Path, name: str) -> Sidecar:
-    """As :func:`describe`, with name and pool checked already."""
+    """Return the sidecar, like :func:`describe`, after name and pool have been checked."""
     path = f"{pool}/{name}/{SIDECAR}"
     try:
         if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):
@@ -210,7 +210,7 @@ def read_sidecar(pool: Path, name: str) -> Sidecar:
 
 
 def _checked(pool: Path, name: str) -> Listed:
-    """Return an image whose files are those that were hashed, by what stat(2) says."""
+    """Return an image whose files match their records by stat(2)."""
     sidecar = read_sidecar(pool, name)
     directory = f"{pool}/{name}/{sidecar.version}"
     size = blocks = 0
@@ -229,9 +229,9 @@ def _checked(pool: Path, name: str) -> Listed:
 
 
 def file_status(path: str, name: str) -> os.stat_result:
-    """Return the status of a file of image ``name``; it must be regular and root's alone.
+    """Return the status of an image's file.
 
-    Raises Refused.
+    Raises Refused unless regular and writable by root only.
     """
     status = _part(path, name)
     if not stat.S_ISREG(status.st_mode):
@@ -247,7 +247,7 @@ def _part(path: str, name: str) -> os.stat_result:
 
 
 def _own(path: str) -> os.stat_result:
-    """Return the status of what must be root's alone; what lies above it has been checked."""
+    """Return the status of a path that only root may write, below a checked directory."""
     status = os.lstat(path)
     if not _is_own(status):
         _check_slowly(Path(path))
@@ -255,7 +255,6 @@ def _own(path: str) -> os.stat_result:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Return whether nobody but root and the caller can write there, seen at the first glance."""
     return not status.st_mode & 0o022 and status.st_uid in (0, os.geteuid())
 
 
@@ -267,7 +266,6 @@ def _check_slowly(path: Path) -> None:
 
 
 def unknown(pool: Path, name: str) -> Refused:
-    """Return the refusal of a name that the pool does not have."""
     from vtorque_core.base.suggest import closest  # noqa: PLC0415 (for errors only)
 
     known = names(pool)
@@ -277,15 +275,17 @@ def unknown(pool: Path, name: str) -> Refused:
 
 
 def bad(name: str, reason: str) -> Refused:
-    """Return the refusal of an image that is broken."""
     return Refused(f"the image is broken: {printable(reason)}", key="img", value=name)
 
 
 def ramdisk_mib(image: Path) -> int:
-    """Return what an overlay of a disk image can grow to: the size that the guest sees, and more.
+    """Return the MiB that an overlay of a disk image can grow to.
 
-    qcow2 has it in bytes 24 to 31 of its header, raw is as long. The overlay's tables take 10
-    bytes for 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
+    The virtual size is in bytes 24 to 31 of a qcow2 header, or the file size of a raw image. The
+    tables of
+    the overlay take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level
+    less
+    than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

@@ -1,4 +1,4 @@
-"""The sidecar of an image: JSON that says what the image is and what its files were hashed as."""
+"""Sidecar of an image: JSON with its facts and the hashes of its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file when it was hashed: size in bytes, modification time in ns, inode number."""
+    """A file when it was hashed: size in bytes, modification time in ns, inode number."""
 
     sha256: str
     size: int
@@ -48,16 +48,17 @@ class FileRecord:
 
     @classmethod
     def of(cls, sha256: str, status: os.stat_result) -> FileRecord:
-        """Return the record of a file with that hash and status."""
         return cls(sha256, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What a sidecar says. ``version`` is the directory of the files.
+    """Contents of a sidecar.
 
-    ``created`` and ``verified`` (when the files were last hashed) are UTC in ISO 8601.
-    ``signature``: of :mod:`vtorque_core.images.signature`, or empty.
+    Attributes:
+        version: directory of the files.
+        created, verified: time of the build and of the last hashing, UTC in ISO 8601.
+        signature: see :mod:`vtorque_core.images.signature`; may be empty.
     """
 
     name: str
@@ -71,19 +72,18 @@ class Sidecar:
 
     @property
     def sha256(self) -> str:
-        """One hash for the image: of its files' roles and hashes, not of when it was built."""
+        """Hash of the image's file roles and hashes, independent of the build time."""
         roles = {role: getattr(self.built, role) for role in _ROLES}
         lines = [f"{role} {self.files[f].sha256}\n" for role, f in sorted(roles.items()) if f]
         return _sha256(lines)
 
     def image(self, pool: Path) -> Image:
-        """Return the image with the paths of its files."""
+        """Return the image with absolute paths."""
         directory, facts = pool / self.name / self.version, vars(self.built)
         paths = {role: directory / facts[role] for role in _ROLES if facts[role]}
         return Image(name=self.name, sha256=self.sha256, **{**facts, **paths})
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is written to the file."""
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -100,7 +100,7 @@ class Sidecar:
 
 
 def parse_sidecar(text: bytes, name: str) -> Sidecar:
-    """Return the sidecar of image ``name``. Raises ValueError with what is wrong in it."""
+    """Parse the sidecar of image ``name``. Raises ValueError."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -137,7 +137,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
 
 
 def names(pool: Path) -> list[str]:
-    """Return the names of all images, usable or not, sorted."""
+    """Return the sorted names of all images, usable or not."""
     with os.scandir(pool) as entries:
         found = [entry.name for entry in entries if NAME.fullmatch(entry.name)]
     return sorted(name for name in found if os.path.lexists(f"{pool}/{name}/{SIDECAR}"))
@@ -150,21 +150,20 @@ def _sha256(lines: Iterable[str]) -> str:
 
 
 def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
-    """Return the version of files with these hashes: the same for the same names and content.
+    """Return the version name for files with these hashes.
 
-    128 bits of a SHA-256: nobody finds two contents of one version, not even on purpose (2^64).
+    128 bits of SHA-256 suffice against deliberate collisions (2^64).
     """
     lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
     return "v" + _sha256(lines)[:32]
 
 
 def file_names(built: BuiltImage) -> list[str]:
-    """Return the names of the image's files."""
     return [f for f in (built.disk, built.kernel, built.initrd) if f is not None]
 
 
 def check_facts(built: BuiltImage) -> None:
-    """Check everything that can be checked without the files. Raises ValueError."""
+    """Check everything that does not need the files. Raises ValueError."""
     for key in ("guest_type", "distro", "arch"):
         if not _WORD.fullmatch(getattr(built, key)):
             raise ValueError(f"has a bad {key}: letters, digits and ._+- are allowed")
@@ -195,7 +194,7 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
 
 
 def boots_by_uefi(image: Image | BuiltImage) -> bool:
-    """Return whether guests of an x86 image boot its disk by the node's UEFI firmware."""
+    """Return True if x86 guests boot the image's disk with UEFI firmware."""
     boots = image.arch == "x86_64" and image.kernel is None
     return boots and image.labels.get(FIRMWARE) == "efi"
 

@@ -1,8 +1,8 @@
-"""Signatures of images by a site's keys: who says that an image is what it is.
+"""Signatures of images by keys that the site trusts.
 
-What is signed is the sidecar's word on the image: its name, the hashes of its files, and all that
-decides how it boots. The signature is ssh-keygen's (PROTOCOL.sshsig of OpenSSH, ``-Y`` of
-ssh-keygen(1)); who may sign is said by an allowed signers file (the same page, ALLOWED SIGNERS).
+The signed data is the sidecar's name, file hashes and boot settings. ssh-keygen makes and verifies
+signatures (PROTOCOL.sshsig of OpenSSH, ``-Y`` of ssh-keygen(1)). An allowed signers file lists the
+keys (ssh-keygen(1), ALLOWED SIGNERS).
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing,
 
 
 def signed_bytes(sidecar: Sidecar) -> bytes:
-    """Return what a signature is of: the same bytes for every copy of the image.
+    """Return the data that is signed, identical for every copy of the image.
 
-    JSON with sorted keys and no blanks, in ASCII: the sidecar less who built it, when it was built
-    and last hashed, and its signature; of files their hashes only.
+    ASCII JSON with sorted keys and without blanks: the sidecar without builder, times and
+    signature, with
+    only the hashes of files.
     """
     facts = {key: value for key, value in sidecar.as_json().items() if key not in _NOT_SIGNED}
     facts["files"] = {file: record.sha256 for file, record in sidecar.files.items()}
@@ -41,7 +42,7 @@ def signed_bytes(sidecar: Sidecar) -> bytes:
 
 
 def acceptor(signers: str) -> Callable[[Sidecar], None]:
-    """Return what refuses images that the site does not accept; ``signers``: its config's key."""
+    """Return a function that refuses unsigned images if the site requires signatures."""
 
     def accept(sidecar: Sidecar) -> None:
         if signers:
@@ -51,15 +52,17 @@ def acceptor(signers: str) -> Callable[[Sidecar], None]:
 
 
 def signer_of(sidecar: Sidecar, signers: Path) -> str:
-    """Return the name of the allowed signer who has signed this. Any user; takes 20 ms.
+    """Return the allowed signer of an image. As any user; takes 20 ms.
+
+    ssh-keygen parses the signature as nobody.
 
     Args:
-        sidecar: as it was read.
-        signers: the site's allowed signers file; root's alone to write.
+        sidecar: of the image.
+        signers: the allowed signers file, writable by root only.
 
-    ssh-keygen reads the signature as nobody. Raises Refused if it is missing, of something else,
-    by somebody else or by a key that is not valid now; HostFault if the file or ssh-keygen is
-    missing, or others can write the file.
+    Raises:
+        Refused: no signature, or not by a currently valid key.
+        HostFault: the file or ssh-keygen is missing, or others can write the file.
     """
     text = _read(signers)
     if not sidecar.signature:
@@ -84,7 +87,7 @@ def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
 
 
 def _read(signers: Path) -> bytes:
-    """Return the allowed signers file, which nobody but root may have written."""
+    """Return the allowed signers file after checking that only root can write it."""
     try:
         require_root_owned(signers, uid=os.geteuid())
         with signers.open("rb") as file:
@@ -102,7 +105,7 @@ def _read(signers: Path) -> bytes:
 
 @contextmanager
 def handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
-    """Give files in memory: nobody can read them by path, or exchange them meanwhile."""
+    """Yield descriptors of in-memory files with these contents, which nobody can replace."""
     files: list[int] = []
     try:
         for text in texts:
@@ -115,7 +118,6 @@ def handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
 
 
 def program() -> str:
-    """Return the path of ssh-keygen. Raises HostFault."""
     program = shutil.which("ssh-keygen", path=_PATH)
     if program is None:
         raise HostFault(f"ssh-keygen: not found in {_PATH}: install openssh-client")
@@ -125,7 +127,7 @@ def program() -> str:
 def keygen(
     action: str, *argv: str, files: tuple[int, ...], stdin: bytes = b""
 ) -> tuple[int, str, str]:
-    """Run ``ssh-keygen -Y`` on open files; return exit code, stdout and its last words."""
+    """Run ``ssh-keygen -Y`` on open files; return exit status, stdout and the error message."""
     rights = rights_of(NOBODY) if effective_root() else ()
     try:
         done = subprocess.run(
@@ -144,6 +146,6 @@ def keygen(
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what ssh-keygen says is wrong; its last line is often no more than that it failed."""
+    """Return ssh-keygen's error. The first line is more specific than the last."""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return printable(words[0] if words else f"exit code {done.returncode}", 200)

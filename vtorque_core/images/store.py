@@ -1,15 +1,17 @@
-"""How image files lie on disk, how long old versions stay, how they go. Pools and node caches.
+"""Layout of image files on disk, and removal of old versions. For pools and node caches.
 
-    <pool>/<name>/image.json      the sidecar: which version the name has
-    <pool>/<name>/<version>/      the files of one version, named after their content
-    <pool>/<name>/<version>.old   Unix time until which it is kept although no name has it
-    <pool>/.staging-*             what is being made; its maker holds a lock on it
-    <pool>/.trash-*               what is being removed; nobody reads it
+    <pool>/<name>/image.json      sidecar with the current version of the name
+    <pool>/<name>/<version>/      files of one version; named after their contents
+    <pool>/<name>/<version>.old   Unix time until which a replaced version is kept
+    <pool>/.staging-*             image being built; the builder holds a lock
+    <pool>/.trash-*               files being removed; never read
 
-Changes are renames below the pool's lock, so that a kill leaves the old state or the new, and at
-most staging, trash and versions without a name, which the next change removes (:func:`sweep`).
-A version goes when no name has it, its time is over, and no open journal of this node names it
-(:class:`vtorque_core.resources.lease.ImageUse`). All of this as root, but reading.
+Changes are renames under the pool's lock, so a kill leaves the old or the new state. It may also
+leave
+staging, trash and unnamed versions, which the next change removes (:func:`sweep`). A version is
+removed
+when no name refers to it, its time has passed, and no open journal of this node names it
+(:class:`vtorque_core.resources.lease.ImageUse`). All functions except readers run as root.
 """
 
 from __future__ import annotations
@@ -45,10 +47,9 @@ Uses = Mapping[str, tuple[str, ...]]
 
 @contextmanager
 def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
-    """Hold the pool's lock: one change at a time; ``shared``: while none is going on.
+    """Hold the pool's lock exclusively, or ``shared`` against changes. Raises HostFault.
 
-    The lock is this node's: of several nodes that share a pool only one at a time may change it.
-    Raises HostFault after ``wait`` seconds.
+    The lock is local to the node. If nodes share a pool, only one may change it at a time.
     """
     with safefs.closing(os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)
@@ -65,16 +66,13 @@ def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of the pool, 0644, in one step; it is on disk when this returns."""
+    """Write a file of the pool atomically with mode 0644; on disk on return."""
     safefs.replace(str(path), content, mode=0o644, ready=os.fsync)
     safefs.fsync(path.parent)
 
 
 def current(home: Path) -> str | None:
-    """Return the version that an image's name has; None: it has no sidecar.
-
-    Raises ValueError for a sidecar that does not say it.
-    """
+    """Return the current version of an image, or None without a sidecar. Raises ValueError."""
     try:
         with (home / SIDECAR).open("rb") as file:
             data = json.loads(file.read(MAX_SIDECAR))
@@ -89,9 +87,9 @@ def current(home: Path) -> str | None:
 
 
 def in_use(paths: Paths | None) -> Uses:
-    """Return which versions the jobs of this node use, from their open journals. As root.
+    """Return the versions that open jobs of this node use. As root.
 
-    Raises JournalError for a journal that cannot be read: then nobody knows.
+    Raises JournalError for an unreadable journal, because the answer is then unknown.
     """
     found: dict[str, tuple[str, ...]] = {}
     for state in walk(paths) if paths is not None else ():
@@ -101,27 +99,26 @@ def in_use(paths: Paths | None) -> Uses:
 
 
 def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
-    """Return the jobs that use any version of the image in directory ``home``."""
     inside = f"{home}/"
     jobs = {job: None for path, jobs in uses.items() if path.startswith(inside) for job in jobs}
     return tuple(jobs)
 
 
 def retire(home: Path, version: str, seconds: float) -> None:
-    """Note that a version that loses its name is kept that long. Before it loses it."""
+    """Record how long a version is kept, before its name gets another version."""
     if seconds > 0:
         replace_file(home / f"{version}{_OLD}", f"{time.time() + seconds:.0f}\n".encode())
 
 
 def reinstate(home: Path, version: str) -> None:
-    """Forget the note: the version has a name again."""
+    """Remove the expiry of a version that its name refers to again."""
     (home / f"{version}{_OLD}").unlink(missing_ok=True)
 
 
 def old_versions(home: Path) -> list[tuple[str, float]]:
-    """Return the versions that no name has, with the Unix time until which they are kept.
+    """Return (version, Unix time of expiry) of all versions without a name.
 
-    Raises ValueError if it is not known which version the name has.
+    Raises ValueError if the current version is unknown.
     """
     now = current(home)
     found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
@@ -137,10 +134,9 @@ def _until(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Give an empty root-only directory in the pool for a builder, removed afterwards.
+    """Yield an empty root-only directory in the pool for a builder; removed afterwards.
 
-    On the way what killed commands have left goes, see :func:`sweep`. ``paths``: this node's, if
-    its jobs use the pool.
+    Sweeps the pool first. ``paths``: this node's, if its jobs use the pool.
     """
     sweep(pool, paths)
     with locked(pool):
@@ -155,11 +151,11 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
 
 
 def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
-    """Remove what killed commands have left, and versions that nobody has or uses any more.
+    """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    Returns the versions that went, as ``name/version``. ``over_only``: nothing but versions whose
-    time is over; for a node that does not change the pool itself, since what another host is just
-    making there looks like something left. Raises HostFault: the pool cannot be changed.
+    ``over_only`` removes only expired versions. Use it on a node that does not change the pool
+    itself,
+    because another host's current build looks like a leftover. Raises HostFault.
     """
     with safefs.naming(pool), locked(pool):
         uses = _uses_or_none(paths)
@@ -187,9 +183,9 @@ def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
 
 
 def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
-    """Move what an image does not need any more to the trash, under the pool's lock.
+    """Move unused files of an image to the trash, under the pool's lock; return the versions.
 
-    Returns the versions. Raises ValueError if it is not known which version the name has.
+    Raises ValueError if the current version is unknown.
     """
     gone = []
     now = time.time()
@@ -211,10 +207,9 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove a version that its last job has just left, if no name has it and its time is over.
+    """Remove a version that its last job has just released, if expired and without a name.
 
-    Called by the release of that job's record, under the node's lock. Where the pool cannot be
-    changed from this node, nothing happens: a later command does it where it can.
+    Called under the node's lock. Does nothing if this node cannot change the pool.
     """
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
@@ -231,12 +226,12 @@ def collect_version(path: Path) -> None:
 
 
 def trash(pool: Path, path: Path) -> None:
-    """Take a directory out of sight in one step, under the pool's lock; see empty_trash."""
+    """Rename a directory into the trash, under the pool's lock."""
     path.rename(pool / f"{_TRASH}{os.getpid()}-{time.time_ns():x}")
 
 
 def empty_trash(pool: Path) -> None:
-    """Remove what has been taken out of sight; without the lock, since large files take time."""
+    """Remove the trash, without the lock because large files take time."""
     for left in pool.glob(f"{_TRASH}*"):
         shutil.rmtree(left, ignore_errors=True)
 

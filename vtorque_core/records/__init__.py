@@ -1,1 +1,1 @@
-"""What is written of a job: journal, timeline, log, usage, console."""
+"""Records of a job: journal, timeline, log, usage, console."""

@@ -1,7 +1,6 @@
-"""A guest's serial console: its last lines, for who hears that it died; what of it is kept.
+"""Read and keep the end of a guest's serial console. As root, in prologue and epilogue.
 
-As root, in the prologue and the epilogue. The guest wrote every byte of it: it is bounded, and what
-a terminal would obey is escaped or dropped.
+The guest controls every byte. The length is limited, and control sequences are escaped or dropped.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 def tail(
     path: Path, lines: int = LINES, most: int = _BYTES, settle: float = _SETTLE
 ) -> tuple[str, ...]:
-    """Return the last ``lines`` that say something, printable; empty if there is no console log.
+    """Return the last ``lines`` nonblank lines, printable; empty without a console log.
 
-    ``most``: bytes looked at, from the end. Waits at most ``settle`` seconds for a log that still
-    grows. Never raises.
+    Never raises. Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log
+    grows.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, HostFault), os.fdopen(os.open(path, flags), "rb") as file:
@@ -59,18 +58,16 @@ def tail(
 
 
 def _last(lines: int, most: int, size: int, console: int) -> Iterator[bytes]:
-    """Yield the last lines, apart from root."""
     data = os.pread(console, most, max(0, size - most))
     yield from (line.encode() for line in lines_of(data, lines))
 
 
 def heading(hostname: str) -> str:
-    """Return the line above what :func:`tail` returns."""
     return f"the end of the console of {hostname}:"
 
 
 def _settled(descriptor: int, size: int, seconds: float) -> int:
-    """Return the file's size once it has not grown for one poll, or after as many seconds."""
+    """Return the file's size when it stops growing, or after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(_POLL)
@@ -82,16 +79,16 @@ def _settled(descriptor: int, size: int, seconds: float) -> int:
 
 
 def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
-    """Return the last ``count`` lines of console output that are not blank, each safe to show."""
+    """Return the last ``count`` nonblank lines of console output, printable."""
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     lines = (line.strip() for line in re.split(r"[\r\n]+", text))
     return tuple(printable(line, WIDTH) for line in lines if line)[-count:]
 
 
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
-    """Keep the end of the console, and of cloud-init's log, of guests that failed.
+    """Keep the end of the console and of cloud-init's log of failed guests.
 
-    ``dead``: indexes of guests that were not running any more; all guests' if the start has failed.
+    ``dead`` has the indexes of guests that have ended. If the start failed, all guests count.
     """
     failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
     for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):

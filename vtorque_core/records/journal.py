@@ -1,20 +1,20 @@
-"""The journal of one job attempt on this node: what was acquired, written before it is acquired.
+"""Journal of one job attempt on this node: every resource is recorded before it is acquired.
 
-One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its lines, by ``op``:
+One file of JSON lines, ``<state>/journal/<job key>.jsonl``, mode 0600, root. Lines by ``op``:
 
-    job       the first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
+    job       first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
     acquire   seq, plugin, kind, scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC);
               fsynced before create() runs
-    created   seq: create() has returned. Without it a node-wide resource does not count as there,
-              and what a killed creator asked for may still appear
-    released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
-    phase     name, guest, t: the job's timeline; cpu, mib: what the guest used
-    (api.batch_system.Usage)
+    created   seq: create() has returned. Without it a node-wide resource does not count as
+    existing,
+              and one whose creator was killed may still appear
+    released  seq; failed: seq, error, try. Optional, because teardown must work on a full disk
+    phase     name, guest, t: timeline; cpu, mib: the guest's usage (api.batch_system.Usage)
 
-A last line that does not end or cannot be read is what a crash left, and is ignored: create() had
-not run. Anything else that cannot be read is an error with its line number.
-The job's lock (:func:`vtorque_core.base.locks.job_lock`) must be held to start or to change a
-journal.
+An incomplete or invalid last line is left by a crash and ignored, because its create() did not run.
+Any other invalid line is an error.
+
+Hold the job's lock (:func:`vtorque_core.base.locks.job_lock`) to start or change a journal.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ delete. ``phase plan``: a phase of the job has begun."""
 
 
 def step(name: str) -> None:
-    """Tell the test seam :data:`on_step` what happens next or has just happened."""
     on_step(name)
 
 
 class Journal:
-    """An open journal. Guests are booted by several threads: all methods may be called by them."""
+    """An open journal. All methods are thread-safe, because guests boot in parallel threads."""
 
     def __init__(self, paths: Paths, path: Path, descriptor: int, state: JournalState) -> None:
         self.paths = paths
@@ -79,10 +78,7 @@ class Journal:
 
     @classmethod
     def start(cls, paths: Paths, header: JobHeader) -> Journal:
-        """Create the journal of one attempt, on disk when this returns.
-
-        Raises HostFault: it exists (tear that attempt down first), or cannot be written.
-        """
+        """Create the journal of an attempt; on disk on return. Raises HostFault if it exists."""
         path = paths.journal / f"{header.job.key}.jsonl"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -107,9 +103,9 @@ class Journal:
 
     @classmethod
     def open(cls, paths: Paths, path: Path) -> Journal:
-        """Open an existing journal to append; cuts off a torn last line.
+        """Open an existing journal for appending, and truncate an incomplete last line.
 
-        Raises FileNotFoundError, EmptyJournal, JournalError, HostFault.
+        Raises FileNotFoundError, EmptyJournal, JournalError and HostFault.
         """
         state = read(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -118,7 +114,6 @@ class Journal:
         return cls(paths, path, descriptor, state)
 
     def close(self) -> None:
-        """Close the file; the journal stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -159,16 +154,18 @@ class Journal:
     ) -> int:
         """Write the record, fsync, call ``resource.create()``; return the record's number.
 
-        Args:
-            resource: its journalled fields must be JSON values.
-            plugin: whose hook asked for it; ``"core"`` for the core.
-            phase: the phase of the life cycle, for messages and the report.
-            guest: index on this node; None: of the whole job.
-            needs: records that must stay as long as this one, beside those it always needs: the
-                directories and (unless it is a file itself) the leases of its guest and of the job,
-                and the spare guest that it was; for a domain, every earlier record of these.
+        If ``create()`` raises, the record stays open, and teardown releases it.
 
-        Raises what ``create()`` raises; the record is then open, and teardown releases it.
+        Args:
+            resource: its journaled fields must be JSON values.
+            plugin: whose hook acquires it; ``"core"`` for the core.
+            phase: phase of the life cycle, for messages and the report.
+            guest: index on this node; None: the whole job.
+            needs: records that must be released after this one. Always included are directories and
+                (except
+                for files) leases of the guest and the job, and the warm guest; for a domain, all
+                    earlier
+                records of the guest and the job.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -188,7 +185,7 @@ class Journal:
     def acquire_leases(
         self, leases: Sequence[tuple[Resource, int | None]], *, phase: str
     ) -> list[int]:
-        """Write records of (lease, guest index) in one go: leases have nothing to create."""
+        """Write records of (lease, guest index) together. Leases need no ``create()``."""
         return self._record(leases, CORE, phase, ())
 
     def _record(
@@ -240,7 +237,7 @@ class Journal:
         return tuple(sorted(always | set(wanted)))
 
     def phase(self, name: str, guest: int | None = None, used: Usage | None = None) -> None:
-        """Add a point to the timeline; never raises, since no job may fail for its timeline."""
+        """Add a point to the timeline. Never raises: no job may fail for its timeline."""
         line = {"op": "phase", "name": name, "guest": guest, "t": time.time()}
         if used is not None:
             line |= {"cpu": used.cpu_seconds, "mib": used.peak_mib}
@@ -250,23 +247,21 @@ class Journal:
             step(f"phase {name}")
 
     def created(self, seq: int) -> None:
-        """Note that what a record names is there, if the disk takes it."""
         self._note({"op": "created", "seq": seq})
 
     def released(self, seq: int, **extra: Any) -> None:
-        """Note that a record is released, if the disk takes it (see :meth:`_note`)."""
         self._released.add(seq)
         self._note({"op": "released", "seq": seq, **extra})
 
     def failed(self, seq: int, error: str, tries: int) -> None:
-        """Note that a release failed for the ``tries``-th time, if the disk takes it."""
         self._note({"op": "failed", "seq": seq, "error": error, "try": tries})
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        """Append; after one failure nothing more, so that what is noted has no gaps.
+        """Append a line, unless an earlier append has failed, so that there are no gaps.
 
-        A lease must not show as free before what used it shows as released: the next teardown
-        would release that again while another job has the leased item.
+        Otherwise a lease could appear released before the resource that uses it. The next teardown
+        would then
+        release that resource again, while another job holds the lease.
         """
         with self._mutex:
             if self._broken:
@@ -277,7 +272,7 @@ class Journal:
                 self._broken = True
 
     def delete(self) -> None:
-        """Remove the journal: nothing is open."""
+        """Remove the journal when no record is open."""
         step("before delete journal")
         self.close()
         with contextlib.suppress(FileNotFoundError):
@@ -289,9 +284,9 @@ class Journal:
 def shared_records(
     paths: Paths, kind: str, args: Mapping[str, Any], but: tuple[Path, int] | None = None
 ) -> list[tuple[JobHeader, Record]]:
-    """Return the open records of one node-wide resource over all journals, under the node's lock.
+    """Return the open records of one node-wide resource in all journals. Hold the node's lock.
 
-    ``but``: journal and number of a record to leave out. Raises JournalError.
+    ``but``: journal and number of a record to omit. Raises JournalError.
     """
     return [
         (state.header, record)
@@ -308,7 +303,7 @@ def _create(resource: Resource) -> None:
 
 
 def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]]) -> None:
-    """Create it unless another open record of it says that it exists."""
+    """Create the resource unless another job's record shows that it exists."""
     now = boot_id()
     alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
     if not alive or resource.lost():

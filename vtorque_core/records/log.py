@@ -1,13 +1,12 @@
-"""A job's log on this node: records of core and plugins, written here.
+"""Write a job's log on this node: log records of core and plugins.
 
-As root, in prologue, starter, epilogue and reaper: while a log is :func:`opened`, all that is
-logged under ``vtorque_*`` goes to ``log.jsonl`` in the job's kept place, from this process and from
-those that it forks. An inner log (the reaper's, in a prologue) has all until it ends.
+As root, in prologue, starter, epilogue and reaper. While a log is :func:`opened`, all messages of
+``vtorque_*`` loggers of this process and its children go to ``log.jsonl`` in the job's kept
+records. A
+nested log (of the reaper in a prologue) replaces the outer one until it ends.
 
-No writing raises, and nothing waits but for the disk. What a guest or a user may have said is
-bounded and escaped in :func:`entry`.
-
-How it is read, followed and shown: :mod:`vtorque_core.api.job_log`.
+Nothing raises, and only the disk can block. :func:`entry` limits and escapes text from guests and
+users. For reading see :mod:`vtorque_core.api.job_log`.
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ logging.addLevelName(TRACE, "TRACE")
 
 @dataclass
 class Log:
-    """The log of one job attempt on this node.
+    """Log of one job attempt on this node.
 
-    ``site`` and ``asked`` are the levels that the site and the job's user want; ``phase`` the one
-    that the job is in.
+    Attributes:
+        site, asked: log levels that the site and the job's owner request.
+        phase: the job's current phase.
     """
 
     paths: Paths
@@ -70,24 +70,22 @@ class Log:
 
     @property
     def place(self) -> kept_records.Place:
-        """Where the job's files are kept."""
         return kept_records.place(self.paths, self.job)
 
     def begin(self) -> None:
-        """Open the file, if that can be done."""
+        """Open the file if possible."""
         try:
             self._file = self.place.append(kept_records.LOG)
         except (OSError, HostFault) as error:
             self.complain(f"{self.place.directory / kept_records.LOG}: {error}")
 
     def end(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def take(self, record: logging.LogRecord) -> None:
-        """Write a record if anybody wants it. Never raises."""
+        """Write a log record if its level is requested. Never raises."""
         try:
             if not record.name.startswith("vtorque_"):
                 return
@@ -127,14 +125,14 @@ class Log:
         return json.dumps(entry(record, self)).encode() + b"\n"
 
     def complain(self, text: str) -> None:
-        """Tell syslog what is wrong with the log, each thing once."""
+        """Report a problem with the log to syslog, once."""
         if text not in self._told:
             self._told.add(text)
             to_syslog(f"{self.job.id}: log: {text}")
 
 
 def of_ended(paths: Paths, job: JobAttempt) -> Log:
-    """Return the log of a job that is torn down: as its start had it, if that is known."""
+    """Return the log for the teardown of a job, with the start's settings if they are known."""
     log = Log(paths, job, parse("INFO"))
     known = log.place.facts()
     log.job = replace(job, node=str(known.get("node") or socket.gethostname()))
@@ -153,12 +151,12 @@ def _levels(text: object) -> Levels:
 
 
 def facts() -> dict[str, Any]:
-    """Return what :func:`of_ended` needs to know, to be kept with the job's other facts."""
+    """Return the facts that :func:`of_ended` reads."""
     return {"log": [_open[-1].site.text, _open[-1].asked.text] if _open else []}
 
 
 class _Handler(logging.Handler):
-    """What the root logger has: gives records to the innermost open log."""
+    """Handler of the root logger; passes log records to the innermost open log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if _open:
@@ -170,7 +168,7 @@ _handler = _Handler()
 
 @contextlib.contextmanager
 def opened(log: Log) -> Iterator[Log]:
-    """Have this log, or the one of the same job attempt that is open, get what is logged."""
+    """Direct log messages to ``log``, or to the open log of the same job attempt."""
     if _open and _open[-1].job.key == log.job.key:
         yield _open[-1]
         return
@@ -192,9 +190,9 @@ def opened(log: Log) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def reopened() -> Iterator[None]:
-    """Have the log that is open opened anew, in a forked process that goes its own way.
+    """Reopen the current log in a forked process that runs independently.
 
-    What was open is not closed: its descriptors may be another's here by now.
+    Does not close the inherited descriptors, because their numbers may have been reused.
     """
     before = _open.copy()
     _open.clear()
@@ -204,20 +202,20 @@ def reopened() -> Iterator[None]:
 
 
 def enter(phase: str) -> None:
-    """Have what is logged from now on be of this phase of the job."""
+    """Set the job's phase for the following messages."""
     if _open:
         _open[-1].phase = phase
 
 
 def ask(asked: Levels) -> None:
-    """Log also what the job's user wants; the site's policy has granted it."""
+    """Set the levels that the job's owner requested and the site's policy granted."""
     if _open:
         _open[-1].asked = asked
         set_levels()
 
 
 def defect(job_id: str) -> None:
-    """Log the exception that is being handled, with its traceback, and tell syslog of it."""
+    """Log the current exception with its traceback, and report it to syslog."""
     error = sys.exc_info()[1]
     if _open:
         what = f"{type(error).__name__}: {error}"
@@ -228,7 +226,7 @@ def defect(job_id: str) -> None:
 
 @contextlib.contextmanager
 def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
-    """Have what this thread logs be of a guest (index on this node), or of a plugin."""
+    """Attribute this thread's messages to a guest (index on this node) or plugin."""
     tokens = _guest.set(guest), _plugin.set(plugin)
     try:
         yield
@@ -238,20 +236,20 @@ def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
 
 
 def set_levels() -> None:
-    """Have all loggers make the records that the innermost open log may want."""
+    """Make all loggers create the records that the innermost log may want."""
     if _open:
         levels = [*_open[-1].site.of.values(), *_open[-1].asked.of.values()]
         logging.getLogger().setLevel(min(levels, default=QUIET))
 
 
 def _plugin_of(record: logging.LogRecord) -> str:
-    """Return whose record it is: of the plugin that the core acts for, or whose package logs."""
+    """Return the plugin that the core acts for, or the plugin whose package logs."""
     plugin = plugin_of(record.name)
     return (_plugin.get() or plugin) if plugin == "core" else plugin
 
 
 def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
-    """Return a record as the log has it: bounded, without what a terminal would obey."""
+    """Return a log record as a JSON object with limited, printable text."""
     own = record.__dict__
     guest = own.get("guest", _guest.get())
     found: dict[str, Any] = {
@@ -272,7 +270,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """Return text as :func:`vtorque_core.base.errors.printable` does, fast also for a long one."""
+    """Return text as :func:`vtorque_core.base.errors.printable`, also fast for long text."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 
@@ -292,9 +290,9 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 
 def to_syslog(text: str) -> None:
-    """Send one line to the host's syslog as an error. Never blocks: if it is full the line is lost.
+    """Send one error line to syslog. Never blocks; the line is lost if syslog is full.
 
-    Format: RFC 3164, facility daemon (3), severity error (3), as syslog(3) of glibc sends it.
+    Format: RFC 3164, facility daemon (3), severity error (3), as syslog(3) of glibc.
     """
     line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shown(text, MAX_MESSAGE)}"
     with (

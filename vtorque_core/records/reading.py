@@ -1,9 +1,4 @@
-"""What a journal says, read from its file.
-
-The format is described in :mod:`vtorque_core.records.journal`.
-
-Pure but for reading files: nothing here writes, creates or releases.
-"""
+"""Read journals. For the format see :mod:`vtorque_core.records.journal`."""
 
 from __future__ import annotations
 
@@ -34,15 +29,15 @@ PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 
 
 class JournalError(VtorqueError):
-    """A journal cannot be read; the message names file and line."""
+    """A journal cannot be read. The message names file and line."""
 
 
 class EmptyJournal(JournalError):
-    """The process died before the first line was written: nothing was acquired."""
+    """The process died before it wrote the first line, so nothing was acquired."""
 
 
 class OrphanError(VtorqueError):
-    """No loaded plugin knows this record; the message says what is missing."""
+    """No loaded plugin knows this record. The message says what is missing."""
 
 
 ARRIVES = "arrives"
@@ -51,11 +46,13 @@ ARRIVES = "arrives"
 
 @dataclass(frozen=True)
 class JobHeader:
-    """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.
+    """First line of a journal.
 
-    ``whole_node``: as :class:`vtorque_core.api.batch_system.BatchJob` has it. ``off``: plugins that
-    ``[[limits]]`` switch off for the job. ``spare``: it is no job's but of a guest that waits for
-    one; the name of who keeps it (:func:`spares`).
+    Attributes:
+        plugins: ``"distribution version"`` of all participating plugins by name.
+        whole_node: as in :class:`vtorque_core.api.batch_system.BatchJob`.
+        off: plugins that ``[[limits]]`` disable for the job.
+        spare: name of the service that keeps this warm guest (:func:`spares`); empty for a job.
     """
 
     job: JobAttempt
@@ -68,7 +65,7 @@ class JobHeader:
     spare: str = ""
 
     def line(self) -> dict[str, Any]:
-        """Return the journal's first line. The job's node is not in it: a journal is of one."""
+        """Return the first line. It omits the node, because a journal belongs to one node."""
         line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(self.job)}
         del line["node"]
         return line | {
@@ -84,11 +81,16 @@ class JobHeader:
 
 @dataclass(frozen=True)
 class Record:
-    """One acquired resource. ``guest`` is its index on this node, None for the whole job.
+    """One acquired resource.
 
-    ``tries`` counts failed releases and ``error`` is the last one's; ``created``: create() has
-    returned. ``clock``: ``time`` by CLOCK_MONOTONIC (clock_gettime(2)), which nobody sets; it is
-    known to all processes of one boot. None in journals of before.
+    Attributes:
+        guest: index on this node; None: the whole job.
+        tries: number of failed releases.
+        error: of the last one.
+        created: create() has returned.
+        clock: ``time`` by CLOCK_MONOTONIC (clock_gettime(2)), comparable within one boot; None in
+            older
+            journals.
     """
 
     seq: int
@@ -106,20 +108,19 @@ class Record:
     clock: float | None = None
 
     def line(self) -> dict[str, Any]:
-        """Return the journal's line of it, as it is before its resource is created."""
+        """Return the journal line, as written before creation."""
         line = {"op": "acquire", **dataclasses.asdict(self), "t": round(self.time, 3)}
         for later in ("time", "tries", "error", "created"):  # lines after it say these
             del line[later]
         return line
 
     def same(self, kind: str, args: Mapping[str, Any]) -> bool:
-        """Return whether it is the same thing: equal kind and arguments."""
         return self.kind == kind and self.args == args
 
 
 @dataclass(frozen=True)
 class PhaseMark:
-    """A point of the timeline; ``time`` in Unix seconds. ``usage``: of its guest, until then."""
+    """A point of the timeline. ``usage`` is that of its guest so far."""
 
     name: str
     guest: int | None
@@ -129,7 +130,7 @@ class PhaseMark:
 
 @dataclass(frozen=True)
 class JournalState:
-    """What a journal says. ``size``: bytes of whole lines; a torn last line lies beyond."""
+    """Contents of a journal. ``size`` excludes an incomplete last line."""
 
     path: Path
     header: JobHeader
@@ -140,38 +141,36 @@ class JournalState:
 
     @property
     def key(self) -> str:
-        """The job key (:func:`vtorque_core.base.names.job_key`) that journal and directories
-        carry."""
+        """Job key (:func:`vtorque_core.base.names.job_key`) of the journal and the directories."""
         return self.path.name.removesuffix(".jsonl")
 
     @property
     def open(self) -> tuple[Record, ...]:
-        """Records that are not released, in the order of their acquisition."""
+        """Records that are not released, in order of acquisition."""
         return tuple(r for seq, r in sorted(self.records.items()) if seq not in self.released)
 
     @property
     def leases(self) -> list[Record]:
-        """Open lease records."""
         return [record for record in self.open if record.kind == LEASE]
 
     @property
     def phase(self) -> str:
-        """The job's last phase; empty: it has none yet."""
+        """The job's last phase; empty if none."""
         return next((mark.name for mark in reversed(self.phases) if mark.guest is None), "")
 
     @property
     def suspended(self) -> bool:
-        """Whether its batch system has taken the job's CPUs (:mod:`vtorque_core.live.suspend`)."""
+        """True if the batch system has suspended the job (:mod:`vtorque_core.live.suspend`)."""
         return self.phase == SUSPENDED
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """Libvirt names of all domains that were acquired, released or not."""
+        """Libvirt names of all acquired domains, released or not."""
         return tuple(str(r.args["name"]) for r in self.records.values() if r.kind == DOMAIN)
 
 
 def journals(paths: Paths) -> list[Path]:
-    """Return the journals of all jobs on this node, oldest name first; empty without directory."""
+    """Return the journal files of this node, sorted by name."""
     return sorted(paths.journal.glob("*.jsonl"))
 
 
@@ -180,11 +179,11 @@ def walk(
     job_id: str | None = None,
     troubled: Callable[[Path, JournalError], None] | None = None,
 ) -> Iterator[JournalState]:
-    """Yield what each journal of this node says (``job_id``: of this job alone), by its name.
+    """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    One that is removed meanwhile is left out. ``troubled`` gets one that cannot be read, or is
-    empty (:class:`EmptyJournal`), with the error. Without it an empty one is left out: its job has
-    acquired nothing; one that cannot be read raises JournalError: what it holds is unknown.
+    Skips journals that are removed meanwhile. ``troubled`` gets unreadable and empty journals with
+    the
+    error. Without it empty ones are skipped, and an unreadable one raises JournalError.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):
@@ -201,12 +200,12 @@ def walk(
 
 
 def taken_spares(held: Iterable[JournalState]) -> set[str]:
-    """Return the keys of the spare guests that jobs have taken: records of theirs name them."""
+    """Return the keys of warm guests that jobs have claimed."""
     return {str(r.args["key"]) for state in held for r in state.open if r.kind == SPARE}
 
 
 def spares(held: Sequence[JournalState]) -> list[JournalState]:
-    """Return the spare guests that no job has, of all journals of this node; the oldest first."""
+    """Return the unclaimed warm guests among all journals of this node, oldest first."""
     taken = taken_spares(held)
     found = [s for s in held if s.header.spare and s.key not in taken]
 
@@ -217,15 +216,15 @@ def spares(held: Sequence[JournalState]) -> list[JournalState]:
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
-    """Return the states of a job's journals on this node (None: all), oldest attempt first.
+    """Return the states of a job's journals (None: all), oldest attempt first.
 
-    Raises JournalError for one that cannot be read.
+    Raises JournalError.
     """
     return sorted(walk(paths, job_id), key=lambda state: state.header.job.attempt)
 
 
 def lock_name(path: Path) -> str:
-    """Return what to lock for a journal: as good as its job id, and known if it cannot be read."""
+    """Return the name of a journal's job lock, also for an unreadable journal."""
     return path.name.removesuffix(".jsonl").rpartition(".")[0]
 
 
@@ -241,9 +240,9 @@ def read_if_any(path: Path) -> JournalState | None:
 
 
 def read(path: Path) -> JournalState:
-    """Return what the journal says. Changes nothing; works while another process appends.
+    """Read a journal. Works while another process appends.
 
-    Raises FileNotFoundError, EmptyJournal, JournalError (corrupt, or of another version).
+    Raises FileNotFoundError, EmptyJournal, and JournalError if it is corrupt or of another version.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -289,7 +288,7 @@ def _corrupt(path: Path, number: int, error: Exception) -> JournalError:
 
 
 def _whole_lines(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines and their length in bytes, without a torn last one."""
+    """Return the complete lines and their length in bytes."""
     raw = data.split(b"\n")[:-1]  # what follows the last newline is empty or torn
     parsed: list[dict[str, Any]] = []
     size = 0
@@ -310,7 +309,6 @@ def _whole_lines(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
 def _take(
     line: dict[str, Any], records: dict[int, Record], released: set[int], phases: list[PhaseMark]
 ) -> None:
-    """Add what a line after the first says."""
     op = line["op"]
     if op == "acquire":
         record = _acquired(line)
@@ -364,9 +362,9 @@ def _header(line: dict[str, Any]) -> JobHeader:
 
 
 def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource:
-    """Return the resource as ``release()`` needs it; unjournalled fields have their defaults.
+    """Return the resource for ``release()``, with defaults for fields that are not journaled.
 
-    Raises OrphanError: no such kind, or its class does not take these fields.
+    Raises OrphanError if the kind is unknown or has other fields.
     """
     kind = kinds.get(record.kind)
     if kind is None:
@@ -382,7 +380,7 @@ def _tuples(value: Any) -> Any:
 
 
 def arguments(resource: Resource) -> dict[str, Any]:
-    """Return the journalled fields as they come back from JSON. Raises TypeError for others."""
+    """Return the journaled fields as JSON values. Raises TypeError for other values."""
     if not dataclasses.is_dataclass(resource):
         raise TypeError(f"{type(resource).__name__} is not a dataclass")
     fields = [f for f in dataclasses.fields(resource) if f.metadata.get("journal", True)]

@@ -1,6 +1,6 @@
-"""The time of each phase of a job: ``vmgr report`` shows it, the log's last line sums it up.
+"""Timeline of a job: the time of each phase, for ``vmgr report`` and the log's last line.
 
-A journal goes when its job has nothing left; its timeline is then kept
+When a job has released everything, its journal is deleted and the timeline is kept
 (:mod:`vtorque_core.api.kept_records`).
 """
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(LAST)
 
 
 def keep(paths: Paths, state: JournalState) -> None:
-    """Keep what an ended job's journal says of its phases. Never raises OSError."""
+    """Keep the phases of an ended job. Never raises OSError."""
     if not state.phases:
         return
     now = time.time()
@@ -30,15 +30,17 @@ def keep(paths: Paths, state: JournalState) -> None:
 
 
 def keep_start(paths: Paths, state: JournalState) -> None:
-    """Keep the phases of a job whose guests are ready: its owner cannot read the journal."""
+    """Keep the phases of a job with ready guests, because its owner cannot read the journal."""
     kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
 
-    They last until the next phase of the whole job, the last one ``until`` then; a guest's own
-    marks since the job's phase before them. The mark ``used`` has ``cpu_seconds`` and ``peak_mib``.
+    A phase of the job lasts until the next one, the last phase until ``until``. A mark of a guest
+    is
+    measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
+    ``peak_mib``.
     """
     marks = state.phases
     found = []
@@ -57,10 +59,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def say(state: JournalState, until: float) -> None:
-    """Log how long a job started, ran and ended, in one short line.
-
-    ``until`` is the end of the last phase, in Unix time. ``vmgr report`` has each phase.
-    """
+    """Log the durations of start, run and end in one line. ``until`` is the end in Unix time."""
     times: dict[str, float] = {}
     stage = "start"
     for span in spans(state, until):

@@ -1,1 +1,1 @@
-"""What the admin has written, what the user asks for, and the plugins that are on."""
+"""Site config, users' requests, and loaded plugins."""

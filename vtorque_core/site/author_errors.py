@@ -1,4 +1,4 @@
-"""Errors of a plugin's author that no load finds: from its source, for ``vtorque plugins``."""
+"""Find errors in a plugin's source that loading does not find, for ``vtorque plugins``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be o
 
 
 def found(plugins: Plugins, name: str) -> Iterator[str]:
-    """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
+    """Yield one sentence per error of a loaded plugin."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
     known = {each.item for each in plugins.each(hooks.vtorque_resources)}
@@ -32,7 +32,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
 
 
 def dear(plugins: Plugins, name: str) -> str:
-    """Return that importing a plugin's declaring module costs too much; or ""."""
+    """Return a complaint if the import of the declaring module is too slow, or an empty string."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
         return ""
@@ -44,7 +44,7 @@ def dear(plugins: Plugins, name: str) -> str:
 
 
 def _files(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield the modules of a package, or the one that it is, and their files."""
+    """Yield name and file of each module of a package."""
     top = sys.modules[package]
     if top.__file__ and not hasattr(top, "__path__"):
         yield package, Path(top.__file__)
@@ -67,7 +67,7 @@ def _not_public(node: ast.AST) -> str:
 
 
 def _kind_unknown(node: ast.AST, called: str, known: set[type]) -> str:
-    """Tell of a resource that is acquired here, made in its place, and that no hook returns."""
+    """Return a complaint about an acquired resource class that no hook returns."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
         return ""
     made = node.args[0]

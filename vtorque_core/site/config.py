@@ -1,10 +1,9 @@
-"""The site config, ``/etc/vtorque/vtorque.toml``: read, checked, typed; where each value is from.
+"""Read and validate the site config, ``/etc/vtorque/vtorque.toml``, and locate each value.
 
-It is read in two steps, because ``[plugins]`` decides which plugins there are and those decide
-what else may stand in it: :func:`vtorque_core.site.load.load` does both.
-
-A missing file is a site that has everything at its default. All errors are ConfigError with file,
-line and key.
+It is read in two steps: ``[plugins]`` selects the plugins, and these define the other tables.
+:func:`vtorque_core.site.load.load` does both. Without the file all values are defaults. All errors
+are
+ConfigError with file, line and key.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Raw:
-    """The parsed file, not yet checked. ``data`` is empty for a file that does not exist.
+    """The parsed file before validation; ``data`` is empty if the file does not exist.
 
-    ``personal``: it is a user's own site (:mod:`personal`), whose defaults are in ``data``, too.
+    Attributes:
+        personal: a personal site (:mod:`personal`); its defaults are in ``data``.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Raw:
     personal: bool = False
 
     def line(self, key: str) -> int | None:
-        """Return the line of a dotted key, or of what it is in; see :mod:`toml_lines`."""
+        """Return the line of a dotted key, or of its table; see :mod:`toml_lines`."""
         from vtorque_core.site.toml_lines import line_of  # noqa: PLC0415 (for messages only)
 
         return line_of(self.text, key)
@@ -70,13 +70,13 @@ class Raw:
 
 @dataclass(frozen=True)
 class Site:
-    """The site config, typed. ``site.node.accel``, ``site[Settings]`` for a plugin's own table.
+    """Validated site config. ``site[Settings]`` returns a plugin's settings.
 
-    Args:
-        options: the limits of every registered ``-vm`` key.
-        limits: what else holds for some jobs, see :mod:`job_limits`.
-        warnings: what is odd but no error, for ``vtorque config check``.
-        settings: by plugin name, its settings object.
+    Attributes:
+        options: limits of every registered ``-vm`` key.
+        limits: limits for some jobs, see :mod:`job_limits`.
+        warnings: for ``vtorque config check``.
+        settings: settings objects by plugin name.
     """
 
     raw: Raw = field(default_factory=lambda: Raw(CONFIG_PATH))
@@ -97,21 +97,20 @@ class Site:
 
     @property
     def path(self) -> Path:
-        """The file, whether it exists or not."""
         return self.raw.path
 
     @property
     def owner(self) -> int:
-        """The uid that does root's work here: root's, or of who has a site of their own."""
+        """Uid that does root's work: root, or the owner of a personal site."""
         return os.geteuid() if self.raw.personal else 0
 
     @property
     def templates(self) -> Path:
-        """The site's own templates of virtual hardware, beside the file, if there are any."""
+        """Directory of the site's own domain templates, which may not exist."""
         return self.path.parent / "templates"
 
     def __getitem__(self, settings: type[S]) -> S:
-        """Return a loaded plugin's settings. Raises KeyError if no plugin declared that class."""
+        """Return a plugin's settings. Raises KeyError if no loaded plugin declares that class."""
         for value in self.settings.values():
             if type(value) is settings:
                 return value
@@ -122,7 +121,7 @@ class Site:
         return self.raw.origin(key)
 
     def place(self, key: str) -> str:
-        """Return how messages name the place of a dotted key; ``limits.1`` is an entry."""
+        """Return the name of a dotted key's place in messages; ``limits.1`` is an entry."""
         table, _, name = key.rpartition(".")
         entry = ""
         if table.startswith("limits."):
@@ -132,11 +131,9 @@ class Site:
 
 
 def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
-    """Read and parse the file. As root, refuse one that others than root can change.
+    """Read and parse the file. As root, refuse a file that others can change.
 
-    Defaults apply if CONFIG_PATH does not exist. Any other file was named; with ``new`` it may yet
-    have to be written.
-    Raises ConfigError: missing, not readable, not UTF-8, not TOML, longer than MAX_BYTES.
+    CONFIG_PATH may be missing; any other file must exist unless ``new``. Raises ConfigError.
     """
     from vtorque_core.site import personal  # noqa: PLC0415 - its one user is this
 
@@ -170,7 +167,7 @@ def _read(path: Path, may_be_missing: bool) -> Raw:
 
 
 def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
-    """Parse the bytes of a config. ``path`` is for messages. Raises ConfigError."""
+    """Parse the contents of a config; ``path`` is for messages. Raises ConfigError."""
     import tomllib  # noqa: PLC0415 (3 ms, only where there is a config)
 
     if len(content) > MAX_BYTES:
@@ -188,7 +185,7 @@ def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
 
 
 def plugins_config(raw: Raw) -> schema.PluginsTable:
-    """Return the checked ``[plugins]`` table. Raises ConfigError."""
+    """Return the validated ``[plugins]`` table. Raises ConfigError."""
     builder = _Builder(raw)
     table: schema.PluginsTable | None = builder.table(schema.PluginsTable, "plugins")
     builder.raise_first()
@@ -196,15 +193,16 @@ def plugins_config(raw: Raw) -> schema.PluginsTable:
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
-    """Return the checked site config.
+    """Return the validated site config.
 
     Args:
         raw: from :func:`read_toml`.
-        plugins: loaded as ``[plugins]`` says.
-        node: the plugins' acting modules are loaded too, so all settings are known: a plugin's
-            table with nothing to read it is then an error.
+        plugins: loaded according to ``[plugins]``.
+        node: the acting modules are loaded too, so a table without a plugin is an error.
 
-    Raises ConfigError with the first problem and the number of others; Conflict from plugins.
+    Raises:
+        ConfigError: the first problem and the number of others.
+        Conflict: two plugins contradict each other.
     """
     builder = _Builder(raw)
     site = builder.site(plugins, node)
@@ -213,14 +211,14 @@ def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
 
 
 def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
-    """Return every problem of a config, one line each, for ``vtorque config check``."""
+    """Return all problems of a config, one line each."""
     builder = _Builder(raw)
     builder.site(plugins, node)
     return builder.problems
 
 
 def paths_of(raw: Raw) -> Paths:
-    """Return ``[paths]`` alone, for teardown: it must work with all else broken. ConfigError."""
+    """Return only ``[paths]``, for teardown, which must work if all else is broken."""
     builder = _Builder(raw)
     table: Paths | None = builder.table(Paths, "paths")
     builder.raise_first()
@@ -228,7 +226,7 @@ def paths_of(raw: Raw) -> Paths:
 
 
 class _Builder:
-    """Turns Raw into Site and collects what is wrong on the way."""
+    """Builds a Site from a Raw and collects the problems."""
 
     plugins: Plugins
     wanted: schema.PluginsTable
@@ -287,7 +285,7 @@ class _Builder:
                 self.problem(name, "", unknown(name, known, "table"))
 
     def table(self, cls: type[Any], *names: str) -> Any:
-        """Return ``[names...]`` as ``cls``, or None if anything in it is wrong."""
+        """Return ``[names...]`` as ``cls``, or None if it has problems."""
         data: Any = self.raw.data
         for name in names:
             data = data.get(name, {})
@@ -305,7 +303,7 @@ class _Builder:
             return None
 
     def named(self, name: str, tables: Any = None) -> Iterator[str]:
-        """Yield the names of the tables below ``[name]``, or of these."""
+        """Yield the names of the tables below ``[name]``, or of ``tables``."""
         tables = self.raw.data.get(name, {}) if tables is None else tables
         if not isinstance(tables, Mapping):
             self.problem(name, "", f"must be tables [{name}.<name>]")
@@ -342,7 +340,7 @@ class _Builder:
         return {name: share for name, share in found.items() if share is not None}
 
     def limits(self, table: str, tables: Any, below: Mapping[str, Limits]) -> dict[str, Limits]:
-        """Return the limits in tables ``[<table>.<key>]``, upon those ``below``."""
+        """Return the limits in ``[<table>.<key>]``, with ``below`` as defaults."""
         found = {}
         for key in self.named(table, tables):
             name = f"{table}.{key}"

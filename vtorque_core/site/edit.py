@@ -1,4 +1,4 @@
-"""Set one key of the site config and leave all else as it was, comments too. As root."""
+"""Set one key of the site config and keep everything else, including comments. As root."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NEW = "# vTorque site config. All keys with their defaults: vtorque config exam
 
 
 def with_text(text: str, table: str, key: str, value: str) -> str:
-    """Return a TOML text in which ``key`` of ``table`` (``options.img``) is the text ``value``.
+    """Return a TOML text with ``key`` of ``table`` (``options.img``) set to ``value``.
 
-    Raises HostFault if it is written in a way that cannot be edited: the admin has to do it.
+    Raises HostFault if the present notation of the key is too complex to edit.
     """
     line = re.compile(
         rf"""((?:^|[\s{{,.])["']?{re.escape(key)}["']?[ \t]*=[ \t]*)"""
@@ -61,7 +61,7 @@ def read(config: Path) -> str:
 
 
 def write(config: Path, text: str) -> None:
-    """Replace the config in one step; owner and mode stay, and a link stays one."""
+    """Replace the config atomically; owner, mode and links stay."""
     if not config.exists():
         make_directories(config.resolve().parent)
     safefs.rewrite(config, text.encode())

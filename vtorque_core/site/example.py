@@ -1,4 +1,4 @@
-"""The text of ``vtorque config example`` and the values of ``show``, made from the schema."""
+"""Generate ``vtorque config example`` and the values of ``show`` from the schema."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ _JOB_LIMITS = """\
 
 
 def example(plugins: Plugins) -> str:
-    """Return a commented config with every table, key, default, unit and meaning.
+    """Return a commented config with every table, key, default, unit and meaning of these plugins.
 
-    Args:
-        plugins: the installed ones; their options and settings are in it.
-
-    It loads as it is (all defaults), and with every ``#`` before a key removed.
+    The text is a valid config, also with all ``#`` before keys removed.
     """
     parts = [_HEAD]
     for name, cls in TABLES.items():
@@ -68,14 +65,13 @@ def example(plugins: Plugins) -> str:
 
 
 def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
-    """Return the settings class of every loaded plugin that has one."""
     found = plugins.each(hooks.vtorque_settings)
     return {c.plugin: c.item for c in found if c.error is None and c.item is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Effective:
-    """A value in effect, as JSON has it (in ``unit``), and where it is set."""
+    """A value in effect as JSON (in ``unit``), and where it is set."""
 
     value: Any
     origin: str
@@ -88,7 +84,7 @@ class Effective:
 
 
 def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
-    """Return every key in effect by dotted name."""
+    """Return every value in effect by dotted key."""
     tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in TABLES]
     tables += [(f"networks.{name}", network) for name, network in site.networks.items()]
     tables += [(f"shares.{name}", share) for name, share in site.shares.items()]
@@ -179,7 +175,7 @@ def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _empty(kind: Any) -> str:
-    """Return the least value of a type, for a key that the site must set."""
+    """Return the minimal value of a type, for a required key."""
     origin = get_origin(kind)
     if origin is Literal:
         return show(get_args(kind)[0])

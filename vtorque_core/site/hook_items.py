@@ -1,7 +1,7 @@
-"""What plugins may answer each hook with: the one place that says so at run time.
+"""Types of the items that plugins may return from each hook, checked at run time.
 
-The annotations of :mod:`vtorque_core.api.hooks` say the same to a reader and to mypy; a test
-compares them. They are not read here: that would import all they name, for every ``vsub``.
+A test compares them with the annotations in :mod:`vtorque_core.api.hooks`. Reading the annotations
+would make every ``vsub`` import all those types.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with
 
 
 def wanted(hook: str) -> tuple[type[Any], ...]:
-    """Return the types that a hook's items may have; none for a hook that only acts."""
+    """Return the allowed types of a hook's items; empty for an action hook."""
     if hook == "vtorque_plan":
         from vtorque_core.api import claims  # noqa: PLC0415
 
@@ -56,9 +56,9 @@ def wanted(hook: str) -> tuple[type[Any], ...]:
 
 
 def problem(hook: str, item: object) -> str:
-    """Return what is wrong with one item of a plugin's answer, as the end of a sentence; or "".
+    """Return what is wrong with an item, or an empty string.
 
-    ``answered str where a Refusal belongs``.
+    The text continues a sentence: ``answered str where a Refusal belongs``.
     """
     types = wanted(hook)
     belongs = _names(types)
@@ -74,7 +74,7 @@ def problem(hook: str, item: object) -> str:
 
 
 def _undocumented(item: object, types: tuple[type[Any], ...]) -> str:
-    """Return what of an option or of settings nobody could know how to use; or ""."""
+    """Return a complaint about an option or setting without documentation, or an empty string."""
     if isinstance(item, values.Option):
         return "" if item.help else f"the option {item.key} has no help"
     fields = getattr(item, "__dataclass_fields__", {}) if types == (object,) else {}

@@ -1,4 +1,4 @@
-"""How this installation of vTorque is called by what the batch system starts on the node."""
+"""Describe this installation for the programs that the batch system starts on the node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_core.site.config import Site
 
 
 def installation(site: Site, config: Path) -> Installation:
-    """Return the installation that this process runs from; ``config`` is the site's file."""
+    """Return the installation that this process runs from."""
     program, node = Path(sys.prefix, "bin", "vtorque"), site.node
     return Installation(
         program,

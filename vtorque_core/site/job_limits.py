@@ -1,7 +1,7 @@
-"""Limits by who and where: ``[[limits]]``, each for the jobs of a queue, a group and so on.
+"""Limits for jobs of a queue, group and so on: ``[[limits]]``.
 
-An entry has what ``[options.<key>]`` has, and switches of plugins. Those that a job is of count in
-the order of the file, each above those before it and above ``[options]``, value by value.
+An entry can set everything of ``[options.<key>]``, and enable or disable plugins. Matching entries
+apply in the order of the file. Each value overrides earlier entries and ``[options]``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Facts = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One ``[[limits]]``.
+    """One ``[[limits]]`` entry.
 
-    Args:
+    Attributes:
         number: in the file, from 1.
-        jobs: by selector, the names or globs of which one must fit the job.
-        options: what it sets of each ``-vm`` key.
-        plugins: what it switches off (False), or on again.
+        jobs: names or globs by selector; one of each must match the job.
+        options: limits by ``-vm`` key.
+        plugins: False disables a plugin, True enables it again.
     """
 
     number: int
@@ -51,12 +51,12 @@ class Entry:
     plugins: Mapping[str, bool]
 
     def __str__(self) -> str:
-        """Return how messages name it: ``[[limits]] 2 (partition = "gpu")``."""
+        """Return the entry's name in messages: ``[[limits]] 2 (partition = "gpu")``."""
         jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
     def counts(self, facts: Facts) -> bool | None:
-        """Return whether it is for a job; None: what is known of the job does not tell."""
+        """Return True if the entry applies to a job; None if that is unknown."""
         found = [_fits(facts.get(name), wanted) for name, wanted in self.jobs.items()]
         return False if False in found else None if None in found else True
 
@@ -70,9 +70,9 @@ def _fits(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
 def read_jobs(
     table: Mapping[str, Any], told: Collection[str], system: str
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return which jobs an entry is for, and the problem of each wrong key.
+    """Return the selectors of an entry, and the problems by key.
 
-    ``told``: what the batch system ``system`` tells of a job.
+    ``told`` are the facts that the batch system ``system`` reports.
     """
     found: dict[str, tuple[str, ...]] = {}
     problems: dict[str, str] = {}
@@ -98,14 +98,14 @@ def read_jobs(
 
 
 def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
-    """Return what root knows of a job."""
     told = {name: (str(getattr(job, name)),) for name in OF_BATCH}
     return {**told, "user": (user.name,), "group": tuple(name for name, _ in user.groups)}
 
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return what is known before there is a job: user, "" for the caller, and groups, as this host
-    has them. Raises KeyError for an unknown name, ConfigError for a caller without an account.
+    """Return the facts known before submission: user (empty: the caller) and groups on this host.
+
+    Raises KeyError for an unknown name, ConfigError for a caller without an account.
     """
     account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
@@ -113,7 +113,7 @@ def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
 
 
 def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
-    """Return name and number of a user's groups, the primary one, ``gid``, first."""
+    """Return (name, gid) of a user's groups, primary group ``gid`` first."""
     gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
     return tuple((_group_name(each), each) for each in gids)
 

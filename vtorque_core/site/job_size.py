@@ -1,8 +1,9 @@
-"""How large the guests of a node are, where they have what the batch system gives their job. Pure.
+"""Compute the size of guests whose vCPUs or RAM follow the job's grant. Pure.
 
-Guests see all CPUs of the job: QEMU's own threads run beside them. QEMU's own memory comes out of
-the job's, as a root disk in memory does, and what plugins need for the options that are on. What
-the host keeps for itself (``[node] host_reserve_*``) is the node's matter, not each job's.
+Guests get all CPUs of the job; QEMU's own threads share them. QEMU's memory, RAM disks and the
+needs
+of plugins are subtracted from the job's grant. The host's reserve (``[node] host_reserve_*``) is
+not.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Extras = Callable[[JobRequest], list[Extra]]
 
 @dataclass(frozen=True)
 class Granted:
-    """What the batch system gives a job on a node; None: it limits nothing, or has not said.
+    """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    Args:
-        cpus: how many the guests' vCPUs may run on.
-        mib: memory in MiB, QEMU's own with it.
-        reserved: how many of the CPUs the site keeps for the host: no guest has one for itself.
+    Attributes:
+        cpus: number of CPUs for the guests' vCPUs.
+        mib: memory in MiB, including QEMU's.
+        reserved: how many of the CPUs are reserved for the host and cannot be exclusive.
     """
 
     cpus: int | None = None
@@ -42,12 +43,14 @@ class Granted:
 def sized(
     asked: JobRequest, site: Site, extras: Extras, granted: Granted, disk: int = 0
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
-    """Return the request with numbers for JOB, what the user should know of them, what is refused.
+    """Return the request with numbers in place of JOB, notes for the user, and refusals.
 
     Args:
-        asked: typed, each key within the site's limits.
-        extras: what plugins need beside a request's guests.
-        disk: MiB of a guest's root disk, if that is in memory.
+        asked: typed request within the site's limits.
+        site: the site config.
+        extras: returns the needs of plugins for a request.
+        granted: resources on this node.
+        disk: MiB of a guest's RAM disk.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _with(asked, {option.key: _unlimited(option, site) for option in of_job})
@@ -76,7 +79,7 @@ def sized(
 
 
 def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
-    """Return the vCPUs of a guest of the job on a node like this one where it has so many CPUs."""
+    """Return the vCPUs per guest on a node like this one with ``cpus`` granted CPUs."""
     whole = _vcpus(settled, extras, Granted(cpus))
     assert whole is not None  # noqa: S101 - a number is given
     return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
@@ -85,7 +88,7 @@ def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
 def check_ram(
     settled: JobRequest, site: Site, extras: Extras, granted: Granted, image: Image, disk: int
 ) -> list[Refusal]:
-    """Return why guests of an image cannot run in their RAM, if so."""
+    """Return refusals if the image needs more RAM than the guests have."""
     least = image.min_ram_mib
     if settled[RAM] >= least:
         return []
@@ -106,20 +109,20 @@ def check_ram(
 
 
 def memory(settled: JobRequest, site: Site, extras: Extras, disk: int) -> int:
-    """Return MiB that the guests of a node take, with QEMU's own and what plugins need."""
+    """Return the MiB that all guests of a node need, with QEMU and plugins."""
     each = settled[RAM] + site.node.qemu_overhead + disk
     return settled[VMS_PER_NODE] * each + sum(e.mib for e in extras(settled))
 
 
 def _unlimited(option: Option[Any], site: Site) -> int:
-    """Return the site's number, else vTorque's, within the site's limits."""
+    """Return the default of the site or of vTorque, within the site's limits."""
     limits = site.options.get(option.key, Limits())
     default = UNLIMITED[option.key] if limits.default in (None, JOB) else limits.default
     return nearest(option, limits, default)
 
 
 def _vcpus(found: JobRequest, extras: Extras, granted: Granted) -> int | None:
-    """Return the most for which the job's CPUs are enough; at least one."""
+    """Return the largest number of vCPUs per guest that fits; at least one."""
     if granted.cpus is None:
         return None
     count = found[VMS_PER_NODE]
@@ -132,7 +135,7 @@ def _vcpus(found: JobRequest, extras: Extras, granted: Granted) -> int | None:
 
 
 def _ram(found: JobRequest, site: Site, extras: Extras, granted: Granted, disk: int) -> int | None:
-    """Return the most for which the job's memory is enough, in whole huge pages of 2 MiB."""
+    """Return the largest RAM per guest that fits, in multiples of 2 MiB."""
     if granted.mib is None:
         return None
     count = found[VMS_PER_NODE]

@@ -1,7 +1,8 @@
-"""Load plugins and site config: the one way, on both sides of the trust boundary.
+"""Load plugins and site config, on both sides of the trust boundary.
 
-Whatever config a user names is harmless: the node decides again, by its own. As root neither the
-config nor a plugin may lie where others than root can write; each is checked where it is read.
+A user may name any config for ``vsub``, because the node decides again by its own. As root, config
+and
+plugins must be writable by root only; each is checked when read.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from vtorque_core.site.plugins import Plugins
 
 
 def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Site, Plugins]:
-    """Return the site config at ``path`` and the plugins it enables.
+    """Return the site config at ``path`` and the plugins that it enables.
 
-    ``node``: also their acting modules, as all but ``vsub`` and the job shell need; or those of
-    the plugins of these names. ``new``: see :func:`read_toml`. Raises ConfigError, Conflict.
+    Args:
+        path: the config file.
+        node: True: also load acting modules; names: those of these plugins.
+        new: see :func:`read_toml`.
+
+    Raises:
+        ConfigError: the config is invalid.
+        Conflict: two plugins contradict each other.
     """
     raw, plugins = opened(path, node=node, new=new)
     return build(raw, plugins, node=node is True), plugins
 
 
 def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Raw, Plugins]:
-    """Return the config as it is written, unchecked, and the plugins it enables."""
+    """Return the unvalidated config and the plugins that it enables."""
     raw = read_toml(path, new=new)
     wanted = plugins_config(raw)
     return raw, Plugins.load(node=node, enable=wanted.enable, disable=wanted.disable)
 
 
 def load_paths(path: Path) -> Paths:
-    """Return the directories alone, without any plugin: for what must work with all else broken.
-
-    Raises ConfigError.
-    """
+    """Return only the paths, without plugins. Raises ConfigError."""
     return paths_of(read_toml(path))

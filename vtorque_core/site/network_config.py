@@ -1,4 +1,4 @@
-"""What must hold for ``[network]`` and all ``[networks.<name>]`` tables, beyond single values."""
+"""Validate ``[network]`` and all ``[networks.<name>]`` tables together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]{0,14}", re.ASCII)
 def network_problems(
     first: Network, others: Mapping[str, ExtraNetwork], *, personal: bool = False
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the guests' networks; ``personal``: no root makes them."""
+    """Yield the problems of the guests' networks. ``personal``: a site without root."""
     if personal:
         needs = "needs root, who has no part in your own site: there are user and none"
         yield from ((f"networks.{name}", "", needs) for name in others)
@@ -63,7 +63,7 @@ def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
 
 
 def assigns(network: Network | ExtraNetwork) -> bool:
-    """Return whether the site gives a guest its address in this network."""
+    """Return True if the site assigns addresses in this network."""
     return network.kind not in {"none", "user"} and network.addressing in {"static", "command"}
 
 

@@ -1,4 +1,4 @@
-"""The limits of one ``-vm`` key, ``[options.<key>]``, the site's and in ``[[limits]]``."""
+"""Limits of one ``-vm`` key: ``[options.<key>]``, of the site and in ``[[limits]]``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from vtorque_core.site.values import unknown
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of allow or deny: a value of the option's type, or a glob over its text."""
+    """One item of allow or deny: a value, or a glob for the value's text."""
 
     text: str
     value: Any = None
     is_glob: bool = False
 
     def matches(self, value: Any, shown: str) -> bool:
-        """Return whether it stands for ``value``, which users write as ``shown``."""
         if self.is_glob:
             return fnmatchcase(shown, self.text)
         return bool(self.value == value)
@@ -31,9 +30,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Limits:
-    """``[options.<key>]``. ``allow`` None: anything; ``default`` None: the option's own.
+    """One ``[options.<key>]`` table. ``allow`` None: anything; ``default`` None: the option's own.
 
-    ``set_by``: the dotted key of each that is set, as ``limits.1.options.ram.max``.
+    Attributes:
+        set_by: dotted key of each value that is set: ``limits.1.options.ram.max``.
     """
 
     default: Any = None
@@ -44,9 +44,10 @@ class Limits:
     set_by: Mapping[str, str] = field(default_factory=dict)
 
     def under(self, over: Limits, *, surely: bool = True) -> Limits:
-        """Return these with what another table sets in their place.
+        """Return these limits overridden by ``over``.
 
-        Unless ``surely``, that table may not count: then of what it sets no limit is left.
+        Unless ``surely``, ``over`` may not apply: its limits then only remove the ones that they
+        override.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}
@@ -54,17 +55,16 @@ class Limits:
 
 
 def is_job(option: Option[Any], value: Any) -> bool:
-    """Return whether a value stands for what the batch system gives the job: it is no number."""
+    """Return True for the value ``job``, which stands for the batch system's grant."""
     return option in (VCPUS, RAM) and value == JOB
 
 
 def effective_default(option: Option[Any], limits: Limits) -> Any:
-    """Return the option's value when the user gives none."""
     return option.default if limits.default is None else limits.default
 
 
 def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
-    """Return the limits that are set by their names, each value as users and site write it."""
+    """Return the limits that are set, as text by name."""
     found: dict[str, str | list[str]] = {}
     for name in ("min", "max"):
         if (bound := getattr(limits, name)) is not None:
@@ -79,14 +79,14 @@ def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
 def refusal(
     option: Option[Any], limits: Limits, value: Any, text: str, place: Callable[[str], str]
 ) -> Refusal | None:
-    """Return why the site does not grant ``value``, or None.
+    """Return the refusal of ``value``, or None if it is allowed.
 
     Args:
-        option: whose value it is.
-        limits: the site's.
-        value: typed.
+        option: the option.
+        limits: of the site.
+        value: typed value.
         text: as the user wrote it.
-        place: says where a dotted key is set.
+        place: returns where a dotted key is set.
     """
 
     def refused(message: str, name: str, limit: str) -> Refusal:
@@ -115,9 +115,9 @@ def refusal(
 
 
 def nearest(option: Option[Any], limits: Limits, number: int) -> int:
-    """Return the largest number up to this one that the site grants, else the least that it does.
+    """Return the largest allowed value up to ``number``, otherwise the smallest allowed one.
 
-    The number itself if the site grants none that it names: :func:`refusal` then has the reason.
+    Returns ``number`` if the limits name no allowed value; :func:`refusal` then has the reason.
     """
     rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
     named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
@@ -133,16 +133,15 @@ def nearest(option: Option[Any], limits: Limits, number: int) -> int:
 def read_limits(
     option: Option[Any], table: Mapping[str, Any], name: str, below: Limits
 ) -> tuple[Limits, dict[str, str]]:
-    """Return the limits in a table ``[options.<key>]``, and the problem of each wrong key.
+    """Return the limits in ``[options.<key>]``, and problems by key.
+
+    The default must be within the limits, because a job without the option must not be refused.
 
     Args:
-        option: whose limits.
-        table: as tomllib has it.
-        name: the table's, dotted.
-        below: what holds where the table says nothing.
-
-    Only meaningful without problems. A default, the site's or else the option's own, must be
-    within the limits: a job that asks for nothing must not be refused.
+        option: the option.
+        table: from tomllib.
+        name: dotted name of the table.
+        below: defaults.
     """
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

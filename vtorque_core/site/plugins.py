@@ -1,7 +1,8 @@
-"""Find, load and call plugins; a broken one is named and never stops the others.
+"""Find, load and call plugins. A broken plugin is reported and does not stop the others.
 
-Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and ``vtorque1.node``
-(acts as root). The digit is the API's major version: a plugin for another one is not even seen.
+Entry point groups: ``vtorque1`` (declaring modules, all that ``vsub`` imports) and
+``vtorque1.node``
+(acting modules, as root). The digit is the major version of the API.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ T = TypeVar("T")
 
 
 class PluginError(VtorqueError):
-    """A plugin's hook raised something it may not; the message names plugin and hook."""
+    """A hook raised an exception that it must not. The message names plugin and hook."""
 
 
 @dataclass(frozen=True)
 class Contribution(Generic[T]):
-    """One item that a plugin's hook returned, or the error that it raised instead.
+    """One item of a plugin's hook, or the exception that the hook raised.
 
-    ``where``: with an error, the module and line of the hook.
+    Attributes:
+        where: module and line of the hook, with an exception.
     """
 
     plugin: str
@@ -60,16 +62,16 @@ class Contribution(Generic[T]):
     where: str = ""
 
     def told(self, hook: str) -> str:
-        """Return what to tell an author of the error, and where to look."""
+        """Return the error with its location, for the author."""
         at = f" ({self.where})" if self.where else ""
         return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
 
 
 def entry_points(*groups: str) -> list[EntryPoint]:
-    """Return the entry points of these groups, in the order of ``sys.path``.
+    """Return the entry points of these groups in the order of ``sys.path``.
 
-    The library's own ``entry_points()`` fails as a whole for one malformed file, and with it every
-    ``vsub``. A distribution that cannot be read is skipped.
+    The library's ``entry_points()`` fails completely for one malformed file. Here an unreadable
+    distribution is skipped.
     """
     found: dict[str, list[EntryPoint]] = {}
     for distribution in importlib_metadata.distributions():
@@ -87,7 +89,7 @@ def owner(point: EntryPoint) -> str:
 
 
 def installed() -> dict[str, list[EntryPoint]]:
-    """Return plugin name to its entry points of both groups, in sorted name order."""
+    """Return the entry points of both groups by plugin name, sorted."""
     found: dict[str, list[EntryPoint]] = {}
     points = entry_points(GROUP, NODE_GROUP)
     for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
@@ -96,10 +98,7 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
-    """Return a group's entry points, but for those of distributions whose plugins are not loaded.
-
-    A distribution that brings no plugin is left to who reads the group.
-    """
+    """Return a group's entry points, without those of distributions whose plugins are not loaded."""
     brought: dict[str, set[str]] = {}
     for name, points in installed().items():
         for point in points:
@@ -113,9 +112,9 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
 
 
 def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
-    """Return what an entry point names. As root only what root alone can write.
+    """Import an entry point; as root only if nobody else can write it.
 
-    Raises ConfigError naming the path, or whatever its module raises.
+    Raises ConfigError, or any exception of the module.
     """
     if os.geteuid() == 0:
         require_trusted(point, known)
@@ -123,9 +122,9 @@ def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
 
 
 def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
-    """Refuse a plugin that others than root can write. For root's processes, before the import.
+    """Refuse a plugin that others can write, before its import as root.
 
-    ``known`` is as for :func:`require_root_owned`. Raises ConfigError naming the path.
+    ``known`` is as for :func:`require_root_owned`. Raises ConfigError.
     """
     from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
     from importlib.util import find_spec  # noqa: PLC0415
@@ -146,19 +145,22 @@ def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) ->
 
 
 class _Manager(pluggy.PluginManager):
-    """Looks at a module's hooks, not at all that it has."""
+    """Plugin manager that examines only names with the hook prefix."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
 
 
 class Plugins:
-    """The loaded plugins of one process.
+    """The loaded plugins of a process.
 
-    ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin;
-    ``costs`` the seconds of CPU that importing each declaring module took;
-    ``off`` the installed plugins that were not wanted; ``withheld`` those that are loaded but not
-    for this job, and where the site says so: see :meth:`without`.
+    Attributes:
+        broken: import errors by plugin name.
+        distributions: distribution of each plugin.
+        costs: CPU seconds of the import of each declaring module.
+        off: installed plugins that the site disables.
+        withheld: plugins that are loaded but disabled for this job, and the setting; see
+            :meth:`without`.
     """
 
     def __init__(self) -> None:
@@ -181,13 +183,13 @@ class Plugins:
         disable: Collection[str] = (),
         only: Collection[str] | None = None,
     ) -> Plugins:
-        """Import and register the wanted plugins; as root only those that nobody else can write.
+        """Import and register plugins; as root only those that nobody else can write.
 
         Args:
-            node: also the acting modules, or those of these plugins.
-            enable: the site's ``[plugins] enable``; None is all that are installed.
-            disable: the site's ``[plugins] disable``; not imported at all.
-            only: exactly these, whatever the site says (teardown: those the journal names).
+            node: True: also acting modules; names: those of these plugins.
+            enable: ``[plugins] enable``; None: all installed ones.
+            disable: ``[plugins] disable``; these are not imported.
+            only: exactly these, regardless of the site (teardown: those in the journal).
         """
         self = cls()
         self.register(
@@ -222,7 +224,7 @@ class Plugins:
     def register(self, name: str, module: object, distribution: str) -> None:
         """Register one module of a plugin.
 
-        Raises PluginError for a hook that does not exist and for one without ``@hookimpl``.
+        Raises PluginError for an unknown hook, or for a hook without ``@hookimpl``.
         """
         unknown = [hook for hook in _implemented(module) if not hasattr(hookspecs, hook)]
         if unknown:
@@ -237,29 +239,29 @@ class Plugins:
         self.distributions[name] = distribution
 
     def unregister(self, name: str) -> None:
-        """Forget all modules of a plugin."""
         for module in self.modules_of(name):
             self._manager.unregister(module)
             del self._modules[id(module)]
 
     def without(self, withheld: Mapping[str, str]) -> Plugins:
-        """Return the same plugins as they are for a job that may not use some; none of those acts.
+        """Return a view of the plugins for a job for which some are disabled (``withheld``).
 
-        ``withheld``: their names, and where the site says so. What acquires for the job must go by
-        the same view as what writes its journal's header: teardown loads whom that names.
+        Acquire resources with the same view that wrote the journal header. Teardown loads only the
+        plugins
+        named there.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)
         return view
 
     def only(self, name: str) -> Plugins:
-        """Return a view in which no other plugin acts."""
+        """Return a view in which only this plugin acts."""
         others = {other: "" for other in self.names if other != name}
         return self.without({**self.withheld, **others})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the plugins that are loaded and work, the core's own first."""
+        """Names of the plugins that are loaded and work, the core first."""
         found = {name for name, _ in self._modules.values()} - self.withheld.keys()
         return tuple(sorted(found, key=_order))
 
@@ -268,7 +270,6 @@ class Plugins:
         return [module for owner, module in self._modules.values() if owner == name]
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
-        """Return the hooks that a loaded plugin implements."""
         return tuple(sorted({h for module in self.modules_of(name) for h in _implemented(module)}))
 
     @overload
@@ -287,13 +288,18 @@ class Plugins:
     def each(
         self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> Iterator[Contribution[Any]]:
-        """Call one hook plugin by plugin, in sorted order, and yield every item or error.
+        """Call a hook of each plugin in sorted order, and yield every item or error.
 
-        ``hook``: a function of :mod:`vtorque_core.api.hooks`, so that mypy checks the arguments and
-        knows the type of the items; or the name of a hook that is only known at run time. All
-        arguments are given by name. An action hook (which returns None) yields one contribution
-        whose item is None. An item of a wrong type is an error (TypeError), and later items of the
-        same plugin are lost.
+        An action hook yields one contribution with the item None. An item of a wrong type gives a
+        TypeError,
+        and ends the items of that plugin.
+
+        Args:
+            hook: function of :mod:`vtorque_core.api.hooks`, which lets mypy check arguments and
+                items; or a
+                hook's name.
+            args: none; only for mypy.
+            kwargs: the hook's arguments.
         """
         if args:
             raise TypeError("a hook is called with keyword arguments")
@@ -332,10 +338,11 @@ class Plugins:
     def collect(
         self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Contribution[Any]]:
-        """Return all contributions of a hook that must not fail; arguments as of :meth:`each`.
+        """Return all contributions of a hook that must not fail; arguments as for :meth:`each`.
 
-        Raises Refused or HostFault as the plugin raised it; PluginError naming the plugin for
-        anything else.
+        Raises:
+            Refused, HostFault: from the plugin.
+            PluginError: any other error; names the plugin.
         """
         hook = hook if isinstance(hook, str) else hook.__name__
         found = []
@@ -364,39 +371,36 @@ class Plugins:
     # -- strategies by name -------------------------------------------------------------------
 
     def options(self) -> dict[str, Option[Any]]:
-        """Return all ``-vm`` keys. Raises Conflict if two plugins bring the same."""
+        """Return all ``-vm`` keys. Raises Conflict if two plugins define the same."""
         return self._unique("vtorque_options", lambda o: o.key)
 
     def guest_types(self) -> dict[str, GuestType]:
-        """Return guest types by name."""
         return self._unique("vtorque_guest_types", lambda g: g.name)
 
     def batch_systems(self) -> dict[str, BatchSystem]:
-        """Return batch systems by name."""
         return self._unique("vtorque_batch_systems", lambda b: b.name)
 
     def image_builders(self) -> dict[str, ImageBuilder]:
-        """Return image builders by name."""
         return self._unique("vtorque_image_builders", lambda b: b.name)
 
     def guest_type(self, name: str) -> GuestType:
-        """Return one guest type. Raises Refused if no working plugin brings it."""
+        """Return a guest type. Raises Refused if no working plugin defines it."""
         why = self.why_withheld("vtorque_guest_types", name)
         return _named(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
-        """Return one batch system. Raises Refused if no working plugin brings it."""
+        """Return a batch system. Raises Refused if no working plugin defines it."""
         return _named(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
 
     def plugin_of(self, hook: str, name: str) -> str:
-        """Return which plugin brings the strategy of that name."""
+        """Return the plugin that defines the guest type, batch system or builder ``name``."""
         for contribution in self.each(hook):
             if contribution.error is None and contribution.item.name == name:
                 return contribution.plugin
         raise KeyError(name)
 
     def why_withheld(self, hook: str, name: str) -> str:
-        """Return which plugin would bring this, but is off for the job, and by what; or ""."""
+        """Return which plugin would define it but is disabled for the job, or an empty string."""
         for each in self.without({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:
@@ -421,7 +425,7 @@ class Plugins:
 
 
 def _items(hook: str, result: Any) -> Iterator[Any]:
-    """Yield the items of a plugin's answer. Raises TypeError for the first of a wrong type."""
+    """Yield the items of a hook's result. Raises TypeError at the first of a wrong type."""
     if result is None and not hook_items.wanted(hook):
         yield None  # an action
         return
@@ -432,7 +436,7 @@ def _items(hook: str, result: Any) -> Iterator[Any]:
 
 
 def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
-    """Raise a contribution's error: vTorque's own as they are, others as a PluginError."""
+    """Raise a contribution's error; exceptions that are not vTorque's become a PluginError."""
     error = contribution.error
     if isinstance(error, VtorqueError):
         raise error
@@ -443,7 +447,7 @@ def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
 
 
 def _how_to_get(system: str) -> str:
-    """Return what to do to have one of this repository's batch systems; "": it is not ours."""
+    """Return how to install a batch system. Returns an empty string for a third-party one."""
     from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get  # noqa: PLC0415
 
     return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
@@ -475,9 +479,9 @@ def _order(name: str) -> tuple[bool, str]:
 
 
 def _unmarked(module: object) -> str:
-    """Return module, name and line of a function named like a hook that is none; "": there is none.
+    """Return module, name and line of a function with a hook's name but without ``@hookimpl``.
 
-    Only of the module's own: what it imports under such a name is another module's to mark.
+    Ignores imported functions. Returns an empty string if there is none.
     """
     if not isinstance(module, ModuleType):
         return ""
@@ -490,7 +494,7 @@ def _unmarked(module: object) -> str:
 
 
 def _where(module: object, name: str) -> str:
-    """Return ``module, line N``, where a module has ``name``; "": it has no file."""
+    """Return ``module, line N`` of ``name``, or an empty string if the module has no file."""
     file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
     if not file:
         return ""
@@ -518,7 +522,6 @@ def _trace(
     error: BaseException | None,
     seconds: float,
 ) -> None:
-    """Write what was called, with what, what it gave or raised, and the milliseconds it took."""
     given = ", ".join(f"{name}={_short(value)}" for name, value in arguments.items())
     lines = [f"vtorque: {plugin}: {hook}({given}) {seconds * 1e3:.1f} ms"]
     lines += [f"  -> {_cut(repr(each))}" for each in results if each is not None]
@@ -528,7 +531,6 @@ def _trace(
 
 
 def _short(value: Any) -> str:
-    """Return a value of few words: of vTorque's own what tells one from another."""
     if isinstance(value, _SHOWN):
         return _cut(repr(value))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What is wrong with ``[plugins]``, in ``[[limits]]`` too: names, a batch system nobody brings."""
+"""Validate ``[plugins]``, also in ``[[limits]]``: plugin names and the required batch system."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from vtorque_core.site.schema import PluginsTable
 def plugin_problems(
     wanted: PluginsTable, plugins: Plugins, system: str, origin: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield key of ``[plugins]`` and what is wrong with it.
+    """Yield (key of ``[plugins]``, problem).
+
+    Plugins of this repository may be disabled where they are not installed, so that all hosts of a
+    site can
+    share a config.
 
     Args:
         wanted: the table.
-        plugins: loaded as it says.
+        plugins: loaded accordingly.
         system: ``[batch] system``.
-        origin: says where a dotted key is set.
-
-    A plugin of this repository may be disabled where it is not installed: all hosts of a site can
-    have the same config.
+        origin: returns where a dotted key is set.
     """
     installed = {*plugins.distributions, *plugins.off}
     for name in wanted.disable:
@@ -53,9 +54,9 @@ def plugin_problems(
 
 
 def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
-    """Return what is wrong with a plugin's switch in ``[[limits]]``, or "" if nothing is.
+    """Return the problem of a plugin's switch in ``[[limits]]``, or an empty string.
 
-    ``system``: ``[batch] system``, whose plugin no job does without.
+    ``system``: ``[batch] system``, whose plugin cannot be disabled.
     """
     if not isinstance(on, bool):
         return f"is {printable(repr(on), 40)}, but must be true or false"

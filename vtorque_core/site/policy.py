@@ -1,8 +1,9 @@
-"""A request and the site's rules: what the job gets, or why not.
+"""Apply the site's policy to a request.
 
-The same code runs as the user in ``vsub`` (a courtesy) and as root on the node (what counts). It
-looks at nothing but its arguments. :func:`decide` raises Refused only, whatever user, site or
-plugin do.
+The same code runs as the user in ``vsub``, for early feedback, and as root on the node, where it is
+binding. It uses only its arguments. :func:`decide` raises only Refused, whatever user, site or
+plugins
+do.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _MAX_MESSAGE = 500  # characters of what a plugin says
 
 
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
-    """Return the site config and the plugins as they are for one job.
+    """Return the site config and the plugins for one job.
 
-    What may count but need not, since a fact is missing, refuses nothing: so ``vsub`` takes what
-    the node, which knows them all, may take.
+    An entry of ``[[limits]]`` that may or may not apply, because a fact is missing, refuses
+    nothing. So
+    ``vsub`` accepts what the node, which has all facts, may accept.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):
@@ -57,7 +59,7 @@ def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
 
 
 def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
-    """Yield the entries that are for a job, or may be, and whether they surely are, in order."""
+    """Yield the entries that apply or may apply to a job, and whether they surely do."""
     for entry in site.limits:
         counts = entry.counts(facts)
         if counts is not False:
@@ -65,7 +67,7 @@ def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
 
 
 def require_told(site: Site, facts: Facts) -> None:
-    """Raise HostFault if an entry asks for what every job has and this one's hook did not tell."""
+    """Raise HostFault if an entry uses a fact that the hook should report but did not."""
     for entry in site.limits:
         for name in ALWAYS_THERE:
             if name in entry.jobs and facts[name] == ("",):
@@ -76,10 +78,7 @@ def require_told(site: Site, facts: Facts) -> None:
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    """Return the settled request of a job that the batch system limits nothing of.
-
-    Raises Refused with all refusals.
-    """
+    """Return the final request of a job without limits from the batch system. Raises Refused."""
     return settle(asked(request, site, plugins), site, plugins)[0]
 
 
@@ -91,15 +90,17 @@ def settle(
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
-    """Return the request with numbers for what the batch system gives, and what to say of them.
+    """Return the request with numbers for the batch system's grant, and notes for the user.
+
+    Calls ``vtorque_parse_args`` last. Raises Refused.
 
     Args:
-        wanted: as :func:`asked` returns it.
-        granted: by the batch system, on one node.
-        image: the job's, if it can be seen.
-        disk: MiB of a guest's root disk, if that is in memory.
-
-    Raises Refused. A plugin's ``vtorque_parse_args`` is asked when nothing else is wrong.
+        wanted: from :func:`asked`.
+        site: the site config for the job.
+        plugins: the plugins for the job.
+        granted: resources on one node.
+        image: the job's image, if readable.
+        disk: MiB of a guest's RAM disk.
     """
 
     def more(job: JobRequest) -> list[Extra]:
@@ -115,7 +116,7 @@ def settle(
 
 
 def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
-    """Return the vCPUs of a job's guests on a node like this one where it has so many CPUs."""
+    """Return the vCPUs per guest on a node like this one with ``cpus`` granted CPUs."""
     return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
 
 
@@ -123,7 +124,7 @@ WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.m
 
 
 def _not_loaded(site: Site, plugins: Plugins) -> str:
-    """Say which installed plugins, that may bring an unknown key, are not loaded here, and why."""
+    """Return which installed plugins, which may define an unknown key, are not loaded, and why."""
     key = "disable" if site.plugins.disable else "enable"
     off = f"are disabled on this site by {site.origin(f'plugins.{key}')}"
     reasons = {"could not be loaded here": sorted(plugins.broken), off: plugins.off}
@@ -132,7 +133,7 @@ def _not_loaded(site: Site, plugins: Plugins) -> str:
 
 
 def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    """Return the request with every option's typed value, each within the site's limits.
+    """Return the request with a typed value for every option, within the site's limits.
 
     ``ram`` and ``vcpus`` may be JOB. Raises Refused with all refusals.
     """
@@ -209,7 +210,7 @@ def _refusal(
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
-    """Return why the site does not grant its own default: of several [[limits]] each is right."""
+    """Return the refusal of a default that contradicts the combination of several [[limits]]."""
     set_by = site.options.get(option.key, Limits()).set_by
     if not site.limits or not set_by or value is None or value == "":
         return None
@@ -234,7 +235,7 @@ def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
 
 
 def _one_line(refused: Refusal) -> Refusal:
-    """Return a plugin's refusal without line ends and other control characters."""
+    """Return a plugin's refusal with control characters escaped."""
     parts = {part.name: getattr(refused, part.name) for part in fields(Refusal)}
     said = {n: printable(str(p), _MAX_MESSAGE) for n, p in parts.items() if p is not None}
     return Refusal(**({"message": ""} | said))
@@ -260,9 +261,9 @@ def _words(error: BaseException) -> str:
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
-    """Return what a settled job's guests ask of the batch system on each node. Raises Refused.
+    """Return the resources per node to request for a job. Raises Refused.
 
-    ``disk``: MiB of a guest's root disk, if that is in memory.
+    ``disk``: MiB of a guest's RAM disk.
     """
     more, of_job = extras(wanted, site, plugins), wanted.of_job
     cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
@@ -280,7 +281,7 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
 
 
 def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
-    """Return what plugins need on each node. Raises Refused naming the plugin that fails."""
+    """Return the needs of plugins per node. Raises Refused if a plugin fails."""
     found = []
     for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
@@ -300,14 +301,16 @@ def check_share(
     mib: int | None,
     resources: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Refuse a job that asks the batch system for less than its guests need.
+    """Refuse a job that requests less from the batch system than its guests need.
 
     Args:
         needed: per node.
-        cpus, mib: what the user has asked for per node, None where they did not say.
-        resources: the same of the others; not there: they did not say.
+        cpus: requested per node; None: not requested.
+        mib: requested per node; None: not requested.
+        resources: other requested resources.
 
-    Raises Refused.
+    Raises:
+        Refused: the request is too small.
     """
     fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
     shares = [(needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory")]

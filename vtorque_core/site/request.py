@@ -1,8 +1,8 @@
-"""What a user asks for with ``-vm``: from text to a :class:`Request`, and as bytes to the node.
+"""Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
 
-On the submit side this runs as the user. On the node :func:`read` has bytes that the user may
-have forged parsed by a process without rights: whatever is wrong with them ends in Refused. What
-the values mean is the policy's business.
+The submit side runs as the user. On the node the bytes are untrusted: :func:`read` parses them in
+an
+unprivileged process, and any error becomes Refused. :mod:`policy` validates the values.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Pairs = list[tuple[str, str]]
 class Request:
     """The ``-vm`` pairs of one job as the user wrote them, and the files that they name.
 
-    Args:
-        pairs: (key, value) in the user's order, without the file options.
-        files: what was read for the file options, by key.
-        shell: the user's own ``-S``.
+    Attributes:
+        pairs: (key, value) in order, without file options.
+        files: contents of the file options, by key.
+        shell: the user's ``-S``.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -53,7 +53,7 @@ class Request:
     def encode(self) -> bytes:
         """Return the request as JSON (RFC 8259, ASCII), files in base64 (RFC 4648, 4).
 
-        Raises Refused for what :meth:`decode` would refuse, for example too much data.
+        Raises Refused for anything that :meth:`decode` would refuse, such as too much data.
         """
         files = {
             key: {"name": f.name, "data": b64encode(f.content).decode()}
@@ -70,12 +70,12 @@ class Request:
 
     @staticmethod
     def decode(blob: bytes) -> Request:
-        """Return the request in ``blob``, which anyone may have written. Raises Refused only."""
+        """Return the request in an untrusted ``blob``. Raises Refused only."""
         return Request.of(unpack(blob))
 
     @staticmethod
     def of(parts: Iterable[bytes]) -> Request:
-        """Return the request of what :func:`unpack` yields, whoever did so. Raises Refused only."""
+        """Return the request from the untrusted output of :func:`unpack`. Raises Refused only."""
         pairs: Pairs = []
         files: dict[str, FileData] = {}
         seen: set[str] = set()
@@ -106,11 +106,11 @@ class Request:
 
 
 def parse_vm(values: Iterable[str]) -> Pairs | None:
-    """Return the pairs of all ``-vm`` values of one place; None for ``-vm none``: bare metal.
+    """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
 
-    A value is ``key=value[,key=value...]``; blanks around a pair are dropped. A comma always
-    separates pairs (as in the vTorque of 2017): no value can have one. Raises Refused: a key
-    twice, no ``=``, nothing after it, ``none`` beside pairs.
+    Blanks around a pair are dropped. A comma always separates pairs, as in the vTorque of 2017, so
+    no value
+    can contain one. Raises Refused.
     """
     values = list(values)
     words = [word.strip() for value in values for word in value.split(",")]
@@ -129,14 +129,15 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
 
 
 def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
-    """Return the pairs of a job: the script's ``-vm`` values, the command line's over them.
+    """Return the pairs of a job; the command line overrides the script. None is bare metal.
+
+    ``-vm none`` on the command line hides the script's pairs. Any pair on the command line hides
+    ``none``
+    in the script.
 
     Args:
-        command_line: the values of ``-vm`` arguments.
-        script: what :func:`vm_directives` found.
-
-    None is bare metal. ``-vm none`` on the command line hides the script's; any pair on the
-    command line hides ``none`` in the script.
+        command_line: values of ``-vm`` arguments.
+        script: from :func:`vm_directives`.
     """
     given = parse_vm(command_line)
     written = parse_vm(script)
@@ -152,16 +153,16 @@ def make_request(
     shell: str | None = None,
     cwd: Path | None = None,
 ) -> Request:
-    """Return the request of these pairs, with the files that they name read as the caller.
+    """Return the request for these pairs after reading the files that they name. As the user.
 
     Args:
         pairs: from :func:`requested`.
         options: all registered options, by key.
-        shell: the user's own ``-S``.
-        cwd: what relative paths are relative to; None is the current directory.
+        shell: the user's ``-S``.
+        cwd: base of relative paths; None: the current directory.
 
-    Runs as the user. Raises Refused for all files that are missing, unreadable, not regular or
-    longer than MAX_FILE.
+    Raises:
+        Refused: files are missing, unreadable, not regular or longer than MAX_FILE.
     """
     refusals: list[Refusal] = []
     plain: Pairs = []
@@ -183,7 +184,7 @@ def make_request(
 
 
 def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") -> Refusal:
-    """Return the refusal of a key that no option has, with the closest one that there is."""
+    """Return the refusal of an unknown key, with the most similar one."""
     known = sorted(options)
     fix = hint(key, known, f"known keys: {', '.join(known)}")
     said = f"there is no -vm key of that name{note}"
@@ -191,9 +192,9 @@ def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") ->
 
 
 def read_user_file(path: str, cwd: Path | None = None) -> FileData:
-    """Read a file that the user named, as the calling user; ``~`` is the user's home.
+    """Read a file that the user names, as the user; ``~`` is the user's home.
 
-    Raises OSError, or ValueError for what is not a regular file of at most MAX_FILE bytes.
+    Raises OSError, or ValueError unless it is a regular file of at most MAX_FILE bytes.
     """
     try:
         full = (cwd or Path()) / Path(path).expanduser()
@@ -235,10 +236,9 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def read(blob: bytes) -> Request:
-    """Return the request in ``blob``; its format is parsed by a process without rights.
+    """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root.
 
-    As root, of bytes that anyone may have written. Raises Refused; HostFault if the host cannot
-    fork.
+    Raises Refused, or HostFault if fork fails.
     """
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
@@ -250,9 +250,9 @@ def read(blob: bytes) -> Request:
 
 
 def unpack(blob: bytes) -> Iterator[bytes]:
-    """Yield what is in a request: ``vKEY=VALUE``, ``fKEY=NAME\\0CONTENT``, ``s=SHELL``.
+    r"""Yield the parts of a request: ``vKEY=VALUE``, ``fKEY=NAME\0CONTENT``, ``s=SHELL``.
 
-    Raises Refused for what has not the format; what the parts are is looked at by who gets them.
+    Raises Refused for an invalid format. The caller validates the parts.
     """
     _limited(blob)
     document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))

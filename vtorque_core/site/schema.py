@@ -1,7 +1,7 @@
-"""The tables of the site config with default, unit and meaning of every key.
+"""Tables of the site config, with default, unit and meaning of every key.
 
-Plain frozen dataclasses on the path of every ``vsub``: no import that costs. The text here is what
-``vtorque config example`` prints.
+Every ``vsub`` imports this module, so it imports little. ``vtorque config example`` prints the
+texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the line of a key in a TOML text, which tomllib does not tell. For messages only."""
+"""Find the line of a key in a TOML text, for messages; tomllib does not report lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ _ENDS = ("]", '"""', "'''")  # of the values that take several lines
 
 
 def line_of(text: str, key: str) -> int | None:
-    """Return the line, from 1, of a dotted key (``options.ram.max``) in a valid TOML text.
+    """Return the line (from 1) of a dotted key (``options.ram.max``), or None.
 
-    Of a list of tables the first is ``limits.1``.
-
-    Within an inline table it is the table's line; otherwise the nearest table header above the
-    key. None if there is nothing of it.
+    ``limits.1`` is the first of a list of tables. A key in an inline table has the table's line. A
+    missing
+    key has the line of its nearest table.
     """
     lines = _lines(text)
     parts = key.split(".")
@@ -24,7 +23,7 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Return dotted key to the line where its table's header, or its value, begins."""
+    """Return the first line of each table header and value by dotted key."""
     found: dict[str, int] = {}
     arrays: dict[str, int] = {}  # by name, how many tables of it there were
     table, statement, first = "", "", 1
@@ -50,13 +49,13 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _numbered(key: str, arrays: Mapping[str, int]) -> str:
-    """Return the name of what is in a list of tables, as it is in its last one."""
+    """Return the dotted key with the number of the current table in a list of tables."""
     of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
     return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
 
 
 def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a table and of those in it, each before what is in it."""
+    """Yield the dotted keys of a table and its subtables, outer ones first."""
     for key, value in data.items():
         yield above + key
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""From TOML or JSON values to typed dataclasses, by their own annotations and ``setting()``."""
+"""Convert TOML or JSON values to typed dataclasses, by annotations and ``setting()``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", P
 
 
 def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR0911 (one per kind)
-    """Return a TOML value as the annotated type ``kind``. Raises ValueError with what is wrong.
+    """Return a TOML value as the type ``kind``. Raises ValueError.
 
     Args:
         kind: bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
             dataclass of such fields.
-        value: as tomllib or json returns it.
-        unit: ``"MiB"`` or ``"s"``: text is then a size or a duration.
+        value: from tomllib or json.
+        unit: ``"MiB"`` or ``"s"``: text is then a size or duration.
     """
     origin = get_origin(kind)
     if unit is not None and origin is None:
@@ -53,9 +53,9 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
 
 
 def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (values of the keys that are right, problem by key) of one table.
+    """Return (valid values by key, problems by key) of a table.
 
-    A key that is missing or unknown is a problem too.
+    Missing and unknown keys are problems too.
     """
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
@@ -79,13 +79,12 @@ def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Return whether a field has no default."""
     missing = dataclasses.MISSING
     return field.default is missing and field.default_factory is missing
 
 
 def unknown(name: str, known: Iterable[str], what: str = "key") -> str:
-    """Return the message for a name that is not among ``known``, with the closest one."""
+    """Return the message for an unknown name, with the most similar known one."""
     names = sorted(known)
     return f"there is no such {what}; " + hint(name, names, f"there are: {', '.join(names)}")
 
