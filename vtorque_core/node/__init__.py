@@ -1,1 +1,1 @@
-"""The processes of root and of the job shell on a node."""
+"""Processes of root and of the job shell on a node."""

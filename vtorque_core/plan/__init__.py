@@ -1,1 +1,1 @@
-"""From a decided request to placed guests."""
+"""From a validated request to placed guests."""

@@ -1,6 +1,6 @@
-"""Where a guest's address comes from: assigned under the site's plan, never discovered.
+"""Assign guests' addresses by the site's plan.
 
-Every node computes the same addresses for the same (node, slot, guest), with no exchange.
+Every node computes the same addresses for the same (node, slot, guest), without communication.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _METRIC = 2000
 
 
 def of_site(site: Site) -> dict[str, AnyNetwork]:
-    """Return the networks of every guest in the order of its NICs; ``[network]``'s name is empty.
+    """Return the networks of every guest in NIC order; ``[network]`` has an empty name.
 
-    Without ``[network]`` there is none (the config's check refuses others then).
+    Without ``[network]`` there are none.
     """
     if site.network.kind == "none":
         return {}
@@ -49,20 +49,17 @@ def of_site(site: Site) -> dict[str, AnyNetwork]:
 
 
 def pool(name: str) -> str:
-    """Return the ledger's pool of a network's addresses on this node."""
+    """Return the ledger's pool for a network's addresses."""
     return f"{POOL}-{name}" if name else POOL
 
 
 def table(name: str) -> str:
-    """Return the config's table of a network, for messages."""
+    """Return the config table of a network."""
     return f"[networks.{name}]" if name else "[network]"
 
 
 def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolClaim]:
-    """Yield the claims for one guest's addresses; none where the site does not assign them.
-
-    Raises HostFault if a network's plan has no room.
-    """
+    """Yield the claims for a guest's addresses. Raises HostFault if the plan has no room."""
     for name, network in of_site(site).items():
         wanted = claim(network, job, guests, index, name)
         if wanted is not None:
@@ -70,7 +67,7 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 
 
 def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
-    """Return whether the site gives a guest with this claim that address, also on another node."""
+    """Return True if the site can assign this address for the claim, also on another node."""
     network = next(each for name, each in of_site(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items
@@ -80,7 +77,7 @@ def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:
-    """Yield the assignments of a placed guest's NICs, in their order."""
+    """Yield the addresses of a placed guest's NICs, in order."""
     for number, (name, network) in enumerate(of_site(site).items()):
         lease = guest.leased(pool(name))
         mac = names.guest_mac(site_secret, guest.name, number, site.network.mac_prefix)
@@ -88,7 +85,6 @@ def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Addr
 
 
 def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
-    """Yield the NICs of a guest that has its addresses."""
     networks = of_site(site)
     for number, nic in enumerate(guest.addresses):
         network = networks[nic.network]
@@ -107,11 +103,11 @@ def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
 def peers(
     site: Site, job: BatchJob, guests: Sequence[GuestPlan], name: str = ""
 ) -> tuple[tuple[str, str], ...]:
-    """Return (hostname, ip) in one network of all guests of the job, by rank.
+    """Return (hostname, ip) of all guests of the job in one network, by rank.
 
-    The ip is empty for a guest on another node where none is assigned; such a guest of a job on
-    one node is left out. Nobody without networks. Raises HostFault if the plan has no room, Refused
-    if it gives two guests one address.
+    The ip is empty for guests on other nodes without an assigned address; a single-node job omits
+    them.
+    Raises HostFault if the plan has no room, Refused if two guests get the same address.
     """
     network = of_site(site).get(name)
     if network is None:
@@ -133,7 +129,7 @@ def peers(
 
 
 def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, name: str) -> None:
-    """Refuse what no other nodes could do better: these names have no number, or the same."""
+    """Refuse equal addresses, which come from node names without distinct numbers."""
     owner: dict[str, str] = {}
     for hostname, ip in found:
         other = owner.setdefault(ip, hostname) if ip else hostname
@@ -160,9 +156,9 @@ def aliases(
 
 
 def node_address(node: str) -> str:
-    """Return the IPv4 address that this node's name service has for another; empty: none.
+    """Return another node's IPv4 address by this node's name service; empty: none.
 
-    It may take the resolver's time, resolv.conf(5). An address of lo means nothing to guests.
+    Can take the resolver's timeout (resolv.conf(5)). Loopback addresses are ignored.
     """
     try:
         found = socket.gethostbyname(node)
@@ -172,7 +168,7 @@ def node_address(node: str) -> str:
 
 
 def node_number(node: str, pattern: str) -> int:
-    """Return the number in a node's batch name, 0 where ``[network] node_number`` finds none."""
+    """Return the number in a node's name, or 0 if ``[network] node_number`` does not match."""
     match = re.search(pattern, node.split(".", maxsplit=1)[0])
     return int(match[1]) if match else 0
 
@@ -180,10 +176,11 @@ def node_number(node: str, pattern: str) -> int:
 def claim(
     network: AnyNetwork, job: BatchJob, guests: int, index: int, name: str = ""
 ) -> PoolClaim | None:
-    """Return the claim for one guest's address, or None where the site does not assign any.
+    """Return the claim for a guest's address, or None if the site assigns none.
 
-    A job on one node takes any address of this node that is free. On several nodes its addresses
-    are fixed, see :func:`address_of`. Raises HostFault if the site's plan has no room.
+    A single-node job gets any free address of this node; the addresses of a larger job are fixed,
+    see
+    :func:`address_of`. Raises HostFault if the plan has no room.
     """
     if not assigns(network):
         return None
@@ -196,11 +193,13 @@ def claim(
 def address_of(
     network: AnyNetwork, job: BatchJob, node: str, guests: int, index: int, name: str = ""
 ) -> str:
-    """Return the address of one guest on any node of the job, as each of its nodes computes it.
+    """Return the address of a guest on any node of the job, the same on all nodes.
 
-    With static addressing it follows from the job id, in the upper half of the node's addresses:
-    jobs submitted one after the other get different ones, and jobs on one node begin at the lower
-    end. If another job has it, the start fails on that node. Raises HostFault.
+    With static addressing it follows from the job id, in the upper half of the node's addresses.
+    Consecutive
+    jobs get different ones, and single-node jobs start at the lower end. If the address is in use,
+    the start
+    fails on that node. Raises HostFault.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)
@@ -216,7 +215,7 @@ def address_of(
 
 
 def _number(job_id: str) -> int:
-    """Return the sequence number of ``22.server``, the sum of ``22[3].server``, else a hash."""
+    """Return the number of ``22.server``, the sum of ``22[3].server``, otherwise a hash."""
     match = re.match(r"([0-9]+)(?:\[([0-9]*)\]|_([0-9]+))?(?:\.|$)", job_id, re.ASCII)
     if match is None:
         return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4], "big")
@@ -224,9 +223,9 @@ def _number(job_id: str) -> int:
 
 
 def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
-    """Return a NIC's full assignment. A macvtap is never filtered.
+    """Return a NIC's address and settings. macvtap is never filtered.
 
-    Only ``[network]`` has name servers, search domains, and a gateway unasked.
+    Only ``[network]`` has name servers, search domains, and a default gateway.
     """
     extra = isinstance(network, ExtraNetwork)
     if network.kind == "user":

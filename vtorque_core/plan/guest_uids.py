@@ -1,8 +1,8 @@
-"""Which uid a guest's QEMU runs as: its own while it is there, one of a range of the site's.
+"""Run each guest's QEMU with its own uid from the site's range.
 
-A QEMU that its guest has broken out of then opens nothing of another guest's, also on nodes without
-a security module (AppArmor, SELinux). The uid is leased before anything is made for it, and is
-free for others when all of the job has been released.
+A guest that breaks out of QEMU can then open nothing of other guests, even without AppArmor or
+SELinux.
+The uid is leased before any file is made for it, until everything of the job is released.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ POOL = "qemu-uid"
 
 
 def free(site: Site) -> tuple[str, ...]:
-    """Return the uids of the site's range that no process has, in any order; none: it has none.
+    """Return the unused uids of the site's range in random order; empty without a range.
 
-    Else the next guest would mostly get what the last one had.
+    Otherwise the next guest would mostly get the uid of the last one.
     """
     first = site.node.guest_uids
     if not first:
@@ -40,17 +40,18 @@ def free(site: Site) -> tuple[str, ...]:
 
 
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
-    """Yield the claim for the guest's uid, if the site has any.
+    """Yield the claim for the guest's uid, if the site has a range.
 
-    An aarch64 guest that boots a disk has none: libvirt makes the file of its UEFI variables for
-    the user that qemu.conf names. On x86 there is no such file.
+    An aarch64 guest that boots a disk has none, because libvirt creates its UEFI variables for the
+    user in
+    qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(POOL, uids)
 
 
 def of_guest(guest: GuestPlan, site: Site) -> int:
-    """Return what QEMU runs as for a placed guest. Raises HostFault: it is somebody's."""
+    """Return the uid of a placed guest's QEMU. Raises HostFault if an account has it."""
     leased = guest.leased(POOL)
     if not leased:
         return hypervisor.qemu_uid(site.node.qemu_user) if site.node.qemu_user else site.owner

@@ -1,7 +1,8 @@
-"""Which host id root in a user's guests is to the shares: one for each user, the same on all nodes.
+"""Host ids of guest root in shares: one per user, the same on all nodes.
 
-With one for all, root in one user's guest could leave a setuid file that gives the files of root in
-all others' guests away, and quotas would count what it writes for nobody.
+With a common id, root in one user's guest could create a setuid program that gives access to root's
+files
+in other users' guests, and quotas would not work.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KEY = "[node] subordinate_ids"
 
 
 def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield the lines of a table: owner (a name or uid), first id, count; none if it is missing."""
+    """Yield the lines of a table: owner (name or uid), first id, count."""
     if not table.exists():
         return
     for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -34,12 +35,15 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
     """Return the uid and gid of root in this user's guests.
 
     Args:
-        name, uid: the user.
-        base: ``[node] subordinate_ids``. The id is this plus the uid; 0: the first that both tables
-            give the user, which then have to be the same on all nodes.
+        name: the user.
+        uid: the user's id.
+        base: ``[node] subordinate_ids``. The id is this plus the uid. 0: the first id that both
+            tables
+            assign to the user; they must be the same on all nodes.
         tables: subuid(5) and subgid(5).
 
-    Raises HostFault: there is none, or it is somebody else's.
+    Raises:
+        HostFault: there is no such id, or another user has it.
     """
     given = [list(ranges(table)) for table in tables]
     if base == 0:
@@ -57,7 +61,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
-    """Return how users get theirs: the same text on all nodes where they are the same."""
+    """Return the method as text, equal on all nodes with the same method."""
     if base:
         return f"{base} + uid"
     lines = sorted(f"{number} {line}" for number, t in enumerate(tables) for line in ranges(t))
@@ -66,7 +70,7 @@ def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
 
 
 def require_nobodys(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
-    """Raise HostFault, which begins with ``said``, if the id is a user's or in a table."""
+    """Raise HostFault, with the prefix ``said``, if the id belongs to a user or table entry."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
             raise HostFault(f"{said}: an id of {owner}'s ({TABLES[0]})")

@@ -1,16 +1,19 @@
-"""Turn one process into the user's daemon inside a user namespace, then exec the daemon.
+"""Turn one process into the user's daemon in a user namespace, then execute the daemon.
 
-Run by :mod:`vtorque_core.resources.user_daemon` as host root, with the JSON of :class:`Plan` as its
-last argument. It is a program of its own because the caller has threads, and fork with threads is
-unsafe. Every guest's start waits for its imports: they are of the standard library, few, and
-neither ``dataclasses`` nor ``pathlib``. Errors go to ``report_fd`` as one line, after
-:data:`DENIED` if it is the user's fault; that descriptor closing without a line means that the
-daemon was executed.
+:mod:`vtorque_core.resources.user_daemon` runs this program as host root with the JSON of
+:class:`Plan`
+as last argument. It is a separate program because the caller has threads, and fork is unsafe with
+threads. Every start of a guest waits for its imports, which are therefore few. Errors go to
+``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
+descriptor
+closes without a line, the daemon was executed.
 
-Recipe (user_namespaces(7), capabilities(7)): root creates the namespace, so that root owns it and
-the user has no power over the daemon. The process then becomes the user, in every id including
-fsuid. SECBIT_NO_SETUID_FIXUP keeps the capabilities over that and over the daemon's later
-setresuid(2) to guest root and back; ambient capabilities carry them over execve(2).
+Method (user_namespaces(7), capabilities(7)): root creates and owns the namespace, so the user has
+no
+power over the daemon. The process then takes all ids of the user, including the fsuid.
+SECBIT_NO_SETUID_FIXUP keeps the capabilities, also over the daemon's later setresuid(2) calls.
+Ambient
+capabilities keep them over execve(2).
 """
 
 from __future__ import annotations
@@ -77,14 +80,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Plan(NamedTuple):
-    """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map.
+    """Target ids and program. The maps are contents of /proc/PID/{uid,gid}_map.
 
-    ``disk``: the source is a disk file of the user, ``raw`` or ``qcow2``, whose daemon has no
-    capabilities; empty: it is a directory, whose daemon has those of guest root inside the
-    namespace. ``user_is_root``:
-    the maps make 0 of the user's uid and gid, and the source is a mount on :data:`MOUNTED`.
-    ``nofile``: how many descriptors the daemon may have. ``launched_by_root``: or by the user, with
-    no more rights than theirs.
+    Attributes:
+        disk: ``raw`` or ``qcow2``: the source is the user's disk file, and the daemon has no
+            capabilities. Empty: a directory, and the daemon has guest root's in the namespace.
+        user_is_root: the maps make 0 of the user's ids, and the source is mounted on
+            :data:`MOUNTED`.
+        nofile: limit of the daemon's descriptors.
+        launched_by_root: False on a personal site.
     """
 
     uid: int
@@ -107,15 +111,15 @@ class Plan(NamedTuple):
 
 
 class _Step(Exception):
-    """An error whose text is complete."""
+    """An error with a complete message."""
 
 
 class _Denied(_Step):
-    """The user's own fault."""
+    """An error that the user caused."""
 
 
 class _Comparison(ctypes.Structure):
-    """Of an argument of a system call: ``struct scmp_arg_cmp`` of libseccomp."""
+    """Condition for an argument of a system call: ``struct scmp_arg_cmp`` of libseccomp."""
 
     _fields_ = (
         ("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)
@@ -130,24 +134,22 @@ def _checked(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Call unshare(2). Raises OSError."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def prctl(*arguments: int) -> None:
-    """Call prctl(2) with integers. Raises OSError."""
     padded = (*arguments, 0, 0, 0, 0)[:5]
     _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
 
 
 def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[Any]) -> int:
-    """Make a call that libc has no function for. Raises OSError."""
+    """Make a system call without a libc function. Raises OSError."""
     typed = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
     return _checked(_libc.syscall(ctypes.c_long(number), *typed), what)
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
-    """Return another process's descriptor (pidfd_getfd(2), Linux 5.6). Raises OSError."""
+    """Return a copy of another process's descriptor (pidfd_getfd(2), Linux 5.6). Raises OSError."""
     return _system_call("pidfd_getfd", SYS_PIDFD_GETFD, pidfd, number, 0)
 
 
@@ -157,11 +159,14 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
 
 
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
-    """Have system calls do nothing but return an errno (0: success), here and in what is executed.
+    """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    ``answers``: the call, its errno, and what must be so of its arguments. By libseccomp, which
-    also sets no_new_privs, and without which there is no QEMU. Another architecture's calls, and
-    x32's, kill. Raises OSError.
+    It also applies to executed programs. libseccomp, which QEMU requires, also sets no_new_privs.
+    Calls of
+    other architectures and of x32 kill the process. Raises OSError.
+
+    Args:
+        answers: the call, its errno, and conditions for its arguments.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -179,7 +184,7 @@ def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]
 
 
 def _number(library: ctypes.CDLL, call: str) -> int:
-    """Return a system call's number: below -1 if this architecture has none (fork of aarch64)."""
+    """Return the number of a system call; below -1 if the architecture lacks it."""
     number = int(library.seccomp_syscall_resolve_name(call.encode()))
     if number == -1:
         raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp knows no {call}")
@@ -187,19 +192,17 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 
 
 def ignore_setgroups() -> None:
-    """Make setgroups(2) succeed without effect in this process and all that it executes.
+    """Make setgroups(2) succeed without effect in this process and its children.
 
-    virtiofsd drops its supplementary groups at its start; the user's files in directories of
-    such a group would become unreachable. Raises OSError.
+    virtiofsd drops its supplementary groups at its start, which would make files in directories of
+    such a
+    group inaccessible. Raises OSError.
     """
     answer_calls([("setgroups", 0, ())])
 
 
 def refuse_what_serves_no_disk() -> None:
-    """Leave the storage daemon, which parses what its guest sends, files, memory and threads.
-
-    Raises OSError.
-    """
+    """Restrict the storage daemon, which parses guest data, to files, memory and threads."""
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
@@ -220,10 +223,11 @@ def _keep_capabilities() -> None:
 
 
 def _open_disk(plan: Plan) -> int:
-    """Open and lock the user's disk file, wholly as the user, who may have put anything there.
+    """Open and lock the user's disk file with the user's ids.
 
-    O_NONBLOCK, so that a FIFO does not hang. Links on the way are the user's own business. The
-    lock is the open file's, not a process's (F_OFD_SETLK, fcntl(2)): it ends with the daemon.
+    O_NONBLOCK prevents a hang at a FIFO. The lock belongs to the open file (F_OFD_SETLK, fcntl(2))
+    and ends
+    with the daemon.
     """
     access = os.O_RDONLY if plan.readonly else os.O_RDWR
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -256,7 +260,9 @@ def _open_disk(plan: Plan) -> int:
 def _check_qcow2(header: bytes) -> None:
     """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
 
-    For the user's sake: they may change it after this, and the daemon then opens what they may.
+    This is no security check: the user may change the file later, but the daemon has only the
+    user's
+    permissions.
     """
     if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
         raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
@@ -270,11 +276,13 @@ def _check_qcow2(header: bytes) -> None:
 
 
 def _resolve(path: str) -> tuple[str, bool]:
-    """Resolve symbolic links; return the path, and whether only root can change what it names.
+    """Resolve symbolic links; return the path, and True if only root can change its target.
 
-    A link is followed only if root owns it and only root can write the directories above it.
-    Otherwise a user could replace the link and choose the directory that is shared. Returns an
-    empty string for the root directory. Raises OSError, _Step.
+    Follows only links that root owns in directories that only root can write. Otherwise a user
+    could
+    replace the link and choose the shared directory. Returns "" for the root directory. Raises
+    OSError and
+    _Step.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:
@@ -294,7 +302,7 @@ def _resolve(path: str) -> tuple[str, bool]:
 
 
 def _open_source(plan: Plan) -> int:
-    """Open the shared directory; to be called with the user's fsuid, in whatever namespace."""
+    """Open the shared directory. The caller has set the user's fsuid."""
     try:
         os.stat(plan.source)  # noqa: PTH116 - a loop of links raises OSError
         path = _resolve(plan.source)[0] or "/"
@@ -310,10 +318,9 @@ def _open_source(plan: Plan) -> int:
 
 
 def _enter_own_namespace(plan: Plan) -> None:
-    """Have, without being root, the rights over a user namespace that root's launcher begins with.
+    """Enter a user namespace without root, with the capabilities that root's launcher has.
 
-    In it are the user's own uid and gid alone: more takes root (user_namespaces(7)). The groups
-    that this process has, it keeps.
+    It maps only the user's own ids, because others need root (user_namespaces(7)). Groups stay.
     """
     unshare(CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", plan.uid_map), ("gid_map", plan.gid_map)):
@@ -326,10 +333,11 @@ def _write(path: str, text: str) -> None:
 
 
 def _open_source_as_user(plan: Plan) -> int:
-    """Have a child that is wholly the user open the source on the host, and take it over.
+    """Open the source on the host in a child with all of the user's ids.
 
-    Root must not touch it, not even with the user's effective ids: NFS may squash root and FUSE
-    asks for the real ids. Opening it out here also triggers an automount.
+    Root's effective ids do not suffice: NFS may squash root, and FUSE checks the real ids. Opening
+    it also
+    triggers an automount.
     """
     answer, child_answer = os.pipe()
     child_hold, hold = os.pipe()
@@ -358,10 +366,11 @@ def _open_source_as_user(plan: Plan) -> int:
 
 
 def _copied(plan: Plan, host_source: int) -> int:
-    """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if wanted there.
+    """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if requested.
 
-    A read-only one is private, too: a file system mounted below the source later would be writable.
-    Out of a copy no ``..`` leads, even when a directory is moved elsewhere on the host.
+    A read-only copy is also private, because a file system mounted later below the source would be
+    writable.
+    ``..`` cannot leave a copy, even if a directory is moved on the host.
     """
     source = _open_source(plan._replace(owner_check=False))  # ids are others here, and it is known
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
@@ -381,10 +390,10 @@ def _copied(plan: Plan, host_source: int) -> int:
 
 
 def _mount_proc() -> None:
-    """Mount a /proc of the pid namespace, still as root.
+    """Mount a /proc for the new pid namespace, still as root.
 
-    libcap-ng reads /proc/PID/status with the pid of this namespace: that would be another
-    process, and an unreadable one where the host's /proc has hidepid.
+    libcap-ng reads /proc/PID/status. The host's /proc has another process at that pid, and may be
+    unreadable with hidepid.
     """
     unshare(CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # or the host would see the next one
@@ -392,7 +401,7 @@ def _mount_proc() -> None:
 
 
 def _hold_lock(plan: Plan) -> None:
-    """Let F_GETLK name this process. Such a lock is not inherited by a fork but kept by an exec."""
+    """Acquire the POSIX lock that names this process; it survives execve(2), but not fork(2)."""
     fcntl.lockf(plan.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
@@ -406,7 +415,7 @@ def _become_user(plan: Plan) -> None:
 
 
 def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
-    """Run as process 1 of the new pid namespace: killing it ends everything in there."""
+    """Run as process 1 of the pid namespace, so that killing it ends all of its processes."""
     _hold_lock(plan)
     os.setsid()
     _mount_proc()
@@ -478,7 +487,6 @@ def _launch(plan: Plan) -> None:
 
 
 def main() -> None:
-    """Launch the plan given as the last argument."""
     plan = Plan(**json.loads(sys.argv[-1]))
     try:
         _launch(plan)

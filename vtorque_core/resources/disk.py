@@ -1,4 +1,4 @@
-"""Kinds of resources: a guest's root disk, an overlay on an image or a copy, and a tmpfs for it."""
+"""Resources: a guest's root disk, as an overlay on an image or as a copy, and a tmpfs for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _TABLES = 2 << 20  # bytes: a qcow2's header and first tables; the others take 1
 
 @contextlib.contextmanager
 def _image(path: str) -> Iterator[int]:
-    """Open an image's disk to read it. Raises HostFault."""
     if not Path(path).is_absolute():
         raise HostFault(f"{path!r} is not an absolute path")
     with safefs.naming(f"cannot open {path}"):
@@ -40,7 +39,7 @@ def _image(path: str) -> Iterator[int]:
 
 
 def _size(image: int, declared: str) -> int:
-    """Return the bytes that a guest sees of a disk, whole sectors. Raises Refused."""
+    """Return the virtual size of a disk in bytes. Raises Refused unless whole sectors."""
     length = os.fstat(image).st_size
     if declared == "qcow2":
         header = os.pread(image, HEADER, 0)
@@ -52,10 +51,12 @@ def _size(image: int, declared: str) -> int:
 
 @dataclass(frozen=True)
 class Overlay(OneFile):
-    """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
+    """A qcow2 overlay on a read-only image, created in constant time.
 
-    ``backing`` is a root-owned file of ``backing_format``, never probed. ``size_mib`` 0: as the
-    image. ``path`` is made 0600 and belongs to ``uid``: QEMU's user (libvirt changes no owner).
+    Attributes:
+        path: new file, mode 0600, owned by ``uid``, QEMU's user.
+        backing: root-owned file of format ``backing_format``, never probed.
+        size_mib: 0: as the image.
     """
 
     kind = "overlay"
@@ -66,9 +67,9 @@ class Overlay(OneFile):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1), which does not open the image: root parses nobody's disk but its size.
+        """Run qemu-img(1), which does not open the image; root parses only the image's size.
 
-        Raises HostFault with its words, for an image that it cannot be, or if the file exists.
+        Raises HostFault if it fails or the file exists.
         """
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
@@ -81,11 +82,12 @@ class Overlay(OneFile):
 
 @dataclass(frozen=True)
 class DiskCopy(OneFile):
-    """A qcow2 file with all of an image's disk, which then is not read any more.
+    """A qcow2 file with a complete copy of an image's disk.
 
-    ``source``, of ``source_format``, is root-owned and stands alone. ``path``, ``uid``: as an
-    overlay's. It takes the disk's data now and grows to what the guest sees of it, like a layer.
-    ``seconds`` that it may take.
+    Attributes:
+        source: root-owned file without backing file, of format ``source_format``.
+        path, uid: as for an overlay.
+        seconds: time limit of the copy.
     """
 
     kind = "disk-copy"
@@ -96,7 +98,7 @@ class DiskCopy(OneFile):
     seconds: float = unjournalled(300.0)
 
     def create(self) -> None:
-        """Run qemu-img(1), not as root. Raises HostFault with its words, or if the file exists."""
+        """Run qemu-img(1) as nobody. Raises HostFault if it fails or the file exists."""
         with _image(self.source) as image:
             most = _size(image, self.source_format)
             most += most // 1024 + _TABLES
@@ -118,7 +120,7 @@ class DiskCopy(OneFile):
 
 @dataclass(frozen=True)
 class Mount(CoreResource):
-    """A mount on an existing empty directory of vTorque's own (mount(8))."""
+    """A mount on an existing empty directory of vTorque (mount(8))."""
 
     kind = "mount"
     needs_root = True
@@ -130,7 +132,7 @@ class Mount(CoreResource):
     options: tuple[str, ...] = ()
 
     def create(self) -> None:
-        """Mount it. Raises HostFault, also if something is mounted there."""
+        """Mount it. Raises HostFault, also if something is already mounted there."""
         if safefs.is_mount_point(self.target):
             raise HostFault(f"{self.target}: something is mounted there already")
         kind = ("-t", self.fstype) if self.fstype else ()
@@ -138,6 +140,6 @@ class Mount(CoreResource):
         run_tool("mount", *kind, *options, "--", self.source, self.target)
 
     def release(self) -> None:
-        """Unmount it; nothing mounted is fine, in use is a HostFault."""
+        """Unmount it if mounted. Raises HostFault if it is in use."""
         if safefs.is_mount_point(self.target):
             run_tool("umount", "--", self.target, timeout=RELEASE_TIME)

@@ -1,4 +1,4 @@
-"""A kind of what is acquired: a libvirt domain."""
+"""Resource: a libvirt domain."""
 
 from __future__ import annotations
 

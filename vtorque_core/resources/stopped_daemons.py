@@ -1,8 +1,9 @@
-"""Have no user hold up libvirtd by a daemon of theirs that does not answer when QEMU needs it.
+"""Kill a user's stopped daemon, so that it cannot block libvirtd.
 
-QEMU shakes hands with each daemon before its guest runs, and when it is to stand still; one of
-libvirtd's few workers waits for QEMU. The daemons of shares and disks are the user's, and kill(2)
-lets their user stop them. No batch system does: the daemons are of no job's session.
+QEMU does a handshake with each daemon before its guest runs, and when the guest is paused.
+Meanwhile it
+occupies one of libvirtd's few workers. Daemons of shares and disks belong to the user, who can stop
+them with kill(2). Batch systems do not stop them, because they are outside the job's session.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _POLL = 0.02  # seconds: that a process which is not one's child stops is no eve
 
 
 def locks_of(run_dir: Path) -> list[str]:
-    """Return the lock files of the daemons of a guest that has started."""
+    """Return the lock files of a started guest's daemons."""
     return [str(lock) for kind in ("fs", "disk") for lock in run_dir.glob(f"{kind}-*.lock")]
 
 
@@ -72,7 +73,6 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
 
 
 def _stopped(lock: str) -> bool:
-    """Return whether the daemon stands still."""
     with contextlib.suppress(OSError):  # it has ended
         pid = holder_of(lock)
         return pid is not None and is_stopped(pid)
@@ -83,11 +83,13 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
-    """Return whether it was stopped; not if it has ended. All is the kernel's word.
+    """Return True if the process is stopped or frozen, by the kernel's information only.
 
-    By SIGSTOP its state is T (proc(5), /proc/PID/stat). A batch system may freeze its control group
-    instead (cgroup.events of version 2; freezer.state of version 1: the kernel's
-    admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst). Names are users' bytes.
+    State T in /proc/PID/stat (proc(5)) means SIGSTOP. A batch system may freeze the control group
+    instead:
+    cgroup.events in version 2, freezer.state in version 1 (cgroup-v2.rst and freezer-subsystem.rst
+    of the
+    kernel's admin guide). Names in these files are untrusted bytes.
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
@@ -100,7 +102,7 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
 
 
 def _is_frozen(line: str, groups: Path) -> bool:
-    """Look at one group of a process: a line ``0::/path``, or ``7:freezer:/path``."""
+    """Check one control group of a process: a line ``0::/path``, or ``7:freezer:/path``."""
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if number == "0":

@@ -1,11 +1,13 @@
-"""Run a daemon as the job's user, that serves something of theirs to QEMU over a Unix socket.
+"""Run a daemon as the job's owner that serves the owner's data to QEMU over a Unix socket.
 
-What virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and the server of a user's disk
-(:mod:`vtorque_core.resources.user_disk`) have in common: the socket, which root makes for QEMU's
-user, the bounded log, the start through :mod:`vtorque_core.resources._user_daemon_exec` and the
-end. The daemon lives in a user namespace of root's, so that the user can neither trace nor change
-it, as process 1 of a pid namespace, so that killing it ends all of it. It is found again through
-its lock file, whose lock it holds as long as it lives.
+Common code of virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and of the server of a
+user's
+disk (:mod:`vtorque_core.resources.user_disk`): the socket, which root creates for QEMU's user, the
+bounded log, start and stop. The daemon runs in a user namespace that root owns, so the user can
+neither
+trace nor change it. It is process 1 of a pid namespace, so killing it ends all its processes. A
+lock on
+its lock file identifies it.
 """
 
 from __future__ import annotations
@@ -46,14 +48,17 @@ _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True)
 class Service:
-    """One daemon and what it serves. Paths are absolute, ids are host ids.
+    """One daemon and the data that it serves. Paths are absolute, ids are host ids.
 
-    ``socket``, ``lock`` and ``log`` lie in directories that only root can write; ``source`` may
-    lie anywhere. ``uid``, ``gid``, ``groups`` are the job's user, ``socket_owner`` is the uid that
-    QEMU runs as. ``subordinate_id`` is the guest's root in the daemon's user namespace; None:
-    there is none in it. ``owner_check`` demands that the source belongs to ``uid`` (a home does,
-    a site's software tree does not). ``program`` is the daemon. ``nofile`` is the limit of its
-    descriptors.
+    Attributes:
+        source: path of the data, anywhere.
+        socket, lock, log: in directories that only root can write.
+        uid, gid, groups: of the job's owner.
+        socket_owner: uid of QEMU.
+        subordinate_id: guest root in the daemon's user namespace; None: no guest root.
+        owner_check: the source must belong to ``uid`` (a home, not a site's software).
+        program: the daemon.
+        nofile: limit of its descriptors.
     """
 
     source: str
@@ -72,7 +77,7 @@ class Service:
 
     @classmethod
     def beside(cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any) -> Self:
-        """Return one of this user whose socket, lock and log are ``<stem>.sock`` and so on."""
+        """Return a service with socket ``<stem>.sock``, lock and log named alike."""
         return cls(
             source=source,
             socket=f"{stem}.sock",
@@ -87,58 +92,54 @@ class Service:
 
     @property
     def label(self) -> str:
-        """What begins the messages about the source."""
+        """Prefix of messages about the source."""
         raise NotImplementedError
 
     @property
     def disk(self) -> str:
-        """What :class:`_user_daemon_exec.Plan` calls so."""
+        """As in :class:`_user_daemon_exec.Plan`."""
         return ""
 
     @property
     def user_is_root(self) -> bool:
-        """Whether the daemon wants what :class:`_user_daemon_exec.Plan` calls so."""
+        """As in :class:`_user_daemon_exec.Plan`."""
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the daemon's arguments; ``{source}`` stands for the source's descriptor."""
+        """Return the daemon's arguments, with ``{source}`` for the source's descriptor."""
         raise NotImplementedError
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon by :func:`start`; return when it serves on ``socket``. As root."""
+        """Start the daemon, and wait until it serves on ``socket``. As root."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class UserDaemon(CoreResource):
-    """The daemon of a service, found by the service's lock file."""
+    """Daemon of a service, identified by the service's lock file."""
 
     blocking = True
     service: Service | None = unjournalled(None)
     lock: str = ""
 
     def __post_init__(self) -> None:
-        """Take the lock's path from the service."""
         if self.service is not None:
             object.__setattr__(self, "lock", self.service.lock)
 
     def create(self) -> None:
-        """Start the daemon; raises as :func:`start`."""
         if self.service is None:
             raise ValueError("a user's daemon is created from what it serves")
         self.service.start()
 
     def release(self) -> None:
-        """End the daemon, which frees a disk for the next job; remove its socket and lock."""
         stop(self.lock, time.monotonic() + RELEASE_TIME)
 
 
 def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
-    """Return the text for uid_map or gid_map: 0 is ``root``, else ``subordinate_id``.
+    """Return the contents of uid_map or gid_map: 0 is ``root`` or, by default, ``subordinate_id``.
 
-    The other one and each of ``ids`` is itself; with None and None there is no root in the
-    namespace. Neighbours share a line, since the kernel takes 340 lines (user_namespaces(7)).
-    Raises HostFault if there are more, or if an id is 0 or the subordinate one.
+    The other ids map to themselves. Adjacent ids share a line, because the kernel accepts 340 lines
+    (user_namespaces(7)). Raises HostFault for more lines, or if an id is 0 or the subordinate one.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}
@@ -160,12 +161,20 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
 
 
 def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> None:
-    """Start the daemon, detached; return when ``ready``, given its log so far, is true.
+    """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
-    As root. The daemon inherits the caller's cgroup, CPU affinity and limits. ``timeout`` in
-    seconds bounds a source that hangs. Raises HostFault: a daemon of this lock already runs, the
-    source cannot be opened, the daemon ended; Refused if the source is the user's fault. Then
-    nothing of it is left but the lock, which ``stop`` removes, and ``service.log``.
+    The daemon inherits cgroup, CPU affinity and limits. After a failure only the lock file, which
+    ``stop``
+    removes, and ``service.log`` remain.
+
+    Args:
+        service: the daemon.
+        ready: called with the log so far.
+        timeout: in seconds.
+
+    Raises:
+        HostFault: the lock is held, the source cannot be opened, or the daemon ended.
+        Refused: the user caused the failure.
     """
     groups = tuple(sorted(set(service.groups) - {0}))  # 0 is another's in there
     if os.geteuid() != 0:  # it keeps what it has, and none of them can be mapped
@@ -210,12 +219,11 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
 
 
 def stop(lock_path: str, deadline: float) -> None:
-    """Kill the daemon that holds ``lock_path``, then remove its socket and the lock file.
+    """Kill the daemon that holds ``lock_path``; remove its socket and lock file.
 
-    As root, in any process, any number of times; also after a ``start`` that died half-way.
-    ``deadline`` is an instant of time.monotonic(). A daemon that still ran has its messages saved
-    in its log file; those of one that ended by itself are lost. Raises HostFault if it has not
-    ended by then (a file system that hangs): nothing is removed and a later call tries again.
+    Idempotent, as root. Also works after an incomplete ``start``. Saves the log of a running
+    daemon. Raises HostFault if the
+    daemon survives ``deadline`` (monotonic); nothing is removed then.
     """
     try:
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -239,8 +247,9 @@ def stop(lock_path: str, deadline: float) -> None:
 def _take_lock(service: Service) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
-    The flock says "alive" without a gap from here to the daemon's end; the daemon's own POSIX
-    lock, taken when it is the process that stays, says who it is. The record is for ``stop``.
+    The flock shows without a gap that the daemon is alive. The daemon's own POSIX lock shows its
+    pid. The
+    record in the file is for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -258,7 +267,7 @@ def _take_lock(service: Service) -> int:
 
 
 def _read_record(lock_fd: int) -> dict[str, str]:
-    """Return what ``start`` wrote; empty if it died before it finished, so made no socket."""
+    """Return the record of ``start``; empty if it died before it created a socket."""
     try:
         record = json.loads(os.pread(lock_fd, 65536, 0))
     except ValueError:
@@ -267,7 +276,7 @@ def _read_record(lock_fd: int) -> dict[str, str]:
 
 
 def _listen(service: Service) -> socket.socket:
-    """Return the listening socket; nobody but QEMU's user (and root) can connect to it."""
+    """Return the listening socket, to which only QEMU's user and root can connect."""
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
         raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -285,7 +294,7 @@ def _listen(service: Service) -> socket.socket:
 
 
 def _bounded_log() -> int:
-    """Return a memfd that takes 64 KiB and no more: a guest can make the daemon complain."""
+    """Return a memfd limited to 64 KiB, because a guest can make the daemon log."""
     log_fd = os.memfd_create("vtorque-daemon-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(log_fd, LOG_BYTES)
     fcntl.fcntl(log_fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -297,14 +306,13 @@ def _log_text(log_fd: int) -> bytes:
 
 
 def _save_log(log_fd: int, path: str) -> None:
-    """Write the log to its file, best effort: a full disk must not stop a teardown."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError), os.fdopen(os.open(path, flags, 0o600), "wb") as target:
         target.write(_log_text(log_fd))
 
 
 def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
-    """Run the helper until the daemon is executed or an error reported; closes report_fd."""
+    """Run the helper until it executes the daemon or reports an error. Closes report_fd."""
     argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parent)]
     argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
@@ -332,7 +340,7 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
 def _await_ready(
     plan: _user_daemon_exec.Plan, ready: Callable[[bytes], bool], deadline: float
 ) -> None:
-    """Wait until the daemon accepts; the socket listens since before its start."""
+    """Wait until the daemon accepts connections. The socket listens from before its start."""
     while lock_holder(plan.lock_fd) and time.monotonic() < deadline:
         if ready(_log_text(plan.log_fd)):
             return
@@ -342,7 +350,7 @@ def _await_ready(
 
 
 def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
-    """Kill one process that holds the lock and wait for its end; False if there is none."""
+    """Kill the process that holds the lock, and wait. Return False if there is none."""
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
@@ -359,7 +367,7 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
 
 
 def _save_log_of(pidfd: int, path: str) -> None:
-    """Save a daemon's log, found as its standard error."""
+    """Save a daemon's log, which is its standard error."""
     of_daemon = _user_daemon_exec.descriptor_of
     with contextlib.suppress(OSError), safefs.closing(of_daemon(pidfd, 2)) as log_fd:
         # Only a memfd has these seals: reading another file could hang or read the user's home.

@@ -1,18 +1,18 @@
 """Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
-The daemon is Debian's qemu-storage-daemon (QEMU 7.2). It runs as the job's user without any
-capability, in a user namespace without a root and without a network; how the process gets there
-and how the file is opened: :mod:`vtorque_core.resources._user_daemon_exec`; how it is found again
-and ended: :mod:`vtorque_core.resources.user_daemon`.
+The daemon is qemu-storage-daemon (QEMU 7.2). It runs as the job's owner without capabilities, root
+or
+network in its namespaces (:mod:`vtorque_core.resources._user_daemon_exec`).
 
-It speaks NBD, not vhost-user-blk: libvirt 9.0 takes neither ``<serial>`` (a guest finds its disk
-by it) nor ``discard`` nor ``readonly`` for a vhostuser disk, and a daemon of the user's would have
-all memory of the guest mapped. libvirt is given the socket: ``<disk type='network'><source
-protocol='nbd'><host transport='unix' socket=PATH/>`` (https://libvirt.org/formatdomain.html).
+It uses NBD. For vhost-user-blk disks libvirt 9.0 has neither ``<serial>`` nor ``discard`` nor
+``readonly``, and the user's daemon would map all of the guest's memory. libvirt gets the socket:
+``<disk type='network'><source protocol='nbd'><host transport='unix' socket=PATH/>``
+(https://libvirt.org/formatdomain.html).
 
-Two guests must not write one file. QEMU's own locks do not see to that, since an NBD export shares
-the right to write: two daemons with ``locking=on`` serve the same file (tried). So the file is
-locked whole before the daemon starts, which also keeps QEMU's other tools away (``qemu-img``).
+Two guests must not write one file. QEMU's locks do not prevent that, because an NBD export shares
+the
+write permission. Therefore the whole file is locked before the daemon starts, which also excludes
+``qemu-img``.
 """
 
 from __future__ import annotations
@@ -40,29 +40,27 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 
 @dataclass(frozen=True)
 class DiskFile(user_daemon.Service):
-    """A disk file of the job's user and its daemon; ``source`` is the file.
+    """A disk file of the job's owner and its daemon.
 
-    It is a qcow2 if its name ends in ``.qcow2``, else raw: a guest that writes a qcow2's header
-    into a raw disk must not make QEMU take it for one.
+    The format is qcow2 if the name ends in ``.qcow2``, otherwise raw. It is never probed, because a
+    guest
+    could write a qcow2 header into a raw disk.
     """
 
     program: str = STORAGE_DAEMON
 
     @property
     def disk(self) -> str:
-        """The format."""
         return "qcow2" if self.source.endswith(".qcow2") else "raw"
 
     @property
     def label(self) -> str:
-        """What begins the messages about the file."""
         return f"disk={printable(self.source, 1000)}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return the daemon's arguments; ``{source}`` stands for the file's descriptor.
+        """Return the daemon's arguments, with ``{source}`` for the file's descriptor.
 
-        No path is in here, so none needs quoting, and the format is said: never probed. The export
-        has no name, as qemu-nbd's. Discarding makes holes in the file, as a guest's fstrim expects.
+        They contain no path and name the format. Discards make holes in the file.
         """
         access = ",read-only=on" if self.readonly else ",discard=unmap"
         writable = "off" if self.readonly else "on"
@@ -77,11 +75,14 @@ class DiskFile(user_daemon.Service):
         )
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, detached; return when it serves on ``socket``.
+        """Start the daemon, detached, and wait until it serves on ``socket``. As root.
 
-        As root; see :func:`vtorque_core.resources.user_daemon.start`. It goes on when QEMU goes,
-        until it is stopped. Raises Refused: the file is missing, is not a regular file of the
-        user's, has no size that a disk can have, or is in use. Raises HostFault for the rest.
+        The daemon runs until it is stopped, also after QEMU has ended.
+
+        Raises:
+            Refused: the file is missing, not a regular file of the user, of an invalid size, or in
+                use.
+            HostFault: any other error.
         """
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             probe.setblocking(False)
@@ -89,7 +90,7 @@ class DiskFile(user_daemon.Service):
 
 
 def _greeted(probe: socket.socket, path: str) -> bool:
-    """Return whether the server has greeted the probe, and say good-bye to it."""
+    """Return True if the NBD server greets, and close the session."""
     with contextlib.suppress(OSError):  # from the second time on: it is connected
         probe.connect(path)
     try:
@@ -104,16 +105,17 @@ def _greeted(probe: socket.socket, path: str) -> bool:
 
 @dataclass(frozen=True)
 class UserDisk(user_daemon.UserDaemon):
-    """The daemon of a user's :class:`DiskFile`."""
+    """Daemon of a user's :class:`DiskFile`."""
 
     kind = "userdisk"
 
 
 def served(lock: Path) -> os.stat_result:
-    """Return what stat(2) says of the file that the daemon of this lock has open. As root.
+    """Return the stat(2) result of the file that a daemon has open, without using its path.
 
-    No path of the user's is looked up. Raises HostFault: the daemon has ended, or the file system
-    lets root not look (FUSE). One that hangs is waited for: call it in a child.
+    As root. Raises HostFault if the daemon has ended or root may not access the file system (FUSE).
+    Call it in a
+    child, because a file system can hang.
     """
     with safefs.naming(f"cannot look at the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")

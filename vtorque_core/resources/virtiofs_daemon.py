@@ -1,17 +1,17 @@
 """Serve host directories to a guest with virtiofsd, never as host root.
 
-It runs as the job's user in a user namespace that has a subordinate id for guest root and the
-user's own ids, nothing else: a file that guest root creates belongs to the subordinate id on the
-host, device nodes and other owners are refused by the kernel, and the files of others are as closed
-as to the user. How the process gets there: :mod:`vtorque_core.resources._user_daemon_exec`; how it
-is found again and ended: :mod:`vtorque_core.resources.user_daemon`.
+virtiofsd runs as the job's owner in a user namespace that maps only a subordinate id for guest root
+and
+the owner's ids. Files that guest root creates belong to the subordinate id on the host. The kernel
+refuses device nodes and other owners, and other users' files are as inaccessible as to the owner.
 
-There are two daemons. To QEMU's, in C (up to QEMU 7.2), guest root is 0 and the user's ids are
-themselves. The one in Rust (from 1.13 on) shuts itself into the directory only as 0: it has the
-user's ids as 0, and translates between these and the guest's.
+There are two implementations. In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace.
+The
+Rust daemon (from 1.13) can confine itself only as 0, so it has the owner's ids as 0 and translates.
 
-libvirt is given the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...``
-with shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
+libvirt gets the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...`` with
+shared
+memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 @dataclass(frozen=True)
 class SharedDirectory(user_daemon.Service):
-    """One shared directory and its daemon; ``subordinate_id`` is what guest root is mapped to.
+    """One shared directory and its daemon.
 
-    ``comes``: its guest comes from another node.
+    Attributes:
+        subordinate_id: host id of guest root.
+        comes: the guest migrates to this node.
     """
 
     nofile: int = _LEAST_FILES
@@ -53,36 +55,36 @@ class SharedDirectory(user_daemon.Service):
 
     @property
     def user_is_root(self) -> bool:
-        """Whether the daemon is the one of :func:`_rusts`."""
+        """True for the Rust daemon."""
         return "--translate-uid" in _help(self.program)
 
     @property
     def label(self) -> str:
-        """What begins the messages about the directory."""
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return virtiofsd's arguments. No path of the user's is in here, so none needs quoting.
+        """Return virtiofsd's arguments, without any path of the user.
 
-        Of the sandboxes chroot is one process, namespace two.
+        The sandbox chroot needs one process, namespace two.
         """
         return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, detached; return when it waits for QEMU on ``socket``.
+        """Start the daemon, detached, and wait until it waits for QEMU on ``socket``. As root.
 
-        As root; see :func:`vtorque_core.resources.user_daemon.start`. It ends by itself when QEMU
-        goes. Raises HostFault.
+        It ends with QEMU. Raises HostFault.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
 
 def file_limit(ram_mib: int) -> int:
-    """Return the limit of a daemon's descriptors: it holds one for each file that its guest caches.
+    """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
 
-    A guest needs more than 1 KiB of memory to cache a file. It therefore never reaches one
-    descriptor per KiB, unless it has less memory than 100,000 files need. An eighth of the node's
-    files is left to eight such daemons; by default the kernel allows one file per 10 KiB of memory.
+    A guest needs more than 1 KiB of memory to cache a file, so one descriptor per KiB suffices; the
+    minimum
+    is 100,000. Eight such daemons still leave an eighth of the node's files. By default the kernel
+    allows
+    one file per 10 KiB of memory.
 
     Args:
         ram_mib: the guest's memory in MiB, divided by its number of shares.
@@ -94,9 +96,9 @@ def file_limit(ram_mib: int) -> int:
 def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    virtiofsd does not follow links. The final ``/.`` turns the link below /proc into a directory.
-    The daemon does not start without a rule for security.capability. That rule is harmless: the
-    host refuses to set the attribute, because the daemon has no CAP_SETFCAP.
+    virtiofsd does not follow links, so ``/.`` turns the link in /proc into a directory. The daemon
+    requires a
+    rule for security.capability; it is harmless, because the daemon has no CAP_SETFCAP.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
@@ -106,10 +108,9 @@ def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
 
 
 def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
-    """Return the arguments of the one in Rust, which is given no link below /proc.
+    """Return the arguments of the Rust virtiofsd, which gets no link in /proc.
 
-    It would go by the path where that leads. The user can change that path meanwhile, and a copy's
-    mounts have none.
+    It would resolve the link and use the path, which the user can change.
     """
     root = share.subordinate_id
     return (
@@ -122,13 +123,13 @@ def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
 
 
 def _translated(kind: str, root: int | None, own: int) -> tuple[str, ...]:
-    """Return how ids become the guest's. Without one of its own guest root is the user, too."""
+    """Return the options that translate ids. Without a subordinate id guest root is the owner."""
     of_root = () if root is None else (f"--translate-{kind}=map:0:{root}:1",)
     return (*of_root, f"--translate-{kind}=map:{own}:0:1")
 
 
 def saves(program: str = VIRTIOFSD) -> bool:
-    """Return whether a guest with such a daemon can be saved: it gives its state to QEMU."""
+    """Return True if guests with this daemon can be saved, because it passes its state to QEMU."""
     return _OTHERS_ARE_ERRORS[0] in _help(program)
 
 
@@ -141,6 +142,6 @@ def _help(program: str) -> str:
 
 @dataclass(frozen=True)
 class Virtiofsd(user_daemon.UserDaemon):
-    """The daemon of one :class:`SharedDirectory`."""
+    """Daemon of a :class:`SharedDirectory`."""
 
     kind = "virtiofsd"

@@ -98,7 +98,10 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
-    """Return a group's entry points, without those of distributions whose plugins are not loaded."""
+    """Return the entry points of a group, except those of plugins that are not loaded.
+
+    Entry points of distributions without a plugin are included.
+    """
     brought: dict[str, set[str]] = {}
     for name, points in installed().items():
         for point in points:

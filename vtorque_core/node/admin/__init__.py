@@ -1,1 +1,1 @@
-"""What an admin does to a node: set up, examine."""
+"""Set up and check a node."""

@@ -1,6 +1,6 @@
-"""The core's own checks of a node; plugins add theirs with ``vtorque_health_checks``.
+"""The core's checks of a node. Plugins add theirs with ``vtorque_health_checks``.
 
-Each check yields results with a fix hint and never raises.
+A check yields results with fixes and never raises.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Look = Callable[[Site], Iterable[HealthResult]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One result with the check and the plugin that it came from."""
+    """A result with its check and plugin."""
 
     check: str
     plugin: str
@@ -71,7 +71,7 @@ class Finding:
 
 
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Set or clear the node's mark in the batch system by what was found. Raises HostFault."""
+    """Set or clear the node's mark in the batch system. Raises HostFault."""
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))
     plugins.batch_system(site.batch.system).node(site).mark(not reason, reason)
@@ -81,13 +81,13 @@ def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Itera
 def examine(
     site: Site, plugins: Plugins, user: str | None = None, *, marks: bool = False
 ) -> Iterator[Finding]:
-    """Run all checks in turn.
+    """Run all checks.
 
     Args:
-        site: the site's config.
-        plugins: the plugins whose checks run, too.
-        user: also check what a job of this user needs.
-        marks: true if :func:`set_mark` follows; the node's mark is then not checked.
+        site: the site config.
+        plugins: plugins whose checks run too.
+        user: also check the requirements of this user's jobs.
+        marks: :func:`set_mark` follows, so the mark is not checked.
     """
     checks: list[tuple[str, Look]] = [
         ("code", check_code),
@@ -130,7 +130,7 @@ def _run(plugin: str, name: str, check: Look, site: Site) -> Iterator[Finding]:
 
 
 def check_libvirt(site: Site) -> Iterator[HealthResult]:
-    """Check that libvirt answers and which QEMU it has."""
+    """Check that libvirt answers, and report the version of QEMU."""
     uri = site.node.libvirt_uri
     try:
         cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
@@ -142,7 +142,7 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
 
 
 def check_code(site: Site) -> Iterator[HealthResult]:
-    """Check that nobody but root can change any of the code that root runs."""
+    """Check that only root can change code that root runs."""
     prefix = Path(sys.prefix)
     try:
         trust.require_root_owned(prefix, site.owner)
@@ -154,7 +154,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
-    """Check what keeps a QEMU that a guest has broken out of from the rest of the node."""
+    """Check what confines a QEMU after a guest has broken out of it."""
     try:
         models = node_hardware.security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
@@ -187,7 +187,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
 
 
 def qemu_settings(conf: Path) -> dict[str, str]:
-    """Return what libvirt's qemu.conf sets, without quotes; a missing file sets nothing."""
+    """Return the settings in libvirt's qemu.conf, without quotes."""
     if not conf.exists():
         return {}
     lines = (line.strip() for line in conf.read_text("utf-8", "replace").splitlines())
@@ -196,7 +196,7 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
-    """Check whether KVM executes a guest instruction and, on a user's own site, who may use it."""
+    """Check that KVM executes guest instructions and, on a personal site, who may use it."""
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if not chosen.warning:
         yield ok(f"guests run with {chosen.type}")
@@ -211,7 +211,7 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 
 def check_namespaces(_: Site) -> Iterator[HealthResult]:
-    """Check that a user may create a user namespace, in which virtiofsd confines itself."""
+    """Check that users may create user namespaces, in which virtiofsd confines itself."""
     problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _CHILD_TIMEOUT)
     if problem:
         yield failed(
@@ -224,7 +224,6 @@ def check_namespaces(_: Site) -> Iterator[HealthResult]:
 
 
 def check_network(site: Site) -> Iterator[HealthResult]:
-    """Check that the guests' networks exist on this node."""
     if site.network.kind == "user":
         yield ok("each guest has QEMU's own network, alone")
         return
@@ -268,7 +267,7 @@ def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[Health
 
 
 def check_shares(site: Site) -> Iterator[HealthResult]:
-    """Check what each share gives away, and that no user has the id of root in guests."""
+    """Check what each share exposes, and that no user has the id of guest root."""
     for name, share in site.shares.items():
         if share.kind == "nfs":
             yield warning(
@@ -295,7 +294,7 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
 
 
 def check_alike(site: Site) -> Iterator[HealthResult]:
-    """Say what must be the same on all nodes; ``vtorque cluster doctor`` compares. Root's."""
+    """Report values that must be equal on all nodes, for ``vtorque cluster doctor``. As root."""
     if os.geteuid() != 0:
         return
     yield ok(f"subordinate ids: {subordinate_ids.rule(site.node.subordinate_ids)}")
@@ -305,7 +304,7 @@ def check_alike(site: Site) -> Iterator[HealthResult]:
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:
-    """Check that vTorque's own directories exist and are root's alone to write."""
+    """Check that vTorque's directories exist and only root can write them."""
     for path in (site.paths.state, site.paths.run):
         if not path.is_dir():
             missing = failed(f"{path} does not exist", "run vtorque setup install")
@@ -326,7 +325,6 @@ def _whose(site: Site) -> str:
 
 
 def check_tools(site: Site) -> Iterator[HealthResult]:
-    """Check the system tools that a job start runs."""
     who = "as root: " if site.owner else ""
     for tool, package in (_OWN_PACKAGES if site.owner else _PACKAGES).items():
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
@@ -336,9 +334,9 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
-    """Check that each step of the batch system's installation still holds on this node.
+    """Check that all steps of the batch system's installation still hold.
 
-    ``marks``: without the node's mark, which is set afterwards.
+    ``marks``: omit the node's mark, which is set later.
     """
     batch = site.batch.system
     found = setup_batch.steps_of(site, plugins, batch, site.path)
@@ -364,7 +362,7 @@ def _not_done(step: SetupStep, batch: str) -> HealthResult:
 
 
 def check_user(site: Site, name: str) -> Iterator[HealthResult]:
-    """Check what a job of one user needs here: an account, a home, no root."""
+    """Check the requirements of one user's jobs: account, home, not root."""
     try:
         user = pwd.getpwnam(name)
     except KeyError:
@@ -383,7 +381,7 @@ def check_user(site: Site, name: str) -> Iterator[HealthResult]:
 
 
 def _enter_home(user: pwd.struct_passwd) -> None:
-    """Enter a home as its user, with no more rights. Raises OSError, HostFault."""
+    """Enter a home as its user. Raises OSError and HostFault."""
     if os.geteuid() == 0:
         os.initgroups(user.pw_name, user.pw_gid)
         os.setgid(user.pw_gid)

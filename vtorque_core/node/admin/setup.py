@@ -1,6 +1,6 @@
-"""Prepare a node: directories, site secret, guest network; and take it all away again.
+"""Prepare a node (directories, site secret, guest network), and undo that.
 
-Runs as root from ``vtorque setup install|uninstall``; idempotent, each step says what it did.
+As root, from ``vtorque setup install|uninstall``. Idempotent; each step reports what it did.
 """
 
 from __future__ import annotations
@@ -35,10 +35,16 @@ _MACS = Path("/var/lib/libvirt/dnsmasq")
 
 
 def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
-    """Make this node ready for guests; ``secret``: the site's, from the host that sets up all.
+    """Make this node ready for guests.
 
-    Raises HostFault if libvirt does not answer, a path is not root's, or jobs run with another
-    secret.
+    Args:
+        site: the site config.
+        say: prints a line.
+        secret: the site secret of the other nodes; None: this node's.
+        dry_run: only print.
+
+    Raises:
+        HostFault: libvirt does not answer, a path is not root's, or jobs run with another secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.wanted(site):
@@ -70,12 +76,12 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
 
 
 def _probe(site: Site) -> None:
-    """Let the first job not wait for the probe: 3 s where KVM opens but does not execute."""
+    """Probe KVM now, so that the first job need not: 3 s where KVM opens but does not work."""
     kvm.choose("auto", site.paths.run, site.node.qemu_user)
 
 
 def _probe_libvirt(site: Site, say: Say) -> None:
-    """Let the first job not wait for libvirt's probe of QEMU: 2 s, cached until QEMU changes."""
+    """Let libvirt probe QEMU now: 2 s, cached until QEMU changes."""
     try:
         node_hardware.topology(site.node.libvirt_uri)
     except HostFault as error:
@@ -89,10 +95,7 @@ def _guard(site: Site) -> None:
 
 
 def require_idle(site: Site, *, spares: bool = True) -> None:
-    """Raise HostFault while a job still holds something here.
-
-    ``spares``: guests that were booted before their job count, too.
-    """
+    """Raise HostFault while a job, or with ``spares`` a warm guest, has resources here."""
     names = [path.name for path in reading.journals(site.paths)]
     held = [name for name in names if spares or not name.startswith(PREFIX)]
     if held:
@@ -103,7 +106,7 @@ def require_idle(site: Site, *, spares: bool = True) -> None:
 
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
-    """Take back what :func:`install` made; ``purge`` also removes images, secret and config."""
+    """Undo :func:`install`; ``purge`` also removes images, secret and config."""
     uri = site.node.libvirt_uri
     for network in libvirt_networks(site):
         made = _MADE in (hypervisor.network_xml(uri, network.source) or "")
@@ -131,7 +134,7 @@ def _take_secret(site: Site, secret: bytes) -> None:
 
 
 def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
-    """Return the guests' networks that are libvirt's, each once, ``[network]``'s first."""
+    """Return the guests' libvirt networks without duplicates, ``[network]`` first."""
     wanted: dict[str, Network | ExtraNetwork] = {}
     for network in of_site(site).values():
         if network.kind == "network":
@@ -140,17 +143,17 @@ def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
 
 
 def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
-    """Make it, or start it; another one of ``[networks]`` may be defined by the site already."""
+    """Define or start a network. The site may have defined those of ``[networks]``."""
     keep = network is not site.network
     hypervisor.start_network(site.node.libvirt_uri, network_xml(network), keep=keep)
 
 
 def network_xml(network: Network | ExtraNetwork) -> str:
-    """Return libvirt's XML of a network of guests: no DHCP, no DNS server, no open port.
+    """Return the libvirt XML of a guest network, without DHCP and DNS.
 
-    ``[network]`` is behind NAT, and another one with a gateway. Any other is between the guests of
-    the node alone; without a subnet the node has no address in it either. See
-    https://libvirt.org/formatnetwork.html.
+    ``[network]`` and networks with a gateway use NAT. Others connect only the guests of the node,
+    and without
+    a subnet the node has no address there. See https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"

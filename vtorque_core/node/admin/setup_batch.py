@@ -1,7 +1,8 @@
-"""The batch system's part of ``vtorque setup``: hooks, job shell, its name in the config; plugins'.
+"""Install the batch system's hooks, the job shell and plugins' steps. As root.
 
-Runs as root. ``<state>/setup.json`` (0600) remembers whose steps were begun and what the config
-was, so that an uninstall finds its way back after any interruption.
+``<state>/setup.json`` (0600) records the steps and the previous config, so that uninstall works
+after any
+interruption.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
-    """Return what makes a batch system call this installation of vTorque on this node, in order.
+    """Return the steps after which the batch system calls this installation, in order.
 
-    None where it calls vTorque by itself. Raises HostFault, ConfigError.
+    Raises HostFault and ConfigError.
     """
     place = installation(site, config)
     own = plugins.batch_system(batch).node(site).setup_steps(place)
@@ -57,9 +58,9 @@ def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts, as the user, instead of the job's shell.
 
-    No PYTHON* variable and no file of the user's changes what runs (:attr:`Installation.command`);
-    a script's sh reads neither ENV nor BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION). The
-    environment itself is the job's, and goes on unchanged.
+    PYTHON* variables and the user's files have no effect (:attr:`Installation.command`). A script's
+    sh ignores
+    ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION). The environment is passed on unchanged.
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
@@ -67,10 +68,10 @@ def jobshell_script(place: Installation) -> bytes:
 def install(
     site: Site, plugins: Plugins, config: Path, batch: str, say: Say, *, dry_run: bool = False
 ) -> None:
-    """Apply each step that does not hold yet, then make ``batch`` the site's in the config.
+    """Apply all steps that do not hold yet, and set ``batch`` in the config.
 
-    Raises HostFault saying what to do: before any change for what only an admin can mend, else what
-    was done stays, and the next run goes on.
+    Raises HostFault before any change if the admin must act first; otherwise the next run
+    continues.
     """
     steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
     again = f"when this is mended, run vtorque setup install --batch {batch} again"
@@ -101,9 +102,9 @@ def install(
 
 
 def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
-    """Take the steps back, last first, and restore what was there before, edits kept.
+    """Undo the steps in reverse order, and restore previous files unless edited.
 
-    Raises HostFault at the end if a step could not be taken back; the others are.
+    Raises HostFault at the end if a step failed.
     """
     memory = site.paths.state / "setup.json"
     record = _load(memory)
@@ -162,7 +163,7 @@ def _edit_config(config: Path, batch: str, memory: Path) -> None:
 
 
 def _restore_config(config: Path, record: dict[str, Any]) -> str:
-    """Undo :func:`_edit_config`; return what was done, or nothing."""
+    """Undo :func:`_edit_config`, and return a message or an empty string."""
     known = record["config"]
     if known is None or not config.exists():
         return ""
@@ -179,7 +180,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Return the config as it was before an install, with later edits; None: there was none."""
+    """Return the config from before the installation with later edits; None: there was none."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

@@ -1,9 +1,11 @@
-"""Make ``vsub``, ``vmgr`` and ``vtorque`` every user's commands, and complete their words.
+"""Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users, with completion.
 
-Links in the directory ``[paths] commands``, and beside it, below ``../share``, what bash, zsh and
-fish read when they complete a word. ``vsub`` has no completion: its words are the batch system's.
-In ``[paths] modulefiles`` the module vtorque, for Environment Modules and for Lmod.
-What is there and not ours is never touched, and no reason to fail: all works by full path, too.
+Creates links in ``[paths] commands``, completion files for bash, zsh and fish in ``../share``, and
+the
+module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` has no
+completion,
+because its options are the batch system's. Never touches other files, and never fails because of
+them.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
-    """Link the commands and write their completion; what cannot be is told and left.
+    """Link the commands and write completion files; report what is impossible.
 
-    ``commands`` and ``modulefiles`` are keys of ``[paths]``; nothing is done if the first is empty.
+    Does nothing if ``commands`` is empty.
     """
     for path, content in _wanted(commands, modulefiles):
         try:
@@ -57,7 +59,7 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
 
 
 def uninstall(commands: str, modulefiles: str, say: Say) -> None:
-    """Take back what :func:`install` has made, and nothing else."""
+    """Remove the files of :func:`install` only."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
@@ -87,7 +89,7 @@ def _wanted(commands: str, modulefiles: str) -> Iterator[tuple[Path, Content]]:
 
 
 def _completion(shell: str, program: str) -> bytes:
-    """Return click's script for a shell: it asks the program itself for the words."""
+    """Return click's completion script, which calls the program."""
     import click  # noqa: PLC0415 - here only
     from click.shell_completion import ShellComplete, get_completion_class  # noqa: PLC0415
 
@@ -100,12 +102,12 @@ def _completion(shell: str, program: str) -> bytes:
 
 
 def _mark() -> bytes:
-    """Return the last line of our files: which installation has written them."""
+    """Return the last line of installed files, which names the installation."""
     return f"# Written by vTorque setup install of {sys.prefix}\n".encode()
 
 
 def _present(path: Path) -> Content | None:
-    """Return what is at a path, empty for what is neither link nor file; None: nothing."""
+    """Return the file or link at a path; empty for other types; None if missing."""
     if path.is_symlink():
         return path.readlink()
     if not path.exists():
@@ -120,7 +122,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _is_ours(there: Content, wanted: Content) -> bool:
-    """Return whether we made it: a file of ours may be of another version."""
+    """Return True if vTorque wrote it, perhaps another version."""
     older = isinstance(wanted, bytes) and isinstance(there, bytes) and there.endswith(_mark())
     return older or there == wanted
 

@@ -1,1 +1,1 @@
-"""The epilogue, release and the reaper."""
+"""Epilogue, release and reaper."""

@@ -1,7 +1,8 @@
-"""The root epilogue: walk the job's journals backwards, whatever the batch system says of it.
+"""Epilogue: release everything in the job's journals, whatever the batch system says.
 
-Runs as root on the node, as often as the batch system likes, also without a prologue. What it
-writes to stdout is for the user: batch systems put that into the job's output.
+As root on the node; may run repeatedly, and without a prologue. Its stdout is for the user, because
+batch
+systems put it into the job's output.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 
 
 def run(config: Path, job_id: str, status: str = "") -> int:
-    """Release all that the job still holds on this node; return the hook's exit code.
+    """Release everything that the job holds on this node, and return the hook's exit status.
 
-    ``status``: how the job has ended, if the batch system says so. If the job shell has said that
-    a guest died, the end of that guest's console is shown first: only root can read it.
+    If the job shell reported a dead guest, the end of the guest's console is printed first; only
+    root can read
+    it. If the site config is invalid, or others can write it, the default directories are used. A
+    directory
+    that a user controls could contain forged journals, which tell root what to remove.
 
-    A site config that is broken, or that others than root can write, does not stop it: then the
-    default directories hold. A user's directories would have a user's journals, which say what
-    root is to remove.
+    Afterwards, if the config is valid, accounting, leftovers and ``vtorque_ended`` follow.
 
-    Afterwards, if the config can be read: accounting and leftovers if a guest was here, and what
-    plugins do once all is released.
+    Args:
+        config: the site config.
+        job_id: the job.
+        status: the job's exit status, if the batch system reports it.
     """
     paths = _paths(config)
     states = _states(paths, job_id)
@@ -83,7 +87,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 
 
 def _stop_start(paths: Paths, job_id: str) -> None:
-    """Kill the process that is still starting the job. The journal names all it has acquired."""
+    """Kill the process that is starting the job. The journal has everything it acquired."""
     starter = proof.starter_pid(paths, job_id)
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(starter)) as handle:
         if starter == job_lock_holder(paths, job_id):  # the pid is not reused
@@ -100,11 +104,11 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
 def _after(
     config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool, lost: bool
 ) -> None:
-    """Tell the accounting, kill leftovers, tell plugins, see to what is left. Failures are told.
+    """Update accounting, kill leftovers and call plugins. Failures are only reported.
 
-    ``lost``: the start was killed, so the batch system is asked to start the job again.
-
-    In children with a time limit: a batch system's server may not answer.
+    Runs in children with time limits, because a batch system's server may hang. ``lost``: the start
+    was
+    killed, so the batch system is asked to requeue the job.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
@@ -138,7 +142,7 @@ def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
 
 
 def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
-    """Yield what the dead guests of a job said last, printable."""
+    """Yield the end of dead guests' consoles, printable."""
     from vtorque_core.records import console  # noqa: PLC0415
 
     try:
@@ -154,7 +158,7 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
 
 
 def _died(uri: str, uuid: str) -> bool:
-    """Return whether a guest is dead; its stream may have ended a moment before its QEMU."""
+    """Return True if the guest is dead. Its stream may end a moment before its QEMU."""
     from vtorque_core.base import hypervisor  # noqa: PLC0415
 
     end = time.monotonic() + _DYING

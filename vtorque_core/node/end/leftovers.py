@@ -1,7 +1,8 @@
-"""Processes that a job's user has left on the host, killed after a job that had the node alone.
+"""Kill leftover processes of a job's owner after a job that had the whole node.
 
-Runs as root in the epilogue, with ``[batch] kill_leftovers``. Nothing that the job's user can
-write says whom to kill: uid and ``whole_node`` are of the journal, which the prologue wrote.
+As root in the epilogue, with ``[batch] kill_leftovers``. uid and ``whole_node`` come from the
+journal, not
+from user-writable data.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SECONDS = 5.0  # a user who forks faster than we kill keeps some
 
 
 def kill(paths: Paths, job: JobHeader) -> str:
-    """Kill the user's processes on this node; return a line about it, empty if there was none.
+    """Kill the owner's processes on this node, and return a line about it or an empty string.
 
-    Not where something else of the user may be meant to run: the batch system has not said that
-    the job had the whole node, another job of this user holds something here, the user is logged
-    in, or the node was booted since.
+    Does nothing if other processes of the owner are legitimate: the job did not have the whole
+    node, another
+    job of the owner has resources here, the owner is logged in, or the node was rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""
@@ -79,7 +80,7 @@ def _processes(uid: int) -> Iterator[int]:
 
 
 def _is_theirs(pid: str | int, uid: int) -> bool:
-    """Whether the process runs as that user in every way: no setuid program, and no zombie."""
+    """Return True if all uids of the process are the user's, and it is not a zombie."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -90,7 +91,7 @@ def _is_theirs(pid: str | int, uid: int) -> bool:
 
 
 def _kill(pid: int, uid: int) -> bool:
-    """Kill the process if it still is that user's; its number may be another's by now."""
+    """Kill the process if it is still the user's; its pid may have been reused."""
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(pid)) as handle:
         if _is_theirs(pid, uid):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""The reaper: release what jobs have left that no longer exist, and what one job has left.
+"""Reaper: release the resources of jobs that no longer exist.
 
-Goes by the journals, and asks the batch system one thing only: does the job still exist.
+Uses the journals, and asks the batch system only whether a job exists.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ Action = Literal["released", "partial", "would release", "alive", "unknown", "bu
 
 @dataclass(frozen=True)
 class ReapResult:
-    """What the reaper did about one journal; fit for ``--json``.
+    """Result for one journal, in a form for ``--json``.
 
-    ``action``: ``partial``: some records stay open, see ``report``; ``unknown``: the batch system
-    does not say whether the job exists, so it waits; ``busy``: the job's prologue or epilogue is
-    at work. ``open``: numbers of the records that were open before.
+    Attributes:
+        action: ``partial``: some records stay open, see ``report``; ``unknown``: the batch system
+            does
+            not know if the job exists; ``busy``: the job's prologue or epilogue runs.
+        open: numbers of the records that were open before.
     """
 
     job: str
@@ -70,12 +72,12 @@ class ReapResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing needs an admin."""
+        """True if the admin need not act."""
         return self.action not in ("partial", "unreadable")
 
 
 def plugins_of(state: JournalState) -> Plugins:
-    """Load the plugins that the journal names, enabled or not."""
+    """Load the plugins that the journal names, even if disabled."""
     return Plugins.load(node=True, only=frozenset(state.header.plugins))
 
 
@@ -87,10 +89,11 @@ def release_job(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[TeardownReport]:
-    """Tear down all attempts of a job on this node: what the epilogue does. As root.
+    """Tear down all attempts of a job on this node, for the epilogue. As root.
 
-    Then the job's proof goes, also one that a full disk kept out of the journal. Raises Busy if
-    its prologue does not end within ``deadline`` seconds, JournalError.
+    Then removes the job's proof, even if a full disk kept it out of the journal. Raises
+    JournalError, or Busy if
+    the prologue does not end within ``deadline`` seconds.
     """
     reports = []
     with job_lock(paths, job_id, deadline):
@@ -121,21 +124,23 @@ def reap(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[ReapResult]:
-    """Tear down the journals of jobs that are gone. As root.
+    """Tear down the journals of jobs that no longer exist. As root.
 
     Args:
-        paths: vTorque's directories.
-        alive: the batch system's answer; a job it leaves out is unknown.
-        plugins_for: loads the plugins that a journal names.
-        batch: the batch system that ``alive`` asks: another one's jobs are unknown.
-        dry_run: say what would be done.
+        paths: the site's paths.
+        alive: returns the state of jobs; missing ones are unknown.
+        plugins_for: loads the plugins of a journal.
+        batch: name of the batch system behind ``alive``; jobs of others are unknown.
+        dry_run: only report.
         only: one job id.
-        abandon: ``"42.srv:7"``, or with the journal's name ``"42.srv.0:7"``: records that are
-            given up, so that what they hold is released. Only of jobs that are gone.
+        abandon: records to treat as released, of ended jobs: ``"42.srv:7"``, or with the journal's
+            name
+            ``"42.srv.0:7"``.
         release_timeout: seconds for one record.
         deadline: seconds for one job.
 
-    Raises UsageError for an ``abandon`` that names no open record, or two.
+    Raises:
+        UsageError: ``abandon`` does not name exactly one open record.
     """
     results: list[ReapResult] = []
     states: list[JournalState] = []
@@ -183,11 +188,11 @@ def reap_until_clean(
     job_id: str,
     alive: Callable[[Sequence[str]], Mapping[str, Life]],
 ) -> None:
-    """Reap in a process of its own until nothing of this job is left here, a day at most. As root.
+    """Reap in a separate process until the job holds nothing here, for at most a day. As root.
 
-    For an epilogue that could not release all: libvirtd was dead, or the job's start still at work
-    (a batch system may end a job in its prologue and let that go on). One such process of a node
-    works, and sees to what others could not release meanwhile.
+    For an epilogue that could not release everything: libvirtd was down, or the start was still
+    running. One
+    such process per node also handles the leftovers of others.
     """
 
     def go_on(begun: Callable[[], None]) -> int:
@@ -242,7 +247,7 @@ def _release(
 
 
 def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
-    """Return why a spare guest stays, if a job has it or may have it: one that took it just now."""
+    """Return why a warm guest stays if a job has it or may just have claimed it."""
     try:
         return None if retired(paths, state.key) else ("alive", "", None)
     except JournalError as error:
@@ -250,7 +255,7 @@ def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] |
 
 
 def _at_work(paths: Paths, name: str) -> bool:
-    """Return whether a node-wide process of this name holds its lock."""
+    """Return True if the node-wide process of this name holds its lock."""
     try:
         descriptor = os.open(paths.run / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -260,7 +265,7 @@ def _at_work(paths: Paths, name: str) -> bool:
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
-    """Remove a journal without a first line, unless its prologue is just about to write it."""
+    """Remove a journal without a first line, unless its prologue is about to write it."""
     try:
         with job_lock(paths, lock_name(path), 0):
             return [read(path)]
@@ -273,7 +278,7 @@ def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
 
 
 def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
-    """Return journal to record numbers. Raises UsageError."""
+    """Return the record numbers by journal. Raises UsageError."""
     found: dict[Path, set[int]] = {}
     for text in wanted:
         name, _, number = text.rpartition(":")
@@ -298,11 +303,11 @@ AFTER = 30.0  # seconds for each thing that is done after the release
 
 
 def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
-    """Call ``vtorque_ended`` of each plugin, of each attempt that has nothing left; return faults.
+    """Call ``vtorque_ended`` for each completely released attempt; return errors. As root.
 
-    As root, in a child for each. The plugins are the site's of now, not the journal's: a plugin
-    that was not there when the job began can keep what there is of it, but not one that was
-    switched off for it.
+    Each plugin runs in a child. Uses the site's current plugins, so that new ones can keep records,
+    but not those
+    that were disabled for the job.
     """
     faults = []
     for report in reports:

@@ -1,13 +1,15 @@
-"""Release what a journal names, backwards, whatever else is broken. Serves epilogue and reaper.
+"""Release the resources in a journal in reverse order, for epilogue and reaper.
 
-Needs the journal and nothing more: no plan, no site config, no batch system.
+Needs only the journal: no plan, site config or batch system.
 
-1. ``vtorque_teardown`` of each plugin that the journal names takes its last look.
-2. Records are released in reverse order. Guests are independent: a record waits for the later
-   ones of its guest and of the whole job, so that several guests go at the same time. What can
-   hang, and all plugin code, runs in a child with a time limit.
-3. A record that an open one needs is held. A failed release stays open and costs no other.
-4. Nothing open: the journal goes.
+1. Plugins in the journal run ``vtorque_teardown``.
+2. Records are released in reverse order, in parallel for several guests: a record waits for the
+later ones
+   of its guest and of the whole job. Plugin code and blocking releases run in a child with a time
+   limit.
+3. A record that an open record needs is not released. A failed release stays open and affects no
+other.
+4. When no record is open, the journal is deleted.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one record. ``message`` says why it is still open and what to do."""
+    """Result for one record. ``message`` says why it is still open and what to do."""
 
     seq: int
     kind: str
@@ -75,10 +77,12 @@ class Outcome:
 
 @dataclass
 class TeardownReport:
-    """What one teardown did. ``notes`` are troubles that leave nothing behind.
+    """Result of one teardown.
 
-    ``usage``: of the guests that it found running, on its first try. ``ended``: whose all is
-    released; None while something is left, or if there was no journal.
+    Attributes:
+        notes: problems that leave nothing behind.
+        usage: of the guests that still ran, at the first try.
+        ended: the job if everything is released, otherwise None.
     """
 
     job: str
@@ -93,11 +97,11 @@ class TeardownReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing of the job is left here."""
+        """True if nothing of the job is left here."""
         return not (self.held or self.failed or self.orphaned)
 
     def lines(self) -> list[str]:
-        """Return what an admin should read, a line each; nothing if all went well."""
+        """Return lines for the admin; empty if all went well."""
         lines = [f"{self.job}: {note}" for note in self.notes]
         for word, outcomes in (("failed", self.failed), ("orphaned", self.orphaned)):
             lines += [f"{self.job}:{o.seq} {o.kind} {word}: {o.message}" for o in outcomes]
@@ -162,7 +166,7 @@ def teardown(
 
 
 def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
-    """Tear down a spare guest, whoever has it now. Raises HostFault if something is left."""
+    """Tear down a warm guest, even if a job has claimed it. Raises HostFault if records remain."""
     path = paths.journal / f"{key}.jsonl"
     report = teardown(path, paths, Plugins(), release_timeout=seconds, deadline=seconds)
     if not report.clean:
@@ -170,10 +174,11 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 
 
 def retired(paths: Paths, key: str) -> bool:
-    """Note that no job may take a spare guest any more; return False if one has it.
+    """Mark a warm guest as not claimable. Return False if a job has it.
 
-    Needs the lock of the spare guest's journal. Raises Busy (node's lock), HostFault, JournalError:
-    also for another's journal, since that one's job may have it.
+    Hold the lock of the guest's journal. Raises Busy (node's lock), HostFault and JournalError,
+    also for another
+    unreadable journal, whose job may have it.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -225,7 +230,7 @@ class _Teardown:
     # -- 1. the last look ---------------------------------------------------------------------
 
     def last_look(self, told: log.Log) -> None:
-        """Call ``vtorque_teardown`` of each plugin, once per job; nothing it does stops us."""
+        """Call ``vtorque_teardown`` of each plugin, once per job. Errors are logged."""
         if any(mark.name == "release" for mark in self.state.phases):
             log.enter("release")
             return
@@ -326,7 +331,7 @@ class _Teardown:
             self._failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: Record, resource: Resource) -> None:
-        """Release it with the last open record of it on this node, else only forget ours."""
+        """Release a node-wide resource with its last open record; otherwise close only this record."""
         own = (self.journal.path, record.seq)
         try:
             with node_lock(self.paths, self.left()):
@@ -370,7 +375,7 @@ class _Teardown:
 
 
 def _needs(record: Record, other: Record) -> bool:
-    """Return whether a record needs another; a domain also all later leases of its guest."""
+    """Return True if ``record`` needs ``other``; a domain needs its guest's later leases, too."""
     later = record.kind == DOMAIN and other.kind == LEASE and record.guest == other.guest
     return later or other.seq in record.needs
 
@@ -380,10 +385,11 @@ def _outcome(record: Record, message: str = "") -> Outcome:
 
 
 def _drop_connections() -> None:
-    """Close this process's libvirt connections: a forked child must not talk over them.
+    """Close libvirt connections before a fork, and wait for the threads that used them.
 
-    Then wait for the threads that talked over them. Python's join returns before the thread has
-    left the C libraries, and a lock that it holds at the fork stays locked in the child for ever.
+    Python's join returns before the thread has left the C libraries. A lock that it holds at the
+    fork would stay
+    locked in the child.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END
@@ -392,12 +398,12 @@ def _drop_connections() -> None:
 
 
 def _age(record: Record) -> float:
-    """Return the age of a record of this boot in seconds, whoever sets the clock."""
+    """Return the age of a record of this boot in seconds, independent of clock changes."""
     return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
 
 def _until_settled(release: Callable[[], None], seconds: float) -> None:
-    """Release what a killed creator may have asked another process for, until that must be over."""
+    """Release repeatedly until a killed creator's request to another process must be over."""
     end = time.monotonic() + seconds
     release()
     while time.monotonic() < end:
@@ -416,7 +422,7 @@ def _error_of(release: Callable[[], None]) -> str:
 
 
 def guest_usage(name: str, uuid: str) -> Usage | None:
-    """Return what the guest has used; None if its QEMU is gone. Asks no daemon."""
+    """Return the resource usage of a guest from /proc; None if its QEMU has ended."""
     process = process_of(name, uuid)
     if process is None:
         return None
@@ -432,7 +438,6 @@ def guest_usage(name: str, uuid: str) -> Usage | None:
 
 
 def total_usage(parts: Iterable[Usage | None]) -> Usage | None:
-    """Return the sum; None of nothing."""
     known = [part for part in parts if part is not None]
     if not known:
         return None

@@ -1,1 +1,1 @@
-"""The job shell: the script's way into the guest."""
+"""Job shell: runs the script in the guest."""

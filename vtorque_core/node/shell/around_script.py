@@ -1,7 +1,8 @@
-"""Commands of plugins beside a job's script and at its end: ``vtorque_{beside,after}_script``.
+"""Run plugins' commands beside the job script and after it: ``vtorque_{beside,after}_script``.
 
-In the job shell, as the job's owner: the one place whose error output is the job's with every batch
-system. The script's exit code is the job's, and nothing here changes it or holds it up for long.
+In the job shell, as the job's owner, because its stderr is the job's with every batch system. The
+commands
+neither change the job's exit status nor delay it for long.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # the user's may want
 def beside(
     proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins
 ) -> contextlib.AbstractContextManager[None]:
-    """Have every plugin's commands run meanwhile."""
+    """Run the commands of all plugins in this context."""
     given = {"job": proof.job, "batch": batch, "site": site}
     return running(_commands("vtorque_beside_script", proof, plugins, **given))
 
 
 def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
-    """Run every plugin's commands, at the very end of the process: it ignores signals from now on.
+    """Run the commands of all plugins after the script, ignoring signals from now on.
 
-    A walltime that is over meanwhile must not take the exit code away.
+    Otherwise the end of the walltime could change the exit status.
     """
     place = kept_records.place(site.paths, proof.job)
     commands = _commands("vtorque_after_script", proof, plugins, place=place, code=code, site=site)
@@ -52,7 +53,7 @@ def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
 
 @contextlib.contextmanager
 def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Have the commands run meanwhile. Never raises by itself."""
+    """Run the commands in this context. Never raises."""
     # Guests run by now, and code in them writes where the user's LD_LIBRARY_PATH leads.
     kept = {name: v for name, v in os.environ.items() if name.startswith(("PBS_", "SLURM_"))}
     children = []
@@ -70,7 +71,7 @@ def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
 
 
 def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = AFTER) -> None:
-    """Run commands one after the other with a descriptor as their output. Never raises."""
+    """Run commands one after the other with ``output`` as stdout. Never raises."""
     until = time.monotonic() + seconds
     for argv in commands:
         if time.monotonic() < until:
@@ -96,7 +97,7 @@ def _started(
 
 
 def _end(child: Popen[bytes], until: float) -> None:
-    """Wait so long for a command; then kill it, and in any case what it has left behind."""
+    """Wait for a command until ``until``, then kill it and its leftover children."""
     import subprocess  # noqa: PLC0415
 
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""The job shell, in place of the user's: waits for root's proof; which variables the script gets.
+"""Job shell: started by the batch system instead of the user's shell, as the user.
 
-The batch system starts it, as the user. When the guests are ready it hands the script to the guest
-type's driver and ends with the script's exit code. Whatever else happens it says so in one line and
-runs nothing: there is no way from here to the script running on the host.
+It waits for root's proof, passes the script to the guest type's driver, and ends with the script's
+exit
+status. On any error it prints one line and runs nothing; it can never run the script on the host.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ _LIMITS = ("CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
 def import_drivers(plugins: Plugins) -> None:
-    """Import what the guest types' drivers need, while the guests start. Never raises.
+    """Import guest types' drivers while guests start. Never raises.
 
-    Which one the job has is in the proof when its guests are ready, and so is a driver's fault.
+    A driver's error is reported later, if the job needs that driver.
     """
     with contextlib.suppress(Exception):
         for guest_type in plugins.guest_types().values():
@@ -95,20 +95,21 @@ def run_job(
     beside: Callable[[Proof], contextlib.AbstractContextManager[None]] | None = None,
     after: Callable[[Proof, int], None] | None = None,
 ) -> int:
-    """Run the job in its guest; return its exit code, or one of ``errors.EXIT_*``. As the user.
+    """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``. As the user.
+
+    Reports errors of user, root and guest without raising.
 
     Args:
-        paths: vTorque's directories.
-        shell: how this site's batch system starts jobs; ``argv``: what it has given here.
-        environ: the batch system's environment of the job; None: this process's.
+        paths: the site's paths.
+        shell: the batch system's part.
+        argv: arguments from the batch system.
+        environ: the job's environment; None: this process's.
         plugins: loads the plugin that the proof names.
-        streams: the job's own standard streams.
-        owner_uid: who must have written the proof: root, except in tests.
-        meanwhile: called once if the guests still start: the time for imports.
-        beside: what runs from the first proof of a start until the job ends.
-        after: called with the exit code when a script that was begun has ended.
-
-    Never raises for what the user, root or the guest did wrong.
+        streams: the job's standard streams.
+        owner_uid: required owner of the proof: root, except in tests.
+        meanwhile: called once if the guests are not ready yet, for imports.
+        beside: context that is active from the first proof to the end of the job.
+        after: called with the exit status of a started script.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
@@ -154,14 +155,14 @@ def run_job(
 
 
 def _be_found(lock: Path) -> None:
-    """Lock a file until this process ends, if root has made it: see live.suspend."""
+    """Lock a file, if root created it, until this process ends: see live.suspend."""
     with contextlib.suppress(OSError):
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class _Stop(Exception):
-    """End with this code after this line, and those of ``detail``."""
+    """Exit with this status after printing this line and ``detail``."""
 
     def __init__(self, code: int, message: str, detail: Sequence[str] = ()) -> None:
         self.code = code
@@ -177,7 +178,7 @@ def _await_proof(
     seen: Callable[[Proof], None] = lambda _: None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
-    """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
+    """Wait for a ``ready`` proof and return it; raise _Stop otherwise. ``seen`` gets each proof."""
     ended = locked = False
     while True:
         try:
@@ -225,10 +226,11 @@ def _await_sisters(
     environ: Mapping[str, str],
     streams: Streams,
 ) -> None:
-    """Wait until each node has proven its guests ready, or fail the job as one.
+    """Wait until all nodes have ready guests, or fail the whole job.
 
-    The batch system's own way to start something on a job's nodes is the only exchange between
-    them: each looks at its own root's proof and says what is wrong with it.
+    Nodes communicate only by the batch system's way to start commands on a job's nodes: each one
+    checks its own
+    root's proof and prints what is wrong.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
@@ -257,9 +259,9 @@ def _await_sisters(
 
 
 def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
-    """Wait for the proof of this node; return 0, or say why there is none. As the user.
+    """Wait for this node's proof; return 0, or print why it is missing. As the user.
 
-    The job shell on the first node has the batch system run this on each of the job's nodes.
+    The job shell on the first node runs this on each node through the batch system.
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)
@@ -358,7 +360,7 @@ def _run(
 
 
 def _keep(ready: Proof, code: int, streams: Streams) -> None:
-    """Leave the guests running until the batch system ends the job (walltime, qdel, Ctrl-C)."""
+    """Keep the guests running until the batch system ends the job (walltime, qdel, Ctrl-C)."""
     ending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     _say(
@@ -386,7 +388,7 @@ def _read_script(path: Path) -> bytes:
 
 
 def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
-    """Replace a host path of the home at the start of ``path`` by the path in the guest."""
+    """Replace the host path of the home at the start of ``path`` by the guest path."""
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]
@@ -401,7 +403,7 @@ def _same_file(one: int, other: int) -> bool:
 
 
 def _say(streams: Streams, message: str) -> None:
-    """Write one line to the job's stderr, all of it, whatever it is."""
+    """Write a complete line to the job's stderr."""
     data = os.fsencode(f"vtorque: {message}\n")
     try:
         while data:
@@ -414,9 +416,9 @@ _LAST_LINES = 2.0  # seconds for the last lines; an error output that nobody rea
 
 
 class ShownLog:
-    """Prints the log of one job attempt from a thread, with ``-vm show_log=true``.
+    """Thread that prints the job's log, with ``-vm show_log=true``. As the user.
 
-    As the user, on the node that has the log. ``say`` writes one message, or loses it.
+    Runs on the node that has the log. ``say`` prints one message or drops it.
     """
 
     def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:
@@ -426,7 +428,7 @@ class ShownLog:
         self._thread: threading.Thread | None = None
 
     def start(self, proof: Proof) -> None:
-        """Begin, at the first call, if the job asks for it."""
+        """Start at the first call, if the job requests it."""
         if not proof.show_log or self._thread is not None:
             return
         place = kept_records.place(self._paths, proof.job)
@@ -440,7 +442,7 @@ class ShownLog:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """Copy what is there by now, and end."""
+        """Print the rest and stop."""
         if self._thread is not None:
             self._over.set()
             self._thread.join(_LAST_LINES)

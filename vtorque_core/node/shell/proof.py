@@ -1,9 +1,12 @@
-"""The proof file: root's word to the job shell that the guests are ready, or why they are not.
+"""Proof file: root's statement to the job shell that the guests are ready, or why not.
 
-Root writes it on the node, below ``<run>/proof``; the job shell reads it as the job's user. Without
-a proof that root alone can have written no script runs. Format: JSON (RFC 8259), one object with
-the fields of :class:`Proof`. The user's own scripts lie beside the guests' sockets, for the user
-alone to read; the proof has their sums.
+Root writes it below ``<run>/proof`` on the node, and the job shell reads it as the job's owner. No
+script
+runs without a proof that only root can have written. Format: JSON (RFC 8259), an object with the
+fields of
+:class:`Proof`. The user's own scripts are beside the guests' sockets, readable by the user only;
+the proof has
+their checksums.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class Proof:
     detail: tuple[str, ...] = ()
 
     def environ_beside(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables for a script whose user and batch system have given these."""
+        """Return the variables to add to the script's environment ``given``."""
         return {
             name: value
             for name, value in self.environ.items()
@@ -92,7 +95,7 @@ class Proof:
         }
 
     def starter_has_ended(self) -> bool:
-        """Return whether who was starting the guests is known to have ended. As anybody."""
+        """Return True if the starting process is known to have ended. As any user."""
         if self.starter == 0 or self.namespace != pid_namespace():
             return False
         try:
@@ -105,12 +108,11 @@ class Proof:
             return bool(ended.poll(0))
 
     def encode(self) -> bytes:
-        """Return the file's content."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, default=str).encode()  # a Path
 
     @classmethod
     def decode(cls, data: bytes) -> Proof:
-        """Read a file's content. Raises ValueError for anything that is not a whole proof."""
+        """Parse a proof. Raises ValueError."""
         try:
             document = json.loads(data)
             if document.pop("schema") != SCHEMA:
@@ -135,16 +137,16 @@ def pid_namespace() -> int:
 
 
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
-    """Put the proof in place of an older one, atomically. As root, on the node.
+    """Replace the job's proof atomically. As root, on the node.
+
+    The directory (0711) can only be written and listed by root. Raises OSError and HostFault.
 
     Args:
-        paths: vTorque's directories; the proof's is created if it is missing.
-        proof: what to say.
-        gid: the job user's primary group (-1: the caller's), which alone may read the file (0640):
-            it has variables of plugins and, after a failure, the end of a console.
-
-    The directory is root's alone, so that the names in it are; it lists these job ids to nobody
-    else (0711). Raises OSError, HostFault.
+        paths: the site's paths.
+        proof: the contents.
+        gid: the owner's primary group (-1: the caller's), which can read the file (0640). It has
+            plugins'
+            variables and, after a failure, the end of a console.
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -152,23 +154,24 @@ def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
 
 
 def remove(paths: Paths, job_id: str) -> None:
-    """Take the job's proof away; nothing happens if there is none. As root."""
+    """Remove the job's proof if it exists. As root."""
     path = str(paths.proof(job_id))
     for each in (path, safefs.beside(path)):
         safefs.remove_file(each)
 
 
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
-    """Return the proof of this user's job; None if there is none. As the job's user.
+    """Return the proof of the caller's job, or None. As the job's owner.
 
     Args:
-        paths: vTorque's directories.
-        job_id: as the batch system has it.
-        uid: the job's owner, that is the caller.
-        owner_uid: who must have written it: root, except in tests.
+        paths: the site's paths.
+        job_id: as in the batch system.
+        uid: of the caller.
+        owner_uid: required owner of the file: root, except in tests.
 
-    Raises HostFault, naming the file, for one that is not to be believed: it, its directory or
-    the one above belongs to someone else or others can write there; wrong job or user; damaged.
+    Raises:
+        HostFault: the file or a directory is not trusted, the proof is of another job or user, or
+            invalid.
     """
     target = paths.proof(job_id)
     try:
@@ -201,7 +204,7 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
 
 
 def is_current(paths: Paths, proof: Proof) -> bool:
-    """Return whether the job's proof file still has this content. As root."""
+    """Return True if the proof file still has this content. As root."""
     try:
         return paths.proof(proof.job.id).read_bytes() == proof.encode()
     except FileNotFoundError:
@@ -209,9 +212,9 @@ def is_current(paths: Paths, proof: Proof) -> bool:
 
 
 def starter_pid(paths: Paths, job_id: str) -> int:
-    """Return the pid of the process that is starting the job's guests, or 0. As root.
+    """Return the pid of the process that starts the job's guests, or 0. As root.
 
-    The pid is from the proof. If that process has ended, another process may have its pid.
+    The pid may have been reused.
     """
     try:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
@@ -222,10 +225,11 @@ def starter_pid(paths: Paths, job_id: str) -> int:
 
 
 def lock(paths: Paths, job_id: str) -> bool:
-    """Lock the job's proof until this process ends; return whether that worked. As the job's user.
+    """Lock the job's proof until this process ends; return True on success. As the job's owner.
 
-    This uses flock(2), because the kernel would release a lock of fcntl(2) when this process closes
-    the file after its next read.
+    Uses flock(2), because the kernel would release a lock of fcntl(2) when this process closes the
+    file after its
+    next read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -238,11 +242,11 @@ def lock(paths: Paths, job_id: str) -> bool:
 
 
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
-    """Return True when a job shell has locked this proof, False if that does not happen.
+    """Return True when a job shell has locked this proof, False on timeout or if it is replaced.
 
-    Waits for ``seconds``, or until the proof is replaced or removed. The job's user controls the
-    lock, so treat the result as untrusted input. This polls, because no system call waits until
-    another process acquires a lock. As root.
+    The job's owner controls the lock, so treat the result as untrusted input. Polls, because no
+    system call waits
+    until another process acquires a lock. As root.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):
@@ -254,14 +258,14 @@ def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
 
 
 def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:
-    """Return where root puts one of :data:`USER_FILES`, which the user alone may read."""
+    """Return the path of one of :data:`USER_FILES`, readable by the owner only."""
     return paths.job_run(job.key) / name
 
 
 def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
-    """Return one of :data:`USER_FILES`; None if the job has none. As the job's user.
+    """Return one of :data:`USER_FILES`, or None. As the job's owner.
 
-    Raises HostFault if it is not what the proof says: gone, changed, no regular file.
+    Raises HostFault if the file does not match its checksum.
     """
     if name not in proof.files:
         return None
@@ -278,7 +282,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
 
 
 def digest(content: bytes) -> str:
-    """Return the sum by which the job shell knows a file again."""
+    """Return the checksum in the proof of a user's file."""
     import hashlib  # noqa: PLC0415 - few jobs have such files
 
     return hashlib.sha256(content).hexdigest()

@@ -1,1 +1,1 @@
-"""One guest's domain: elements from all plugins merged into one, rendered as libvirt's XML."""
+"""A guest's domain: merge elements of all plugins, render libvirt XML."""

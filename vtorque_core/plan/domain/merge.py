@@ -1,6 +1,6 @@
-"""Merge what all plugins contribute to one guest's domain, or say who disagrees with whom.
+"""Merge the domain elements of all plugins for one guest, or report conflicts.
 
-Pure. The result does not depend on the order in which plugins are asked.
+Pure. The result does not depend on the order of plugins.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")  # what an alias may have: formatdoma
 
 @dataclass(frozen=True)
 class Contributed:
-    """One element and who brought it: the plugin's name and its distribution with version."""
+    """An element with the plugin's name and its distribution with version."""
 
     plugin: str
     distribution: str
     element: Element
 
     def __str__(self) -> str:
-        """Return who brought it, as messages say it."""
         return f"plugin {self.plugin} ({self.distribution})"
 
 
 @dataclass(frozen=True)
 class Merged:
-    """One element of the domain. ``alias`` is empty for a :class:`Single`.
+    """One element of the domain.
 
-    ``number`` counts the list elements of one class from 0; ``plugins`` are all that had a say.
+    Attributes:
+        alias: empty for a :class:`Single`.
+        number: index among the list elements of its class.
+        plugins: all plugins that contributed.
     """
 
     element: Element
@@ -49,20 +51,17 @@ class Merged:
 
 @dataclass(frozen=True)
 class MergedDomain:
-    """All elements of one domain, in the order in which they are rendered."""
+    """All elements of one domain in rendering order."""
 
     items: tuple[Merged, ...]
 
     def lists(self, kind: type[E]) -> tuple[E, ...]:
-        """Return the elements of one class (or its subclasses), in order."""
         return tuple(i.element for i in self.items if isinstance(i.element, kind))
 
     def aliases(self, kind: type[E]) -> dict[str, E]:
-        """Return the elements of one class by alias, in order."""
         return {i.alias: i.element for i in self.items if isinstance(i.element, kind)}
 
     def single(self, kind: type[E]) -> E | None:
-        """Return the one merged element of a class, or None if nobody has an opinion."""
         found = self.lists(kind)
         return found[0] if found else None
 
@@ -70,11 +69,13 @@ class MergedDomain:
 def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     """Merge the elements of one guest.
 
-    List elements append: the core's first, then by plugin name, each plugin's in its own order.
-    Single elements merge field by field: None is no opinion, equal is fine.
+    List elements are appended: the core's, then each plugin's by name. Single elements are merged
+    by field:
+    None sets nothing.
 
-    Raises Conflict naming both plugins and distributions if two contributions exclude each other;
-    Refused, naming the plugin, if it returned something that is no usable element.
+    Raises:
+        Conflict: two contributions contradict each other; names both distributions.
+        Refused: a plugin returned an invalid element.
     """
     given = list(contributions)
     for one in given:

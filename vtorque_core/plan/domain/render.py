@@ -1,7 +1,8 @@
-"""Render one guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
+"""Render a guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
 
-Every value is escaped, whatever template it stands in; a character that XML 1.0 cannot carry is
-refused. Pure but for reading templates. A site may replace any template: see :func:`render`.
+All values are escaped in all templates, and characters that XML 1.0 cannot represent are refused.
+Pure
+except for reading templates. A site may replace templates: see :func:`render`.
 """
 
 from __future__ import annotations
@@ -66,12 +67,14 @@ _ESCAPED = re.compile("[&<>\"'\t\n\r]")
 
 @dataclass(frozen=True)
 class DomainSpec:
-    """What the core decides about one guest's domain, beside the guest's plan.
+    """Decisions of the core about a guest's domain.
 
-    ``qemu_user``: QEMU's group, and its user if the plan says no uid; libvirt then changes the
-    owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
-    ``uefi``: the firmware of x86 guests whose image boots its disk by it. ``ports``: for so many
-    devices a spare guest has room, and memory that virtiofs can share.
+    Attributes:
+        qemu_user: QEMU's group, and its user if the plan has no uid. libvirt then changes no
+            owners, so
+            shared images stay root's. Empty: libvirt's defaults.
+        uefi: firmware of x86 guests whose image requires UEFI.
+        ports: number of free device slots of a warm guest, which then also has shareable memory.
     """
 
     guest: GuestPlan
@@ -83,12 +86,12 @@ class DomainSpec:
 
     @property
     def console_log(self) -> Path:
-        """Return where virtlogd writes the serial console: root's, 0600, rotated at 2 MiB."""
+        """Path of the serial console's log by virtlogd: root's, 0600, rotated at 2 MiB."""
         return self.guest.state_dir / "console.log"
 
 
 def tap_name(mac: str) -> str:
-    """Return the tap device's name of the NIC with this MAC: 14 of 15 characters (IFNAMSIZ)."""
+    """Return the tap device name for a MAC: 14 of 15 characters (IFNAMSIZ)."""
     return "vt" + mac.lower().replace(":", "")
 
 
@@ -103,18 +106,17 @@ def render(
     """Return the domain XML of one guest.
 
     Args:
-        spec: the guest and what the core decided.
+        spec: the guest and the core's decisions.
         merged: its elements.
-        sockets: alias to Unix socket, for every Filesystem and every Disk with ``user_owned``:
-            the daemon that the core runs for it.
-        taps: alias to tap device name, for every Interface that a packet filter of the core
-            already guards under that name.
-        overrides: a root-owned directory of site templates: ``disk.xml.j2`` replaces the core's,
+        sockets: Unix socket by alias for every Filesystem, and every Disk with ``user_owned``.
+        taps: tap device by alias for every Interface with a packet filter.
+        overrides: root-owned directory of site templates: ``disk.xml.j2`` replaces the core's,
             ``vtorque_acme/x.xml.j2`` that of package vtorque_acme.
 
-    Raises Refused for text that XML cannot carry and for QemuArgs where the site forbids them;
-    ConfigError for an untrusted override or a filter that cannot be had; HostFault for a template
-    that fails and for a socket or filter that is missing.
+    Raises:
+        Refused: unrepresentable text, or QemuArgs that the site forbids.
+        ConfigError: an override is not trusted, or libvirt cannot filter.
+        HostFault: a template fails, or a socket or filter is missing.
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
@@ -136,13 +138,13 @@ def render(
 
 
 def pluggable(element: Element) -> bool:
-    """Return whether a device can be plugged into a guest that runs: all but its root disk."""
+    """Return True for devices that can be plugged into a running guest: all but its root disk."""
     disk = isinstance(element, Disk) and element.name != "root"
     return disk or isinstance(element, Filesystem | Interface)
 
 
 def without_pluggable(merged: MergedDomain) -> MergedDomain:
-    """Return the domain less what can be plugged in later, with memory that virtiofs can share."""
+    """Return the domain without pluggable devices, and with memory that virtiofs can share."""
     kept = [item for item in merged.items if not pluggable(item.element)]
     asked = merged.single(MemoryBacking) or MemoryBacking()
     if asked.source in (None, "memfd") and asked.shared is not False:
@@ -153,10 +155,11 @@ def without_pluggable(merged: MergedDomain) -> MergedDomain:
 
 
 def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
-    """Return the domain less what can be plugged in, and less all that says whose it is.
+    """Return the domain XML without pluggable devices and without anything specific to a job.
 
-    Two guests with equal ones differ in nothing that a running guest cannot be given. For guests
-    that float: which cores a guest has (``placement.own``) is left out.
+    Guests with equal base XML differ only in things that a running guest can get. For guests
+    without
+    exclusive cores, ``placement.own`` is omitted.
     """
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())
@@ -182,9 +185,9 @@ def plugged(
     taps: Mapping[str, str],
     overrides: Path | None,
 ) -> tuple[str, ...]:
-    """Return the XML of each device to plug in, disks last, the guest type's own at the very end.
+    """Return the XML of each device to plug in: disks last, then the guest type's own.
 
-    Where it goes libvirt decides. Raises as :func:`render` does.
+    libvirt assigns the addresses. Raises as :func:`render`.
     """
     environment = _environment(overrides)
     items = [item for item in merged.items if pluggable(item.element)]
@@ -199,7 +202,7 @@ def _turn(element: Element) -> int:
 
 
 def overridden(templates: Path) -> dict[Path, str]:
-    """Return a site's templates and what each replaces: ``package:path``; empty: nothing."""
+    """Return the site's templates and what each replaces (``package:path``, or empty)."""
     found = {}
     for path in sorted(templates.glob("**/*.j2")):
         package = _CORE if path.parent == templates else path.parent.name
@@ -241,7 +244,7 @@ def _loader(overrides: Path | None) -> Callable[[str], str | None]:
 
 
 def _escape(value: Any) -> Markup:
-    """Return a value as XML text. What is Markup already was escaped by this function."""
+    """Return a value as XML text. Markup is already escaped."""
     from markupsafe import Markup  # noqa: PLC0415
 
     if isinstance(value, Markup):
@@ -311,7 +314,7 @@ def _tap(nic: Interface, alias: str, taps: Mapping[str, str]) -> str | None:
 
 
 def disk_target(number: int) -> str:
-    """Return vda, vdb, ... vdz, vdaa for a disk's number from 0."""
+    """Return vda, vdb, ... vdz, vdaa for a disk number from 0."""
     letters = ""
     number += 1
     while number:
@@ -374,13 +377,12 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
 
 
 def _count_of(merged: MergedDomain, kind: type[IoThreads] | type[NetQueues]) -> int:
-    """Return the count that plugins have agreed on, 0 if none has asked."""
     found = merged.single(kind)
     return (found.count or 0) if found is not None else 0
 
 
 def _pin_values(guest: GuestPlan, merged: MergedDomain) -> dict[str, Any]:
-    """Return what domain.xml.j2 needs for vcpupin, emulatorpin, iothreadpin, numatune and cpu."""
+    """Return the variables of domain.xml.j2 for pinning, numatune and cpu."""
     place = guest.placement
     vcpu = place.cores.get("vcpu", ())
     emulator = place.cores.get("emulator", ()) or place.share or vcpu
@@ -398,16 +400,16 @@ def _pin_values(guest: GuestPlan, merged: MergedDomain) -> dict[str, Any]:
 
 
 def _vcpupin(vcpus: int, cores: tuple[int, ...], *, own: bool) -> list[tuple[int, str]]:
-    """Return (vCPU, host CPUs): one each if they are the guest's own, else all over all."""
+    """Return (vCPU, host CPUs): one each for exclusive CPUs, otherwise all CPUs for all."""
     if own and len(cores) == vcpus:
         return [(number, str(core)) for number, core in enumerate(cores)]
     return [(number, _cpuset(cores)) for number in range(vcpus)] if cores else []
 
 
 def _shape(vcpus: int, place: Placement) -> tuple[int, int, int]:
-    """Return sockets, cores and threads that the guest sees: as its vCPUs lie on the host.
+    """Return sockets, cores and threads for the guest, as its vCPUs lie on the host.
 
-    A socket for each NUMA cell, where these are of one size and their vCPUs come in a row.
+    One socket per NUMA cell, if the cells have equal sizes and consecutive vCPUs.
     """
     cells = [cell[1] for cell in place.cells]
     rows = sorted(number for cell in cells for number in cell) == list(range(vcpus)) and all(

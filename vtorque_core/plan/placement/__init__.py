@@ -1,1 +1,1 @@
-"""Which cores, memory and pool items a guest gets."""
+"""Place guests: cores, memory and pool items."""

@@ -1,4 +1,4 @@
-"""What one guest asks of the node: its claims, merged. Pure."""
+"""Merge the claims of one guest. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_POOLS = frozenset({"core", "memory", "node", "share", "cache"})
 
 @dataclass(frozen=True)
 class Cores:
-    """What a guest asks for one use; see :class:`vtorque_core.api.claims.CoreClaim`."""
+    """Merged claims for one use; see :class:`vtorque_core.api.claims.CoreClaim`."""
 
     count: int
     own: bool = False
@@ -39,17 +39,18 @@ class Cores:
 
 @dataclass(frozen=True)
 class Demand:
-    """All that one guest asks for.
+    """Merged claims of one guest.
 
-    Args:
+    Attributes:
         cores: by use, in the order of USES.
-        whole: its own cores come with their SMT siblings.
-        mib: memory, but for what lies in huge pages of ``page_kib``: ``paged_mib``.
-        ram_mib: the guest's own RAM, which is in one of the two.
-        numa: as :class:`vtorque_core.api.claims.RamClaim`; None: the node's rule.
-        ram_key: of the ``-vm`` key that asks for huge pages; ``numa_key``: for one node.
-        largest: MiB of the largest of its claims of memory but QEMU's own, and that one's key.
-        near: NUMA nodes that it should go to; empty: any.
+        whole: exclusive cores include their SMT siblings.
+        mib: memory outside huge pages.
+        paged_mib: memory in huge pages of ``page_kib``.
+        ram_mib: the guest's own RAM, part of one of the two.
+        numa: as :class:`vtorque_core.api.claims.RamClaim`; None: the node's default.
+        ram_key, numa_key: ``-vm`` keys that request huge pages and NUMA placement.
+        largest: MiB and key of the largest memory claim except QEMU's.
+        near: preferred NUMA nodes; empty: any.
     """
 
     cores: dict[str, Cores] = field(default_factory=dict)
@@ -69,32 +70,31 @@ class Demand:
 
     @property
     def own(self) -> int:
-        """How many CPUs it wants for itself alone."""
+        """Number of exclusive CPUs."""
         return sum(c.count for c in self.cores.values() if c.own)
 
     @property
     def open_own(self) -> int:
-        """The same without those that it names."""
+        """Number of exclusive CPUs that are not named."""
         return sum(c.count for c in self.cores.values() if c.own and not c.cpus)
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """The CPUs that it names."""
+        """CPUs that the guest names."""
         return tuple(cpu for cores in self.cores.values() for cpu in cores.cpus)
 
     @property
     def shared(self) -> int:
-        """How many CPUs it needs at least that others may use too."""
+        """Minimum number of CPUs that need not be exclusive."""
         return max((c.count for c in self.cores.values() if not c.own), default=0)
 
     @property
     def memory_mib(self) -> int:
-        """All its memory."""
         return self.mib + self.paged_mib
 
 
 def demand(claims: Sequence[Claim]) -> Demand:
-    """Merge the claims of one guest. Raises Refused for claims that make no sense together."""
+    """Merge the claims of one guest. Raises Refused for contradicting claims."""
     rams = [c for c in claims if isinstance(c, RamClaim)]
     page = _agreed("huge pages", ((r.page_kib, r.key) for r in rams))
     numa: Numa | None = _agreed("numa", [(r.numa, r.key) for r in rams])
@@ -142,7 +142,7 @@ def _has(claims: Iterable[CoreClaim], use: str) -> bool:
 
 
 def _cores(claims: Sequence[CoreClaim]) -> Cores:
-    """Merge the claims for one use; the last one that asks for more than sharing names the key."""
+    """Merge the claims for one use. The last claim beyond sharing provides the key."""
     wanting = [c for c in claims if c.exclusive or c.cpus or c.whole_cores or c.at_most]
     key = (wanting or claims)[-1].key
     count = max(c.count for c in claims)
@@ -171,7 +171,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
 
 
 def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
-    """Return the one opinion there is, or None. Raises Refused naming both keys."""
+    """Return the common value, or None. Raises Refused naming both keys."""
     found = [(value, key) for value, key in opinions if value is not None]
     for value, key in found[1:]:
         if value != found[0][0]:

@@ -1,7 +1,8 @@
-"""Where the guests of a job go on a node: claims, the job's share and what others hold. Pure.
+"""Place the guests of a job on a node, from claims, the job's share and existing leases. Pure.
 
-In this order: what the job may use at all, a NUMA node for each guest (:mod:`packing`), its own
-cores, CPUs that the job's guests share, memory by NUMA node, caches, pool items.
+Order: usable CPUs, a NUMA node per guest (:mod:`packing`), exclusive cores, shared CPUs, memory by
+NUMA
+node, caches, pool items.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from vtorque_core.plan.placement.refusals import (
 
 
 def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
-    """Return a placement for each guest, given what is taken. Pure.
+    """Return a placement for each guest.
 
-    Raises NoFit if they do not fit, Refused for claims that exclude each other.
+    Raises NoFit if they do not fit, Refused for contradicting claims.
     """
     demands = [demand(guest) for guest in claims]
     check_memory(demands, share, taken)
@@ -41,7 +42,7 @@ def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> l
 
 
 def _ownable(share: NodeShare, taken: Taken) -> frozenset[int]:
-    """Return the CPUs that a guest of this job may have for itself: nobody else runs there."""
+    """Return the CPUs that a guest of this job can have exclusively."""
     others = {cpu for cpu, jobs in taken.shares.items() if jobs}
     return frozenset(share.usable) - taken.own - others - set(share.reserved)
 
@@ -53,7 +54,7 @@ def _rooms(
     ownable: frozenset[int],
     floating: frozenset[int],
 ) -> list[Room]:
-    """Return what is free on each NUMA node, without the CPUs that guests name themselves."""
+    """Return the free resources of each NUMA node, without the CPUs that guests name."""
     machine = share.machine
     named = {cpu for d in demands for cpu in (*d.fixed, *idle_beside(d, machine))}
     rooms = []
@@ -75,7 +76,7 @@ def _rooms(
 
 
 def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
-    """Take memory that lies nobody knows where from where most is free."""
+    """Subtract memory of unknown location from the nodes with most free memory."""
     while mib > 0 and any(room.mib for room in rooms):
         most = max(rooms, key=lambda room: room.mib)
         part = min(mib, most.mib)
@@ -108,7 +109,7 @@ def _homes(
 def _cuts(
     demands: Sequence[Demand], share: NodeShare, homes: Mapping[int, int], rooms: Sequence[Room]
 ) -> list[Cut]:
-    """Return each guest's own CPUs: first of those with a home, in the order of the search."""
+    """Return each guest's exclusive CPUs: guests with a home node first, in search order."""
     groups = {room.id: room.groups for room in rooms}
     cuts: dict[int, Cut] = {}
 
@@ -151,7 +152,7 @@ def _own_key(d: Demand) -> str:
 
 @dataclass
 class _Finish:
-    """From homes and own cores to placements."""
+    """Computes placements from home nodes and exclusive cores."""
 
     demands: Sequence[Demand]
     share: NodeShare
@@ -177,7 +178,7 @@ class _Finish:
         ]
 
     def _check_count(self) -> None:
-        """Count the idle siblings too: they are the job's."""
+        """Count idle siblings too, because they belong to the job."""
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(
@@ -190,7 +191,6 @@ class _Finish:
             )
 
     def _floating(self) -> tuple[int, ...]:
-        """Return the job's CPUs that are no guest's alone."""
         free = [c for c in self.share.usable if c not in self.own and c not in self.taken.own]
         if not self.share.counted:
             return tuple(free)
@@ -204,14 +204,14 @@ class _Finish:
         return tuple(sorted(chosen))
 
     def _cost(self, cpu: int, home: int | None) -> tuple[int, bool, int, tuple[int, ...], int]:
-        """Return what sorts the CPUs to float on: few other jobs, near, whole cores together."""
+        """Return the sort key of CPUs to float on: few other jobs, near, whole cores together."""
         away = home is not None and self.machine.nodes_of((cpu,)) != (home,)
         core = self.machine.siblings(cpu)
         crowd = self.taken.shares.get(cpu, 0)
         return crowd, away, sum(self.taken.shares.get(c, 0) for c in core), core, cpu
 
     def _near(self, guest: int) -> tuple[int, ...]:
-        """Return the shared CPUs of the guest's node, if enough of them, else of the job."""
+        """Return the shared CPUs of the guest's node if they suffice, otherwise all of the job."""
         home = self.homes.get(guest)
         if home is None:
             return self.floating
@@ -234,16 +234,15 @@ class _Finish:
         return cores
 
     def _nodes(self, guest: int) -> tuple[int, ...]:
-        """Return the NUMA nodes that the guest's vCPUs run on."""
         if guest in self.homes:
             return (self.homes[guest],)
         own = (*self.cuts[guest].cpus, *self.demands[guest].fixed)
         return self.machine.nodes_of(own or self.floating)
 
     def _memory(self) -> list[tuple[dict[int, int], dict[int, int]]]:
-        """Return ordinary memory and that in huge pages, MiB by NUMA node, for each guest.
+        """Return MiB by NUMA node of ordinary memory and huge pages, for each guest.
 
-        All at home, or spread over its CPUs' nodes.
+        On the home node, or spread over the nodes of the CPUs.
         """
         rooms = _rooms(self.demands, self.share, self.taken, frozenset(), frozenset())
         free = {room.id: room.mib for room in rooms}
@@ -307,7 +306,7 @@ class _Finish:
     def _cells(
         self, d: Demand, vcpus: tuple[int, ...], memory: Mapping[int, int]
     ) -> tuple[tuple[int, tuple[int, ...], int], ...]:
-        """Return (node, vCPUs, MiB) of the guest's own NUMA cells, if each has some of both."""
+        """Return (node, vCPUs, MiB) of the guest's NUMA cells, if each has vCPUs and memory."""
         nodes = self.machine.nodes_of(vcpus)
         ram = _spread(d.ram_mib, memory, nodes, max(1, (d.page_kib or 0) // 1024))
         if len(nodes) == 1 or set(ram) != set(nodes) or sum(ram.values()) != d.ram_mib:
@@ -318,7 +317,7 @@ class _Finish:
         )
 
     def _threads(self, cores: tuple[int, ...]) -> int:
-        """Return how many SMT threads each core of the guest has, if that holds for all."""
+        """Return the number of SMT threads per core if equal for all cores of the guest."""
         size = len(self.machine.siblings(cores[0]))
         parts = [cores[i : i + size] for i in range(0, len(cores), size)]
         alike = all(tuple(sorted(p)) == tuple(sorted(self.machine.siblings(p[0]))) for p in parts)
@@ -326,9 +325,9 @@ class _Finish:
 
 
 def _spread(need: int, free: Mapping[int, int], near: Sequence[int], step: int) -> dict[int, int]:
-    """Return MiB by node, in whole steps: equally over the near ones, the rest where most is free.
+    """Return MiB by node in steps: equal parts on near nodes, the rest where most is free.
 
-    Less than ``need`` if there is not more.
+    The sum is less than ``need`` if there is not enough.
     """
     free = {**dict.fromkeys(near, 0), **free}
     result = dict.fromkeys(free, 0)

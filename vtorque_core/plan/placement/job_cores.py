@@ -1,4 +1,4 @@
-"""What a job may use of a node, what others hold there, and the word for "it does not fit"."""
+"""A job's share of a node, other jobs' leases, and the error for claims that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vtorque_core.site.job_size import Granted
 
 
 class NoFit(Exception):
-    """The claims do not fit; carries why. Refused or a host fault, whoever catches it knows."""
+    """The claims do not fit. The caller decides between Refused and a host fault."""
 
     def __init__(self, message: str, **parts: str | None) -> None:
         self.refusal = Refusal(message, **parts)
@@ -22,18 +22,19 @@ class NoFit(Exception):
 
 @dataclass(frozen=True)
 class NodeShare:
-    """What the batch system gave this job on this node, and what the node has.
+    """The job's grant on this node, and the node's hardware.
 
-    Args:
-        machine: the node, as libvirt tells it.
-        cpus: host CPU ids of the job; empty: not known.
-        cpu_count: how many CPUs the job has, if known.
-        mem_mib: memory of the job, if limited.
-        reserve_cores, reserve_mib: kept for the host. Where the job's ids are known its guests may
-            float over a reserved CPU, but none gets it for itself.
-        exclusive: without known ids the node is one user's alone, by our own means.
-        whole_node: the batch system says that no other job is here.
-        numa: how RAM is bound to a guest's node if no claim says it; None: not at all.
+    Attributes:
+        machine: the node's topology.
+        cpus: host CPU ids of the job; empty: unknown.
+        cpu_count: number of the job's CPUs, if known.
+        mem_mib: memory limit of the job, if any.
+        reserve_cores, reserve_mib: reserved for the host. If the job's ids are known, guests may
+            float
+            over reserved CPUs, but not have them exclusively.
+        exclusive: without known ids the ledger gives the node to one user at a time.
+        whole_node: the batch system runs no other job here.
+        numa: default for binding RAM to NUMA nodes; None: not bound.
     """
 
     machine: Topology
@@ -48,7 +49,7 @@ class NodeShare:
 
     @cached_property
     def reserved(self) -> tuple[int, ...]:
-        """The CPUs kept for the host: the lowest, each with its SMT siblings."""
+        """Reserved CPUs: the lowest ones with their SMT siblings."""
         ordered: dict[int, None] = {}
         for cpu in self.machine.cpus:
             ordered.update(dict.fromkeys(self.machine.siblings(cpu)))
@@ -56,23 +57,23 @@ class NodeShare:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """The CPU ids that the job's guests may run on, if nobody else were here."""
+        """CPU ids for the job's guests if no other job were here."""
         return self.cpus or tuple(c for c in self.machine.cpus if c not in self.reserved)
 
     @property
     def counted(self) -> bool:
-        """Whether the ledger chooses the job's CPUs: it has a number of them, but no ids."""
+        """True if the job has a number of CPUs but no ids, so that the ledger chooses them."""
         return not self.cpus and self.cpu_count is not None and not self.whole_node
 
     @property
     def limit(self) -> int:
-        """How many CPUs the job can have."""
+        """Maximum number of CPUs of the job."""
         usable = len(self.usable)
         return usable if self.cpu_count is None else min(self.cpu_count, usable)
 
     @property
     def granted(self) -> Granted:
-        """What guests may have that take all of the job's share."""
+        """Grant for guests that use all of the job's share."""
         limited = bool(self.cpus) or self.cpu_count is not None or self.whole_node
         cpus = self.limit if limited else None
         reserved = len(set(self.cpus) & set(self.reserved))
@@ -88,26 +89,27 @@ class NodeShare:
         return room * min(self.cpu_count or cpus, there) // there
 
     def capacity(self, mib: int) -> int:
-        """Return what of a NUMA node's memory is for guests: each gives its part of the reserve."""
+        """Return the memory of a NUMA node for guests, without its part of the reserve."""
         whole = self.machine.mem_mib
         return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
     @property
     def alone(self) -> bool:
-        """Whether no other user may have guests here at the same time."""
+        """True if no other user can have guests here at the same time."""
         return self.exclusive and not self.cpus
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What other open leases hold.
+    """Resources that open leases of other jobs hold.
 
-    Args:
-        items: pool to items; of the pool ``core`` each exclusive CPU.
-        mib: memory; ``mib_on``: by NUMA node, where that is known.
-        pages: (NUMA node, KiB of a huge page) to MiB.
-        shares: every CPU to how many other jobs may run there, on their own cores or floating.
-        amounts: pool to how much of it (:class:`vtorque_core.api.claims.AmountClaim`).
+    Attributes:
+        items: by pool; of the pool ``core`` the exclusive CPUs.
+        mib: memory.
+        mib_on: memory by NUMA node, where known.
+        pages: MiB by (NUMA node, huge page size in KiB).
+        shares: number of other jobs per CPU.
+        amounts: by pool (:class:`vtorque_core.api.claims.AmountClaim`).
     """
 
     items: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -119,5 +121,5 @@ class Taken:
 
     @cached_property
     def own(self) -> frozenset[int]:
-        """The CPUs that are others' alone."""
+        """Exclusive CPUs of other jobs."""
         return frozenset(int(item) for item in self.items.get("core", ()))

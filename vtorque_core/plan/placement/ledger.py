@@ -1,15 +1,14 @@
-"""The ledger: answers all claims of a job on this node in one locked transaction, or none.
+"""Ledger: grants all claims of a job on this node in one transaction, or none.
 
-There is no ledger file. What is taken is what the open lease records of all journals say, read
-under the node's lock; a job's leases are records of its own journal, and end with them. Items of a
-pool are one job's at a time; addresses are the first pool. The ledger's own pools:
+There is no ledger file. The open lease records of all journals, read under the node's lock, are the
+ledger. An item belongs to one job at a time. Pools of the ledger besides those of claims:
 
-    core    a host CPU that is one guest's alone: item its id, use (idle: an SMT sibling), and for a
-            use that may grow: least, most, cpus (where to)
-    memory  MiB of one guest on a NUMA node, ordinary or in huge pages
-    share   all CPUs that the job may run on: cpus; least: how many must stay for threads that share
-    cache   a step of a cache, or an allocation of the processor's
-    node    the node is one user's alone
+    core    exclusive host CPU: item is its id, use (idle: an SMT sibling), and for a resizable use
+            least, most, cpus (candidates)
+    memory  MiB of one guest on a NUMA node, ordinary or huge pages
+    share   all CPUs of the job: cpus; least: how many must stay for sharing threads
+    cache   a step of a cache, or an allocation of the processor
+    node    the node, for one user
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _placements(
     gone: list[str] | None,
     away: Sequence[PoolClaim],
 ) -> list[Placement]:
-    """Plan with what others hold; where that does not fit, with fewer and fewer spare guests."""
+    """Plan beside existing leases; if that fails, end warm guests one by one."""
     spare = [] if gone is None else spares(held)
     for count in range(len(spare) + 1):
         try:
@@ -118,10 +117,11 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
 
 
 def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Taken:
-    """Return what the open leases of these journals hold.
+    """Return the resources that these journals' leases hold.
 
-    The memory of a spare guest that a job has taken is the job's own lease, and so not counted
-    twice; nor is that of those in ``without``. The CPUs of a suspended job are free.
+    Not counted are the memory of claimed warm guests, which is part of the job's lease, warm guests
+    in
+    ``without``, and CPUs of suspended jobs.
     """
     taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
@@ -197,7 +197,7 @@ def _leases(placement: Placement, index: int, share: NodeShare) -> list[Lease]:
 
 @dataclass(frozen=True)
 class Resized:
-    """What a use of a guest has now, and what is left for all threads of the job that share."""
+    """Current CPUs of a use, and the remaining CPUs for sharing threads."""
 
     cores: tuple[int, ...]
     floating: tuple[int, ...]
@@ -213,22 +213,28 @@ def resize(
     pin: Callable[[JournalState, int, str, Resized], None] = lambda *_: None,
     wait: float = 5.0,
 ) -> Resized:
-    """Give a guest's use more or fewer cores of its own, within its claim and the job's share.
+    """Change the number of a guest's exclusive cores, within its claim and the job's share.
 
-    As root. Takes the job's lock, then the node's. It comes as near to ``count`` as the claim's
-    least and most, and the CPUs that the job has free, allow. With what it has already it pins
-    anew: that mends what a killed resize has left.
+    As root. Acquires the job's lock, then the node's. The result is as near to ``count`` as
+    possible. Cores that the
+    guest already has are pinned again, which repairs an interrupted resize.
 
     Args:
-        key: the job key, the journal's name.
-        guest: its index on this node.
+        paths: the site's paths.
+        key: the job key.
+        guest: index on this node.
         use: of a claim with ``at_most``.
-        count: CPUs wanted.
-        pin: called with what is to be, after more cores are journalled, before fewer are; if it
-            raises, the journal holds the larger of the two.
-        wait: seconds for the job's lock: its epilogue may have it.
+        count: requested number of CPUs.
+        pin: called after an increase and before a decrease is journaled. If it raises, the journal
+            has
+            the larger number.
+        wait: seconds for the job's lock, which its epilogue may hold.
 
-    Raises Busy, FileNotFoundError if the job is gone, Refused if it has no such claim, HostFault.
+    Raises:
+        Busy: a lock is held.
+        FileNotFoundError: the job has ended.
+        Refused: there is no such claim.
+        HostFault: the journal cannot be written.
     """
     path = paths.journal / f"{key}.jsonl"
     with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
@@ -253,7 +259,7 @@ def resize(
 
 
 def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
-    """Return the CPUs that a use gets beside those it has; empty if there are none or no need."""
+    """Return the additional CPUs for a use, if any."""
     most = int(mine[0].args["most"])
     floating, keep = _floating(state)
     busy = {cpu for cpu, jobs in others.shares.items() if jobs}
@@ -262,7 +268,7 @@ def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken
 
 
 def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
-    """Return the open leases of a use that may grow, in the order in which they were got."""
+    """Return the open leases of a resizable use in order of acquisition."""
     mine = [
         r
         for r in state.leases
@@ -276,7 +282,7 @@ def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
 
 
 def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
-    """Return the job's CPUs that are no guest's alone, and how many of them must stay so."""
+    """Return the job's shared CPUs, and how many must stay shared."""
     own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
     for lease in state.leases:
         if lease.args["pool"] == SHARE:

@@ -1,4 +1,4 @@
-"""The node as libvirt knows it, and where the threads of running guests may run."""
+"""The node's hardware by libvirt, and the pinning of running guests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is no
 
 
 def host_cpus(uri: str) -> tuple[int, ...]:
-    """Return the ids of the host CPUs that are online."""
-
     def cpus(connection: Any) -> tuple[int, ...]:
         _count, online, _number = connection.getCPUMap()
         return tuple(number for number, on in enumerate(online) if on)
@@ -31,15 +29,11 @@ def host_cpus(uri: str) -> tuple[int, ...]:
 
 
 def host_memory_mib(uri: str) -> int:
-    """Return the host's memory in MiB."""
     return int(hypervisor.call(uri, "host memory", lambda c: c.getInfo()[1]))
 
 
 def topology(uri: str) -> Topology:
-    """Return the host's topology; one NUMA node without SMT where libvirt tells none.
-
-    Raises HostFault.
-    """
+    """Return the host's topology; flat if libvirt reports none. Raises HostFault."""
     text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
     known = parse(text)
     if any(bank.granularity_kib for bank in known.caches):
@@ -51,9 +45,9 @@ def topology(uri: str) -> Topology:
 
 
 def security_models(uri: str) -> Mapping[str, str]:
-    """Return libvirt's security models by name, each with the label of an emulated guest's QEMU.
+    """Return libvirt's security models by name, with the label of an emulated guest's QEMU.
 
-    That of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel). Raises
+    The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel). Raises
     HostFault.
     """
     text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
@@ -64,7 +58,6 @@ def security_models(uri: str) -> Mapping[str, str]:
 
 
 def vcpu_count(uri: str, uuid: str) -> int:
-    """Return how many vCPUs a running guest has, 0 if it is gone."""
     return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
 
 
@@ -75,10 +68,16 @@ def pin(
     emulator: tuple[int, ...],
     iothreads: tuple[int, ...],
 ) -> bool:
-    """Pin threads of a running guest (``virsh vcpupin``, ...); False if it is gone.
+    """Pin threads of a running guest (``virsh vcpupin``, ...); return False if it has ended.
 
-    To no CPU: they are left as they are. ``vcpus``: by number; ``iothreads``: the same for all of
-    them. Raises HostFault.
+    Threads without CPUs are not changed. Raises HostFault.
+
+    Args:
+        uri: of libvirt.
+        uuid: of the domain.
+        vcpus: CPUs by vCPU number.
+        emulator: CPUs of the emulator.
+        iothreads: CPUs of all I/O threads.
     """
 
     def work(domain: Any) -> bool:
@@ -102,10 +101,11 @@ def pin(
 
 
 def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
-    """Return ``work(domain)``, None if it is gone. Raises HostFault soon if QEMU does not answer.
+    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
 
-    Root in a guest can have it wait for the job's own daemons, which the user can stop. libvirt
-    itself would wait for ever, and each later call 30 s for the first.
+    Guest root can make QEMU wait for the job's daemons, which the user can stop. libvirt itself
+    would wait
+    forever, and each later call 30 s.
     """
 
     def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
@@ -121,5 +121,5 @@ def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | No
 
 
 def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:
-    """Return what libvirt-python takes for a set of CPUs: a truth value for each."""
+    """Return a CPU set for libvirt-python: a boolean per CPU."""
     return tuple(number in cpus for number in range(size))

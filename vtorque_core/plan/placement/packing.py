@@ -1,8 +1,10 @@
-"""Which NUMA node each guest of a job goes to, and which of its cores it gets. Pure.
+"""Choose the NUMA node and the cores of each guest. Pure.
 
-A guest fits a node that has cores, memory and huge pages for all of it. As few guests as possible
-cross nodes; guests go to distinct nodes first. The search is exact as long as it is short (many
-guests of one kind are one case), else the first node that fits is taken.
+A node fits a guest if it has enough cores, memory and huge pages. As few guests as possible cross
+nodes,
+and guests are distributed over nodes. The search is exact while it is short (equal guests are one
+case);
+otherwise the first fitting node is used.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """CPUs that a guest gets for itself, siblings that stay idle with them, and what is left."""
+    """Exclusive CPUs of a guest, their idle siblings, and the remaining groups."""
 
     cpus: tuple[int, ...]
     idle: tuple[int, ...]
@@ -29,13 +31,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Room:
-    """What is free on a NUMA node while guests are being placed.
+    """Free resources of a NUMA node during placement.
 
-    Args:
-        groups: CPUs that a guest may have for itself.
-        mib: ordinary memory; ``pages``: MiB in free huge pages, by size in KiB.
-        floating: CPUs there for guests that share, less the vCPUs placed on them so far.
-        guests: how many guests of the job are here.
+    Attributes:
+        groups: CPUs that can be exclusive.
+        mib: ordinary memory.
+        pages: MiB of free huge pages by size in KiB.
+        floating: shared CPUs minus the vCPUs placed on them.
+        guests: number of the job's guests here.
     """
 
     id: int
@@ -47,7 +50,7 @@ class Room:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What decides if something fits: nodes of one shape are alike."""
+        """Key of equivalent nodes."""
         sizes = tuple(sorted(len(group) for group in self.groups))
         return sizes, self.mib, tuple(sorted(self.pages.items())), self.floating
 
@@ -55,11 +58,11 @@ class Room:
 def take(
     groups: Groups, count: int, whole: bool, full: Callable[[tuple[int, ...]], bool]
 ) -> Cut | None:
-    """Return ``count`` CPUs, SMT siblings beside each other, or None if there are too few.
+    """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
 
-    Whole physical cores first; what is left over comes from a core that is in pieces already.
-    ``whole``: from whole cores only, whose other siblings then stay idle. ``full`` tells whether
-    a group is a whole core.
+    Uses whole cores first, then parts of a core that is already divided. With ``whole`` uses only
+    whole
+    cores and leaves their other siblings idle. ``full`` returns True for a whole core.
     """
     fulls = [group for group in groups if full(group)]
     parts = [group for group in groups if not full(group)]
@@ -87,14 +90,14 @@ def take(
 
 @dataclass
 class Search:
-    """Finds a node for each guest.
+    """Search for a NUMA node for each guest.
 
-    Args:
-        demands: of all guests of the job on this node.
-        full: whether a group is a whole physical core.
-        fixed_nodes: per guest, the nodes of the CPUs that it names.
-        misfits: per guest, by node: how many of its wishes (items, advice) are elsewhere.
-        strict: per guest, whether it must not cross nodes.
+    Attributes:
+        demands: of all guests on this node.
+        full: returns True for a whole physical core.
+        fixed_nodes: nodes of the CPUs that each guest names.
+        misfits: unfulfilled preferences by node, for each guest.
+        strict: whether each guest must not cross nodes.
     """
 
     demands: Sequence[Demand]
@@ -106,7 +109,7 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return guest to node id; guests that cross nodes are missing. None: a strict one must."""
+        """Return the node of each guest that does not cross nodes; None if a strict guest must."""
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
         for crossing in range(must, len(order) + 1):
@@ -118,7 +121,7 @@ class Search:
         return None
 
     def _rank(self, guest: int) -> tuple[object, ...]:
-        """Return what sorts the guests that are hardest to place first."""
+        """Return the sort key that places the most difficult guests first."""
         d = self.demands[guest]
         pinned = bool(self.fixed_nodes[guest])
         return not pinned, not self.strict[guest], not d.whole, -d.own, -d.memory_mib, guest
@@ -158,10 +161,10 @@ class Search:
     def _options(
         self, guest: int, rooms: tuple[Room, ...]
     ) -> Iterator[tuple[int, tuple[Room, ...]]]:
-        """Yield the nodes that fit, best first, with what is then left of all of them.
+        """Yield fitting nodes, best first, with the remaining resources.
 
-        Best: no guest of the job yet, what is wished (devices, advice), then the least room
-        (keeping large rooms whole); for guests that share cores the most.
+        Preferred: no guest of the job yet, preferences, then the smallest room; for shared cores
+        the largest.
         """
         d = self.demands[guest]
 

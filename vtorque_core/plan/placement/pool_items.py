@@ -1,4 +1,4 @@
-"""Items of pools and parts of caches for placed guests. Pure."""
+"""Choose pool items and cache parts for placed guests. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _FIX = {True: "ask for less: this never fits this node", False: _WAIT}  # by: it
 
 
 def family(pool: str) -> str:
-    """Return what pools of the same things have in common: ``pci`` of ``pci/vrdma``."""
+    """Return the common name of pools with the same items: ``pci`` of ``pci/vrdma``."""
     return pool.partition("/")[0]
 
 
 def _held(taken: Taken) -> dict[str, set[str]]:
-    """Return family of pools to the items that others hold."""
     held: dict[str, set[str]] = {}
     for pool, items in taken.items.items():
         held.setdefault(family(pool), set()).update(items)
@@ -28,10 +27,7 @@ def _held(taken: Taken) -> dict[str, set[str]]:
 
 
 def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
-    """Return NUMA node to how many of the guest's wishes it would not get there.
-
-    A wish is each item that it wants, and the nodes that it is advised to take.
-    """
+    """Return by NUMA node how many of a guest's preferences (items, nodes) it does not meet."""
     result: Counter[int] = Counter()
     held = _held(taken)
     for node in machine.nodes if d.near else ():
@@ -47,7 +43,7 @@ def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
 def pools(
     demands: Sequence[Demand], taken: Taken, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
-    """Return pool to items for each guest; near its nodes first. Raises NoFit."""
+    """Return each guest's items by pool, near its nodes if possible. Raises NoFit."""
     used = _held(taken)
     wanted: Counter[str] = Counter()
     result: list[dict[str, tuple[str, ...]]] = []
@@ -75,7 +71,7 @@ def pools(
 
 
 def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
-    """Return pool to how much of it each guest gets. Raises NoFit."""
+    """Return each guest's amounts by pool. Raises NoFit."""
     wanted: Counter[str] = Counter()
     result: list[dict[str, int]] = []
     for d in demands:
@@ -101,10 +97,11 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
 def caches(
     d: Demand, vcpus: tuple[int, ...], machine: Topology, taken: Taken, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return (level, bank, KiB) of each cache that the guest gets a part of, and their items.
+    """Return (level, bank, KiB) of each cache part of the guest, and their items. Raises NoFit.
 
-    An item is a step of a cache, ``L3-0/7``, or one of the processor's allocations, ``group-2``.
-    ``used``: what guests of this job have got before; it is added to. Raises NoFit.
+    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``). The
+    items are
+    added to ``used``, those of this job's earlier guests.
     """
     parts = []
     items: list[str] = []

@@ -1,4 +1,4 @@
-"""Why claims do not fit a node, in words for the user: value, limit, who sets it. Pure."""
+"""Explain why claims do not fit a node: value, limit, and who sets it. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vtorque_core.plan.placement.packing import Room
 def check_memory(
     demands: Sequence[Demand], share: NodeShare, taken: Taken, exact: bool = False
 ) -> None:
-    """Raise NoFit if the guests together need more memory or huge pages than there is.
+    """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: what fits in sum does not fit by NUMA node; raise in any case.
+    ``exact``: raise in any case, because the sum fits, but not by NUMA node.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
@@ -55,7 +55,6 @@ def check_memory(
 
 
 def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, floating: int) -> None:
-    """Raise NoFit if the guests need more CPUs than the job can have."""
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
     one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
@@ -83,13 +82,13 @@ def _who_limits(share: NodeShare) -> str | None:
 
 
 def idle_beside(d: Demand, machine: Topology) -> tuple[int, ...]:
-    """Return the SMT siblings of the CPUs that a guest names, if it wants whole cores."""
+    """Return the SMT siblings of the CPUs that a guest with whole cores names."""
     cores = [machine.siblings(cpu) for cpu in d.fixed] if d.whole else []
     return tuple(sorted({cpu for core in cores for cpu in core} - set(d.fixed)))
 
 
 def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[int]) -> None:
-    """Raise NoFit for the first CPU that a guest names and cannot have, or its sibling."""
+    """Raise NoFit for the first named CPU, or its sibling, that is not available."""
     beside = [idle_beside(d, share.machine) for d in demands]
     named = Counter(
         cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
@@ -112,7 +111,7 @@ def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[
 def _why_not(
     cpu: int, times: int, share: NodeShare, ownable: frozenset[int]
 ) -> tuple[str, str, str | None]:
-    """Return why a guest cannot have this CPU, what it could have, and who says so."""
+    """Return why a CPU is not available, the alternatives, and the setting."""
     usable = [c for c in share.usable if c not in share.reserved]
     can = _ids(usable)
     if cpu not in share.machine.cpus:
@@ -134,7 +133,7 @@ def _ids(cpus: Sequence[int]) -> str:
 
 
 def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequence[Room]) -> None:
-    """Raise NoFit: a guest that must stay on one NUMA node fits none, or not beside the others."""
+    """Raise NoFit if a guest that must not cross NUMA nodes fits none."""
     d = max((d for d, must in zip(demands, strict, strict=True) if must), key=lambda d: d.own)
     cores = max(sum(map(len, room.groups)) for room in rooms)
     mib = max(room.mib for room in rooms)

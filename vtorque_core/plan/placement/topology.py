@@ -1,4 +1,4 @@
-"""The node's topology from libvirt's capabilities (https://libvirt.org/formatcaps.html). Pure."""
+"""Parse the topology in libvirt's capabilities (https://libvirt.org/formatcaps.html). Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _KIB = {"B": 1 / 1024, "KiB": 1, "MiB": 1024, "GiB": 1024 * 1024}
 
 
 def parse(xml: str) -> Topology:
-    """Return the topology that ``virsh capabilities`` describes; without nodes if it tells none.
-
-    Raises HostFault for text that is not libvirt's.
-    """
+    """Return the topology in ``virsh capabilities``; without nodes if missing. Raises HostFault."""
     try:
         host = ElementTree.fromstring(xml).find("host")  # noqa: S314 - from libvirt
         if host is None:
@@ -39,10 +36,10 @@ def parse(xml: str) -> Topology:
 
 
 def with_default_group(known: Topology, schemata: str) -> Topology:
-    """Return the topology with what resctrl's default group keeps of each cache.
+    """Return the topology with the cache steps that resctrl's default group keeps.
 
-    libvirt gives away no step that the group has. ``schemata`` is /sys/fs/resctrl/schemata, with
-    lines as ``L3:0=fff;1=fff`` (the kernel's arch/x86/resctrl.rst). Raises ValueError.
+    libvirt does not allocate these. ``schemata`` is /sys/fs/resctrl/schemata, with lines such as
+    ``L3:0=fff;1=fff`` (arch/x86/resctrl.rst of the kernel). Raises ValueError.
     """
     kept: dict[tuple[int, int], int] = {}
     for name, _, masks in (line.strip().partition(":") for line in schemata.splitlines()):
@@ -54,10 +51,7 @@ def with_default_group(known: Topology, schemata: str) -> Topology:
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"), none of "".
-
-    Raises ValueError.
-    """
+    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"). Raises ValueError."""
     cpus: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.strip().partition("-")
@@ -90,7 +84,7 @@ def _node(cell: ElementTree.Element) -> NumaNode:
 
 
 def _online(cell: ElementTree.Element) -> list[ElementTree.Element]:
-    """Return the CPUs that are online: only they have siblings, themselves at least."""
+    """Return the online CPUs, which are those with siblings."""
     cpus = cell.findall("cpus/cpu")
     return [cpu for cpu in cpus if cpu.get("siblings")] or cpus
 
