@@ -62,7 +62,7 @@ class Node:
 
     @property
     def paths(self) -> Paths:
-        """vTorque's directories."""
+        """Directories of vTorque."""
         return Paths(state=Path("/var/lib", self.name), run=Path("/run", self.name))
 
     @property

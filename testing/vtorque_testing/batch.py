@@ -1,4 +1,6 @@
-"""The contract that every batch adapter passes, the embedded one included::
+"""Contract that every batch adapter passes, including the built-in one.
+
+Example::
 
     class TestMine(BatchContract):
         @pytest.fixture

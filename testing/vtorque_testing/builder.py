@@ -1,4 +1,6 @@
-"""The contract that every image builder passes::
+"""Contract that every image builder passes.
+
+Example::
 
     class TestMine(BuilderContract):
         @pytest.fixture

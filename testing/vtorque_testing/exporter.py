@@ -1,11 +1,13 @@
-"""The contract that every exporter of samples passes (``vtorque1.telemetry``)::
+"""Contract that every exporter of samples passes (``vtorque1.telemetry``).
+
+Example::
 
     class TestMine(ExporterContract):
         @pytest.fixture
         def harness(self):
             return MyHarness()
 
-Needs ``vtorque-telemetry``, as the exporter itself does.
+Requires ``vtorque-telemetry``, as the exporter itself does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The live part of the batch contract: real jobs in real guests, as an ordinary user::
+"""Live part of the batch contract: real jobs in real guests, as an ordinary user.
+
+Example::
 
     @pytest.mark.e2e
     class TestMyJobs(LiveBatchContract):
@@ -6,7 +8,7 @@
         def live(self, cluster):
             return MyLiveHarness(cluster)
 
-A subclass marks it and brings what fails a test that leaves something on the host.
+The subclass sets the mark, and the fixture that detects leftovers on the host.
 """
 
 from __future__ import annotations

@@ -179,8 +179,9 @@ class PlannedNode:
         """Return the guests as the ledger places them. Raises NoFit.
 
         Args:
-            taken: what other jobs have.
-            share: what the batch system gives the job, fields of NodeShare; all of the node.
+            guests: of the job.
+            taken: leases of other jobs.
+            share: fields of NodeShare, the job's grant; the default is the whole node.
         """
         claims = [
             [CoreClaim("vcpu", g.vcpus), MemoryClaim(g.ram_mib, use="guest"), *self._claims(g)]

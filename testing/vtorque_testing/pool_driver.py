@@ -1,11 +1,13 @@
-"""The contract of the pool's drivers (``vtorque1.pool``): what every cloud has to do for it::
+"""Contract that every driver of the pool passes (``vtorque1.pool``).
+
+Example::
 
     class TestMyCloud(PoolDriverContract):
         @pytest.fixture
         def cloud(self, tmp_path):
             return MyCloudHarness(tmp_path)
 
-Needs ``vtorque-pool``, as the driver itself does.
+Requires ``vtorque-pool``, as the driver itself does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The contract that every sink of jobs' logs passes (``vtorque1.joblog``)::
+"""Contract that every sink of job logs passes (``vtorque1.joblog``).
+
+Example::
 
     class TestMine(SinkContract):
         @pytest.fixture
         def harness(self):
             return MyHarness()
 
-Needs ``vtorque-joblog``, as the sink itself does.
+Requires ``vtorque-joblog``, as the sink itself does.
 """
 
 from __future__ import annotations

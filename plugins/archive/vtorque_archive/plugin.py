@@ -22,7 +22,7 @@ PLACEHOLDERS = ("home", "user", "uid")
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.archive]``"""
+    """Settings in ``[plugin.archive]``."""
 
     directory: str = setting(
         "",

@@ -1,4 +1,4 @@
-"""A run of an experiment by a command: its lock, signals and progress messages."""
+"""Run an experiment from a command: lock, signals and progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERY = 30.0  # seconds between two lines where nobody watches
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run has ended; ``status``: as of :func:`status`."""
+    """How a run ended. ``status`` is that of :func:`status`."""
 
     finished: bool
     why: str
@@ -51,14 +51,20 @@ def run(
     config: Path, place: Place, hours: float | None, told: Callable[[str], None],
     *, failed: bool = False, new_plan: plan.Plan | None = None, accept: str = "",
 ) -> Ended:  # fmt: skip
-    """Run an experiment until it is over, or a signal or a limit stops it.
+    """Run an experiment until it is complete, or until a signal or limit stops it.
 
     Args:
+        config: the site config.
+        place: the experiment's directory.
+        hours: time limit; None: no limit.
+        told: called with progress messages.
         failed: run failed points again.
         new_plan: the plan of a new experiment; None to resume one.
         accept: the seal of a plan to submit although no run on this host stored it.
 
-    Raises HostFault (another vmgr runs the experiment, the disk), Refused, ConfigError.
+    Raises:
+        HostFault: another vmgr runs the experiment, or the disk fails.
+        Refused, ConfigError: the plan or the config is invalid.
     """
     found = definition.read_copy(place.definition) if new_plan is None else new_plan.definition
     if new_plan is not None:
@@ -132,7 +138,11 @@ def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a dry run. ``refused``: vsub's messages by the numbers of ``cells``."""
+    """The plan of a dry run.
+
+    Attributes:
+        refused: messages of vsub by index in ``cells``.
+    """
 
     definition: definition.Definition
     cells: Sequence[matrix.Cell]
@@ -145,7 +155,7 @@ class Planned:
         return bool(self.refused) and all(n in self.refused for n in guests)
 
     def reasons(self) -> list[str]:
-        """Return what is refused in lines: each reason once."""
+        """Return each reason for a refusal once, one per line."""
         labels: dict[str, list[str]] = {}
         for number, reason in self.refused.items():
             labels.setdefault(reason, []).append(matrix.label(self.cells[number]))
@@ -156,7 +166,7 @@ class Planned:
         ]
 
     def lines(self) -> list[str]:
-        """Return it in lines."""
+        """Return the plan as lines of text."""
         points, times = len(self.cells) * self.definition.repetitions, self.definition.repetitions
         cells = matrix.counted(len(self.cells), "combination")
         head = f"{matrix.counted(points, 'point')}: {cells}"
@@ -167,7 +177,7 @@ class Planned:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the plan for JSON."""
         refused = [
             {"combination": dict(self.cells[number]), "reason": reason}
             for number, reason in self.refused.items()
@@ -179,10 +189,16 @@ class Planned:
 def planned(
     config: Path, file: Path, told: Callable[[str], None], repetitions: int | None = None
 ) -> Planned:
-    """Return what an experiment would run, and what of it vsub would refuse.
+    """Return what an experiment would run, and what vsub would refuse.
 
-    ``told`` is called with what vsub says meanwhile; ``repetitions`` win over the file's. Raises
-    Refused, ConfigError, HostFault.
+    Args:
+        config: the site config.
+        file: the experiment file.
+        told: called with the messages of vsub.
+        repetitions: override those of the file.
+
+    Raises:
+        Refused, ConfigError, HostFault: as in :func:`run`.
     """
     found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
@@ -208,7 +224,7 @@ def _forget(there: Book, place: Place) -> None:
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[threading.Event]:
-    """Give an event that the signals to end set; a second one ends at once."""
+    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -225,7 +241,7 @@ def _stopped() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
-    """Give what shows the counts: a bar on a terminal, else a line now and then."""
+    """Yield a function that shows the counts: a bar on a terminal, otherwise an occasional line."""
     pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
@@ -256,16 +272,18 @@ def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
 
 
 class Pace:
-    """How long a run of ``total`` points has taken, and about how long the rest takes."""
+    """Elapsed time of a run of ``total`` points, and an estimate of the remaining time."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._first: tuple[int, float] | None = None
 
     def at(self, over: int, now: float) -> tuple[float, float | None]:
-        """Return both in seconds, of the rest from the second point on that has ended meanwhile.
+        """Return (elapsed, remaining) in seconds; the estimate starts at the second finished point.
 
-        ``over``: points that are; ``now``: seconds of any clock.
+        Args:
+            over: number of finished points.
+            now: time of any clock, in seconds.
         """
         if self._first is None:  # a resume begins with what others have done
             self._first = over, now

@@ -1,8 +1,8 @@
 """Change the pool: add, label, sign and remove images. As root.
 
-Reading is the core's (:mod:`vtorque_core.live.images`), and so is how files lie on disk and how
-old ones go (``store`` there). Each change is one rename: a kill at any point leaves the image as
-it was or as it is to be.
+The core reads images (:mod:`vtorque_core.live.images`), and defines their layout on disk and the
+lifetime of
+old versions (``store``). Each change is one rename, so a kill leaves the old or the new image.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ Sign = Callable[[Sidecar], str]
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
-    """Hash every file of an image, check its disk and who can read it. As root, note that.
+    """Hash every file of an image, check its disk, and check who can read it. Any user.
 
-    A pool that was copied to a node has other inodes and times than the sidecar says; after a
-    good hash root's ``verify`` records the new ones, and when it was. Raises Refused naming the
-    file and what is wrong.
+    As root it also records the result. A pool that was copied to another node has other inodes and
+    times than the
+    sidecar, so the new ones are recorded with the time of the check.
+
+    Raises:
+        Refused: names the file and what is wrong.
     """
     sidecar = describe(pool, name)
     directory = pool / name / sidecar.version
@@ -90,14 +93,19 @@ def build(
     keep: float = 0.0,
     sign: Sign | None = None,
 ) -> Image:
-    """Have an image made and commit it, as root.
+    """Build an image and commit it. As root.
 
     Args:
-        pool, name, builder, paths, keep, sign: as of :func:`commit`.
+        pool: the pool.
+        name: of the image.
+        builder: name of the builder.
         make: a builder's ``build`` with its arguments; gets the staging directory.
-        building: is told how far it is, and gets what the builder notes.
-        there: False: refused if there is such an image; True: if there is none, and the builder
-            is told what it is. None: it is replaced if it is there.
+        building: progress and notes of the build.
+        there: False: refuse an existing image; True: refuse a missing one, and give the builder its
+            facts. None: replace any existing one.
+        paths: as for :func:`commit`.
+        keep: as for :func:`commit`.
+        sign: as for :func:`commit`.
     """
     check_name(name)
     check_pool(pool)
@@ -137,23 +145,26 @@ def commit(
     told: Hashed = lambda _done, _all: None,
     sign: Sign | None = None,
 ) -> Image:
-    """Check what a builder left in ``source`` and make it what image ``name`` is, as root.
+    """Check the builder's files in ``source`` and make them the current version of an image.
 
-    The files get a directory named after their content; the sidecar that names it is renamed into
-    place last. Guests that run from the version before keep it.
+    As root. The files get a directory named after their contents. The sidecar that names it is
+    renamed last. Guests of the
+    previous version keep it.
 
     Args:
-        pool, name: where, and as what; an image of that name is replaced.
+        pool: the pool.
+        name: of the image, which is replaced if it exists.
         source: from :func:`staging`.
-        built: what is in it.
-        builder: who made it, for the sidecar.
+        built: facts of the image.
+        builder: name of the builder, for the sidecar.
         paths: this node's, if its jobs use the pool.
-        keep: seconds that the version before is kept for jobs of other nodes.
-        told: of the hashing.
-        sign: gives its signature, or raises Refused. Without one, the same content again keeps
-            what it has.
+        keep: seconds that the previous version is kept for jobs of other nodes.
+        told: progress of the hashing.
+        sign: returns the signature, or raises Refused. None: keep the signature of equal contents.
 
-    Raises Refused for a bad name or bad files, HostFault if the disk is full.
+    Raises:
+        Refused: the name or the files are invalid.
+        HostFault: the disk is full.
     """
     check_name(name)
     check_pool(pool)
@@ -172,8 +183,11 @@ def commit(
 
 @dataclass(frozen=True)
 class Removed:
-    """What a removal left: ``used_by``: jobs of this node that still use a version of it;
-    ``kept``: versions that stay for them, or for other nodes' jobs.
+    """Result of a removal.
+
+    Attributes:
+        used_by: jobs of this node that still use a version of the image.
+        kept: versions that stay for them, or for jobs of other nodes.
     """
 
     used_by: tuple[str, ...]
@@ -188,15 +202,17 @@ def remove(
     keep: float = 0.0,
     when_free: bool = False,
 ) -> Removed:
-    """Remove an image, as root: the name at once, its files when nothing uses them.
+    """Remove an image: its name at once, its files when nothing uses them. As root.
 
     Args:
-        pool, name: which.
+        pool: the pool.
+        name: of the image.
         paths: this node's, if its jobs use the pool.
         keep: seconds that the files are kept for jobs of other nodes.
-        when_free: also if jobs of this node use it: the files stay until the last has ended.
+        when_free: also if jobs of this node use the image; the files stay until the last job ends.
 
-    Raises Refused if there is no such image, or it is in use.
+    Raises:
+        Refused: the image does not exist, or is in use.
     """
     check_name(name)
     check_pool(pool)
@@ -224,9 +240,12 @@ def remove(
 def label(
     pool: Path, name: str, changes: Mapping[str, str | None], paths: Paths | None = None
 ) -> Sidecar:
-    """Set labels of an image, or remove those whose value is None; returns the new sidecar.
+    """Set labels of an image, remove those with the value None, and return the new sidecar.
 
-    As root. Raises Refused: no such image, a label that is not a short text.
+    As root.
+
+    Raises:
+        Refused: the image does not exist, or a label is invalid.
     """
 
     def labelled(now: Sidecar) -> Sidecar:
@@ -247,7 +266,7 @@ def label(
 
 
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
-    """Give an image its signature, as root. Raises Refused if it is not ``seen`` any more."""
+    """Add a signature to an image. As root. Raises Refused if the image is no longer ``seen``."""
 
     def signed(now: Sidecar) -> Sidecar:
         if signed_bytes(now) != signed_bytes(seen):
@@ -258,9 +277,9 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
 
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
-    """Write what ``make`` makes of an image's sidecar, under the pool's lock; return that.
+    """Replace an image's sidecar by the result of ``make``, under the pool's lock. As root.
 
-    As root. ``stage``: what a HostFault says was being done.
+    ``stage`` names the action in a HostFault.
     """
     try:
         with store.locked(pool):
@@ -280,7 +299,7 @@ def _used(name: str, users: tuple[str, ...]) -> Refused:
 
 
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
-    """Make ``source`` hold nothing but the version's directory, hashed and on disk."""
+    """Reduce ``source`` to the version's directory, hashed and on disk."""
     files = file_names(built)
     for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())
@@ -300,7 +319,7 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
 
 
 def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
-    """Give the name its new version, under the pool's lock."""
+    """Make the version current, under the pool's lock."""
     home = pool / sidecar.name
     home.mkdir(mode=0o755, exist_ok=True)
     home.chmod(0o755)
@@ -329,7 +348,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
 
 
 def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
-    """Return the sidecar with the signature of the one it replaces, if that is the same image."""
+    """Return the sidecar with the signature of the one it replaces, if the contents are the same."""
     try:
         old = read_sidecar(pool, new.name)
     except Refused:
@@ -340,7 +359,7 @@ def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
 
 
 def _forget(home: Path, uses: store.Uses, keep: float) -> None:
-    """Take the name from an image whose files stay for now, under the pool's lock."""
+    """Remove the name of an image whose files stay for now, under the pool's lock."""
     try:
         version = store.current(home)
     except ValueError:
@@ -353,7 +372,7 @@ def _forget(home: Path, uses: store.Uses, keep: float) -> None:
 
 
 def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
-    """Note when an image was found good, and where; not if it has been replaced meanwhile."""
+    """Record the result of a check, unless the image was replaced."""
 
     def noted(now: Sidecar) -> Sidecar:
         same = now.version == seen.version

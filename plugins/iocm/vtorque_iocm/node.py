@@ -18,7 +18,7 @@ QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
 
 @dataclass(frozen=True)
 class Settings:
-    """[plugin.iocm]"""
+    """Settings in ``[plugin.iocm]``."""
 
     enabled: bool = setting(True, doc="nodes have I/O cores to give")
     nodes: str = setting(".*", doc="regular expression of the names of the nodes that have")

@@ -23,9 +23,13 @@ _PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
 
 
 class Client:
-    """A client's process. It is told ``id`` or ``error``; of its job ``start``, ``terminate``,
-    and at last ``code`` and ``reason``. It asks by records (:mod:`vtorque_local.order`):
-    ``submit``, ``list``, ``cancel``, ``stop``, and ``ended`` when its interactive job has.
+    """A client's process, as the service sees it.
+
+    The service sends ``id`` or ``error``; for its job ``start`` and ``terminate``, and finally
+    ``code`` and
+    ``reason``. The client sends records (:mod:`vtorque_local.order`): ``submit``, ``list``,
+    ``cancel``, ``stop``,
+    and ``ended`` after its interactive job.
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
@@ -39,7 +43,7 @@ class Client:
             os.set_blocking(descriptor, False)
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Send it a line, if it is still there. Never waits; any thread may."""
+        """Send a line if the client still exists. Never blocks; thread-safe."""
         line = json.dumps(answer).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
             if self._open and len(line) > _PIPE:
@@ -48,19 +52,19 @@ class Client:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return descriptors of script and rest, and their bytes. Raises UsageError."""
+        """Return descriptors of script and rest, and their sizes. Raises UsageError."""
         script, rest = self._files
         size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
         return script, rest, size
 
     def close_files(self) -> None:
-        """Give back what has been read of them."""
+        """Close the descriptors of script and rest."""
         with self._lock:
             while self._files:
                 os.close(self._files.pop())
 
     def tell_end(self, entry: Entry, code: int, reason: str) -> None:
-        """Have it know the end of a job; of an array the last end, with the greatest code."""
+        """Report the end of a job; for an array the last end with the greatest exit status."""
         self.entries.remove(entry)
         self.results.append((code, reason))
         if not self.entries:

@@ -1,4 +1,4 @@
-"""A job of the service: what root knows of it, and its files in the spool."""
+"""A job of the service: root's record of it, and its files in the spool."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 @dataclass
 class Job:
-    """One job, fit for JSON. ``state``: Q queued, P prologue, R running, E epilogue.
+    """One job as JSON. ``state``: Q queued, P prologue, R running, E epilogue.
 
-    Args:
-        uid: whose job it is.
+    Attributes:
+        uid: the job's owner.
         hook: the prologue's arguments.
-        environ: what its processes have in their environment whatever the user wants.
-        interactive: it has a terminal, and no output files.
-        in_guest: the wrapper runs it; else, on bare metal, the user's shell does.
-        walltime: seconds, 0 without a limit.
+        environ: variables that the owner cannot change.
+        interactive: the job has a terminal and no output files.
+        in_guest: the wrapper runs it; False: the owner's shell, on bare metal.
+        walltime: seconds; 0: no limit.
         size: bytes of its script and environment.
-        status: Torque's exit_status, None until it is known; ``reason`` for the user.
-        session, started: leader and time of the start, in seconds of the epoch.
-        at_once: how many tasks of its array may run at the same time, 0 without a limit.
-        cgroup: the directory of its processes' cgroup, empty: it has none.
+        status: Torque's exit_status; None: not known yet. ``reason`` is for the owner.
+        session, started: session leader and Unix time of the start.
+        at_once: limit of concurrent tasks of its array; 0: none.
+        cgroup: directory of its cgroup; empty: none.
     """
 
     uid: int
@@ -63,17 +63,17 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The job id."""
+        """Job id."""
         return self.hook[0]
 
     @property
     def array(self) -> str:
-        """The array that it is a task of, ``22[].host``; of any other job its own id."""
+        """Id of its array, ``22[].host``; the job's own id if it is not an array task."""
         return array_of(self.id)
 
     @property
     def name(self) -> str:
-        """The job's name."""
+        """Name of the job."""
         return self.hook[3]
 
     def encode(self) -> bytes:
@@ -82,11 +82,11 @@ class Job:
 
     @classmethod
     def decode(cls, data: bytes) -> Job:
-        """Return what :meth:`encode` wrote."""
+        """Parse the JSON of :meth:`encode`."""
         return cls(**json.loads(data))
 
     def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
-        """Return what root tells :mod:`vtorque_local.become_job`; with ``text`` a note to write."""
+        """Return the request for :mod:`vtorque_local.become_job`; with ``text`` a note to write."""
         return {
             "starter": os.getpid(),
             "environ": self.environ,
@@ -99,15 +99,18 @@ class Job:
 
 
 def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path, size: int) -> Job:
-    """Return the job that qsub and pbs_mom would make of a submission.
+    """Return the job that qsub and pbs_mom would create for a submission.
 
     Args:
-        job_id: ``number.host``, of an array's task ``number[task].host``.
-        uid: who submits it.
-        directory: its own in the spool.
+        job_id: ``number.host``; of an array task ``number[task].host``.
+        want: the submission.
+        uid: the job's owner.
+        host: name of this host.
+        directory: the job's directory in the spool.
         size: bytes of its script and environment.
 
-    Raises KeyError if there is no such user.
+    Raises:
+        KeyError: there is no such user.
     """
     account = pwd.getpwuid(uid)
     group = grp.getgrgid(account.pw_gid).gr_name
@@ -122,14 +125,14 @@ def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path
 
 
 def array_of(job_id: str) -> str:
-    """Return the id of a task's array, ``22[].host``; of any other job its own."""
+    """Return the id of a task's array, ``22[].host``, or the job's own id."""
     number, dot, host = job_id.partition(".")
     name, bracket, _ = number.partition("[")
     return f"{name}[]{dot}{host}" if bracket else job_id
 
 
 def is_meant(wanted: str, job_id: str) -> bool:
-    """Return whether a user who writes this means the job, or its array."""
+    """Return True if ``wanted`` names the job or its array."""
     ids = (job_id, array_of(job_id))
     return wanted in (*ids, *(each.partition(".")[0] for each in ids))
 
@@ -137,7 +140,7 @@ def is_meant(wanted: str, job_id: str) -> bool:
 def _environ(
     hook: pbs.PrologueArgs, want: Submission, account: pwd.struct_passwd, host: str, at: Path
 ) -> dict[str, str]:
-    """Return what pbs_mom tells the first task of a job on one node."""
+    """Return the variables that pbs_mom sets for the first task of a job on one node."""
     kind = "INTERACTIVE" if want.interactive else "BATCH"
     task = pbs.sequence(hook.job_id).partition("-")[2]
     found = own_variables() | {
@@ -166,9 +169,9 @@ def _environ(
 
 
 def sealed_size(descriptor: int, most: int) -> int:
-    """Have nobody change a file of memfd_create(2) any more; return its bytes.
+    """Seal a memfd against changes, and return its size.
 
-    Raises UsageError: it has more than ``most``, or somebody holds on to it.
+    Raises UsageError if it is larger than ``most`` or cannot be sealed.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -181,10 +184,9 @@ def sealed_size(descriptor: int, most: int) -> int:
 
 
 def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn: int) -> None:
-    """Make the job's directory: its script, what its first program needs, its node file.
+    """Create the job's directory: script, input of its first program, node file.
 
-    All are root's, so their owner cannot make them larger; the job's owner may read its own.
-    Raises HostFault.
+    Root owns all files, so that the job's owner can read but not enlarge them. Raises HostFault.
     """
     Tree(str(directory)).create()
     content = _content(script)
@@ -194,9 +196,9 @@ def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn:
 
 
 def keep_end(job: Job, paths: Paths, host: str) -> None:
-    """Keep why a job in guests ended, if the service knows: in its facts and in its log.
+    """Record why a job in guests ended, in its facts and its log. Best effort, as root.
 
-    A job that was cancelled while it was queued has no other record. Best effort, as root.
+    A job that was canceled in the queue has no other record.
     """
     if not job.in_guest or not job.reason:
         return

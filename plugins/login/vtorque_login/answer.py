@@ -57,8 +57,11 @@ def answer(
 
 
 def _await_close(connection: socket.socket) -> None:
-    """Let the other side take all that was sent: what it types meanwhile and nobody has read would
-    make the kernel reset the connection, and throw that away (RFC 1122, 4.2.2.13)."""
+    """Wait until the other side has received everything.
+
+    Unread input would make the kernel reset the connection and discard the data (RFC 1122,
+    4.2.2.13).
+    """
     connection.settimeout(CONNECT)
     with contextlib.suppress(OSError):
         while connection.recv(channel.LARGEST):

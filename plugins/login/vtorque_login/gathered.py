@@ -79,12 +79,15 @@ def packed(place: Place) -> dict[str, str]:
 
 
 def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
-    """Have :func:`places` know what these have kept, pairs of a job's id and a node.
+    """Ask nodes for their kept records, so that :func:`places` returns them. As the calling user.
 
-    As the calling user, who is told of nodes that do not answer. ``wait``: as of
-    :func:`state.answer`.
+    Prints the nodes that do not answer.
+
+    Args:
+        nodes: pairs of a job id and a node.
+        config: the site config.
+        wait: as for :func:`state.answer`.
     """
-
     unpacking = _Unpacking()
 
     def ask(job_id: str, node: str) -> Place | HostFault:

@@ -98,8 +98,10 @@ def _greet(
     until: float,
     answers: SimpleQueue[channel.Stream | str],
 ) -> None:
-    """Answer with the stream to who has connected, or why it is none: a thread for each, so that
-    a stranger who says nothing keeps nobody out."""
+    """Put the stream of a new connection into ``answers``, or why it is not accepted.
+
+    Runs in a thread per connection, so that a silent stranger blocks nobody.
+    """
     connection.settimeout(channel.HANDSHAKE)
     try:
         until = min(until, time.monotonic() + channel.HANDSHAKE)
@@ -156,8 +158,12 @@ def _script_has_ended() -> int:
 
 
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
-    """Write what the command says. Code in a guest can answer for it, so that a terminal that is
-    not the guest's own is given nothing that it would obey."""
+    """Write the command's output.
+
+    Code in a guest can forge the answer, so on a terminal control sequences are escaped unless the
+    terminal is the
+    guest's own.
+    """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")
         data = "\n".join(printable(line, 8192) for line in lines).encode()

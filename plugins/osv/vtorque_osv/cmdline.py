@@ -1,10 +1,11 @@
-"""What OSv is told at boot: its command line, and the script disk that this names. Pure.
+r"""Build OSv's kernel command line, and the script disk that it names. Pure.
 
-The command line has options (OSv's loader.cc), split at white space, with ``\\`` before a
-character that stands for itself (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The
-script disk is plain text for that: one line with the environment as ``--env=`` and all commands,
-in the words of core/commands.cc. So nothing of the job is in QEMU's arguments, which all users of
-a node can read, and the few KiB that a command line has are enough.
+The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
+(libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
+with the
+environment as ``--env=`` and all commands, in the syntax of core/commands.cc. So QEMU's arguments,
+which all
+users of a node can read, contain nothing of the job, and the limit of a few KiB suffices.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the lines that are no comments, with those that ``\\`` joins."""
+    r"""Yield (number, text) of all lines except comments, with lines joined at a final ``\``."""
     if len(content) > MAX_SCRIPT:
         raise Refused(f"a job script for OSv has at most {MAX_SCRIPT >> 10} KiB")
     begin, joined = 0, ""

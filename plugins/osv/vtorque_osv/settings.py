@@ -27,7 +27,7 @@ OSV_MODE = Option(
 
 @dataclass(frozen=True)
 class Settings:
-    """[plugin.osv]"""
+    """Settings in ``[plugin.osv]``."""
 
     rest: bool = setting(
         False, doc="allow osv_mode=rest: a server without authentication in each guest"

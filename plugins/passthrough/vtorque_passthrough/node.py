@@ -169,8 +169,11 @@ def _granted(
 
 
 def _fault(message: str, broken: str = "") -> HostFault:
-    """Return a fault that costs the node nothing unless cards are broken: a batch system that
-    counts several classes as one may have sent the job here, or its user asked for too little."""
+    """Return a HostFault that blames the node only if cards are broken.
+
+    Otherwise the batch system may count several classes as one, or the user requested too few
+    cards.
+    """
     fault = HostFault(message)
     fault.blames_node = bool(broken)
     return fault

@@ -49,10 +49,11 @@ def torque_jobs(document: str) -> list[Attributes]:
 
 
 def openpbs_jobs(text: str) -> list[Attributes]:
-    """Return the attributes of each job in OpenPBS's ``qstat -fw``.
+    r"""Return the attributes of each job in OpenPBS's ``qstat -fw``.
 
-    Each is one line: a newline in a value is written as ``\\n`` (qstat.c, convert_feed_chars), so
-    that no user's text looks like another attribute, or another job.
+    Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
+    convert_feed_chars), so user text
+    cannot forge another attribute or job.
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}

@@ -229,7 +229,6 @@ class PbsSubmitter:
 
     def _nodes_for_ncpus(self, script: bytes, prefix: str) -> bytes:
         """Return a script with ``nodes=`` for ``ncpus=`` in its directive lines."""
-
         import shlex  # noqa: PLC0415 (few scripts pay for it)
 
         def changed(_: int, line: bytes, words: str) -> bytes:

@@ -81,7 +81,7 @@ NUMA: Option[Numa] = Option(
 
 @dataclass(frozen=True)
 class Settings:
-    """[plugin.pinning]"""
+    """Settings in ``[plugin.pinning]``."""
 
     user_files: bool = setting(True, doc="users may bring a file that names host CPUs")
     required: bool = setting(

@@ -229,10 +229,11 @@ def _torque_job(part: str) -> dict[str, str]:
 
 
 def _open_jobs(text: str) -> list[dict[str, str]]:
-    """Return the attributes of each job in OpenPBS's ``qstat -f -w``.
+    r"""Return the attributes of each job in OpenPBS's ``qstat -f -w``.
 
-    Each is one line: a newline in a value is written as ``\\n`` (qstat.c, convert_feed_chars), so
-    that no user's text is a line. Without ``-w`` it is one, a job's first line, too.
+    Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
+    convert_feed_chars), so user text
+    cannot forge a line. Without ``-w`` user text could even forge a job's first line.
     """
     found: list[dict[str, str]] = []
     for line in text.split("\n"):

@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.pool]``"""
+    """Settings in ``[plugin.pool]``."""
 
     cluster: str = setting("vtorque", doc="tag of all machines of this site's pool; no other's")
     shapes: tuple[Shape, ...] = setting((), doc="the nodes that may come, see doc/pool.md")

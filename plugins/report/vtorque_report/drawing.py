@@ -57,14 +57,17 @@ def can_draw() -> bool:
 
 
 def svg(width: int, height: int, spec: Mapping[str, Any]) -> str:
-    """Draw a specification of Vega-Lite (https://vega.github.io/vega-lite/docs/).
+    """Draw a Vega-Lite specification (https://vega.github.io/vega-lite/docs/).
 
-    Nothing where it cannot be drawn. Vega runs inside this process and may fetch nothing. Give it
-    numbers and words of your own: it does not escape a user's. Colours are the page's variables
-    (``var(--s0)``, ``var(--text)``), so that one drawing serves light and dark.
+    Returns an empty string if drawing is not possible. Vega runs in this process, without network
+    access. Do not
+    pass user text, because Vega does not escape it. Colors are variables of the page
+    (``var(--s0)``,
+    ``var(--text)``), so that a drawing fits light and dark themes.
 
     Args:
-        width, height: CSS pixels.
+        width: in CSS pixels.
+        height: in CSS pixels.
         spec: ``data``, ``mark``, ``encoding``, ``layer``.
     """
     if not can_draw():

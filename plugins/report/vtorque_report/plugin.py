@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.report]``"""
+    """Settings in ``[plugin.report]``."""
 
     show: bool = setting(
         False, doc="end the error output of each job with the summary of vmgr report"

@@ -9,7 +9,7 @@ from vtorque_core.api import setting
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.telemetry]``"""
+    """Settings in ``[plugin.telemetry]``."""
 
     enabled: bool = setting(True, doc="measure jobs at all")
     interval: float = setting(2.0, doc="time between two samples, at least 0.5 s", unit="s")

@@ -65,7 +65,7 @@ _MOST, _YOUNGEST = 64, 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.warm]``"""
+    """Settings in ``[plugin.warm]``."""
 
     shapes: tuple[str, ...] = setting(
         (),

@@ -331,7 +331,7 @@ class _Teardown:
             self._failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: Record, resource: Resource) -> None:
-        """Release a node-wide resource with its last open record; otherwise close only this record."""
+        """Release a node-wide resource with its last open record, otherwise close only this one."""
         own = (self.journal.path, record.seq)
         try:
             with node_lock(self.paths, self.left()):

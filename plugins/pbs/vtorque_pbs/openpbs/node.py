@@ -179,7 +179,10 @@ def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]
 
 
 def _is_alone(place: str, vnodes: str) -> bool:
-    """Return whether nobody else is on the job's hosts: ``excl`` is said of vnodes, of which a host
-    may have several (named ``host[0]``), ``exclhost`` of hosts. pbs_resources(7B)."""
+    """Return True if the job has its hosts exclusively (pbs_resources(7B)).
+
+    ``exclhost`` applies to hosts. ``excl`` applies to vnodes, of which a host may have several
+    (``host[0]``).
+    """
     words = place.split(":")
     return "exclhost" in words or ("excl" in words and "[" not in vnodes)
