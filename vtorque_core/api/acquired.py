@@ -20,8 +20,7 @@ class Resource:
     """Something acquired on a node that must be released. Subclass it as a frozen dataclass.
 
     ``job.acquire(resource)`` writes the journal record and then calls :meth:`create`. Fields must
-    be
-    JSON values: strings, ints, floats, bools, None and tuples of them.
+    be JSON values: strings, ints, floats, bools, None and tuples of them.
 
     Privileges: root, on the node; the job's owner on a personal site.
     """
@@ -51,8 +50,7 @@ class Resource:
         """Release the resource, using the journaled fields only.
 
         Another process calls this, without plan or site config. It must succeed when called twice
-        and after
-        an incomplete ``create()``.
+        and after an incomplete ``create()``.
 
         Raises:
             HostFault: the resource cannot be released now. The reaper retries.
@@ -63,8 +61,7 @@ class Resource:
         """Return True if the resource is gone although the journal has it (a killed daemon).
 
         Called when another job acquires a resource of scope ``node``. If True, the resource is
-        released and
-        created again.
+        released and created again.
         """
         return False
 
@@ -75,8 +72,7 @@ class CoreResource(Resource):
     Attributes:
         blocking: True if ``release()`` can hang, so that a child process must run it.
         settle: seconds after the journal record during which the resource may still appear although
-            its
-            creator was killed, because libvirtd or mount(8) does the work. Release polls until
+            its creator was killed, because libvirtd or mount(8) does the work. Release polls until
                 then.
     """
 

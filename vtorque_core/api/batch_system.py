@@ -24,8 +24,7 @@ class Outcome(enum.Enum):
 
     Attributes:
         NOT_HERE: the start failed on this node, perhaps because of the user. Treat it as
-            HOST_FAULT, but
-            do not drain the node.
+            HOST_FAULT, but do not drain the node.
         IN_USE: resources are still in use by another job after the prologue has waited. Requeue the
             job; do not hold it, and do not blame the node.
     """
@@ -88,8 +87,7 @@ class SubmitArgs:
         directives: the script's option lines for vTorque (``#VSUB -vm``).
         facts: queue, partition, account and qos that the user requests, by these names.
         resources_given: other countable resources that the arguments request: per node, and
-            licenses per
-            job; by the names of :class:`Needs`.
+            licenses per job; by the names of :class:`Needs`.
         nodes_given: the least number of nodes that the arguments request, if any.
     """
 
@@ -114,12 +112,10 @@ class Needs:
     Attributes:
         cpus: CPUs for the guests, for plugins and for the site's host reserve.
         mib: MiB for the guests, QEMU, plugins and the host reserve; None: what the batch system
-            grants
-            by default for this number of CPUs.
+            grants by default for this number of CPUs.
         seconds: added to the walltime for the start of the guests.
         resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses a
-            job
-            with an unknown name. One without countable resources ignores both.
+            job with an unknown name. One without countable resources ignores both.
     """
 
     cpus: int
@@ -262,18 +258,15 @@ class BatchJob:
         whole_node: True if the batch system runs no other job on this node during this job (Slurm's
             --exclusive, OpenPBS's place=excl).
         whole_user: True if the batch system runs no job of another user on this node during this
-            job
-            (Slurm's --exclusive=user).
+            job (Slurm's --exclusive=user).
         patience: seconds to wait for resources in use by other jobs. Then the outcome is IN_USE,
-            and
-            the job is requeued. None: half of ``[node] start_timeout``.
+            and the job is requeued. None: half of ``[node] start_timeout``.
         queue, partition, account, qos: as the batch system reports them to root, for the site's
             ``[[limits]]``. Only those in ``BatchSystem.facts`` are set; empty: the job has none.
         known_as: the job id as users write it, if it differs from ``id`` (an element of a Slurm
             array).
         granted: other resources of the job on this node, by the names of ``Needs.resources``; None:
-            the
-            batch system counts no others.
+            the batch system counts no others.
     """
 
     id: str
@@ -327,8 +320,7 @@ class NodeAdapter(Protocol):
         """Read the job from the hook's arguments.
 
         Report an unreadable request as ``bad_request``, and an unreachable server as ``unknown``,
-        if the job
-        can still be informed.
+        if the job can still be informed.
 
         Raises:
             HostFault: the arguments are not from this batch system.
@@ -352,8 +344,8 @@ class NodeAdapter(Protocol):
             outcome: the result.
             reason: one line for the user.
             hook_waits: False if the hook has already returned, or if its exit status is ignored.
-                The adapter
-                must then ask the server to requeue a failed job. Return 0 if the server refuses:
+                The adapter must then ask the server to requeue a failed job. Return 0 if the server
+                refuses:
                     the job
                 shell then reports the failure. Return another number if the job is requeued.
         """
@@ -369,8 +361,7 @@ class NodeAdapter(Protocol):
         """Set or clear the node property that VM jobs request, for ``vtorque doctor --mark``.
 
         Idempotent. Changes only vTorque's own property and note, never the state of the node, so
-        that
-        bare-metal jobs still run.
+        that bare-metal jobs still run.
 
         Args:
             healthy: True to set the property, False to clear it.
@@ -395,9 +386,8 @@ class NodeAdapter(Protocol):
         """Requeue a job whose start was killed after the hook had returned.
 
         The epilogue calls this after the release, if the job shell ended with exit status 122.
-        Limit the
-        number of starts as in :meth:`finish`. An adapter whose hooks always wait does not need
-        this.
+        Limit the number of starts as in :meth:`finish`. An adapter whose hooks always wait does not
+        need this.
 
         Raises:
             HostFault: the job was not requeued. The error is only logged.

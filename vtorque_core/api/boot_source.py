@@ -1,9 +1,8 @@
-"""Boot sources: the ways in which a guest of a job comes up. For acting modules.
+"""Boot sources: how a guest of a job comes up. For acting modules.
 
-A guest is booted cold (:class:`ColdBoot`) unless a plugin offers another source: a checkpoint that
-is restored, a warm guest that is taken over. The core calls the methods of a source, one thread
-for each guest; it journals the domain before, and destroys it afterwards by its UUID with no
-plugin loaded.
+A guest boots cold (:class:`ColdBoot`) unless a plugin offers another source, such as a checkpoint
+or a warm guest. The core calls the methods of a source in one thread per guest. It journals the
+domain first, and destroys it later by its UUID without any plugin.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vtorque_core.api.guest_plan import Identity as Identity
 
 @dataclass(frozen=True)
 class Offer:
-    """A source for a guest that has been rendered, by the guest's ``index``."""
+    """A boot source for a rendered guest, given by the guest's ``index``."""
 
     index: int
     source: BootSource
@@ -29,10 +28,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class RenderedGuest:
-    """A placed guest whose domain is known, but not started.
+    """A placed guest with its domain XML, before its start.
 
-    ``bare_xml`` renders the domain without devices that can be plugged in, owner and names. A
-    running guest whose XML was equal can become this guest.
+    Attributes:
+        bare_xml: renders the domain without pluggable devices, owner and names. A running guest
+            with equal XML can become this guest.
     """
 
     plan: GuestPlan

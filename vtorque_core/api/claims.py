@@ -2,8 +2,8 @@
 
 The ledger grants all claims of a job in one transaction, or none. Only the core writes pinning,
 NUMA and huge page settings, from the answer in ``guest.placement``. All resources come from the
-job's
-allocation. A claim that can never fit is refused. A resource in use by another job is a host fault.
+job's allocation. A claim that can never fit is refused. A resource in use by another job is a host
+fault.
 
 Several claims of one guest for the same resource are merged: the largest ``count`` applies, and so
 do all conditions (exclusive cores, huge pages). Contradicting claims are refused.
@@ -26,8 +26,7 @@ class CoreClaim:
 
     The core itself claims the CPUs for ``"vcpu"``, not exclusively. ``"emulator"`` and ``"io"`` are
     QEMU's helper threads. With an ``io`` claim, iothreads run on its cores, and so does the
-    emulator
-    unless it has its own claim.
+    emulator unless it has its own claim.
 
     Attributes:
         exclusive: no other guest's threads run on these CPUs; one CPU per vCPU. Threads without
@@ -86,8 +85,7 @@ class CacheClaim:
     """Claim ``kib`` KiB of each cache of ``level`` that the guest's vCPU cores use.
 
     Requires exclusive vCPUs, and caches that resctrl can partition
-    (``guest.host.caches[...].steps``).
-    The answer is ``placement.caches``, for ``cachetune``.
+    (``guest.host.caches[...].steps``). The answer is ``placement.caches``, for ``cachetune``.
     """
 
     kib: int
@@ -100,15 +98,13 @@ class PoolClaim:
     """Claim ``count`` free items of a named pool of this node.
 
     Pools with the same name before ``/`` share their items: a lease of an item in ``pci/vrdma``
-    also
-    blocks the item in ``pci``. For PCI functions use the pool ``pci/<plugin>`` and PCI addresses
-    (``0000:3b:00.0``) as items.
+    also blocks the item in ``pci``. For PCI functions use the pool ``pci/<plugin>`` and PCI
+    addresses (``0000:3b:00.0``) as items.
 
     Attributes:
         items: all items of the node, preferred ones first.
         near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The guest is placed
-            there if
-            that has no other cost.
+            there if that has no other cost.
         key: ``-vm`` key for refusals; empty: name the pool only.
     """
 

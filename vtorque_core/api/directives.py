@@ -35,8 +35,7 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
 
     Raises:
         Refused: a ``#VSUB`` line is not ``-vm VALUE``, or a line has ``-vm`` with other options,
-            which
-            qsub would read as ``-v m``.
+            which qsub would read as ``-v m``.
     """
     values: list[str] = []
     for number, line in _header(content):

@@ -18,8 +18,7 @@ class DiskFile(OneFile):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
     The file must not exist and is in a trusted directory (:mod:`vtorque_core.base.safefs`). It uses
-    no
-    space until written to, so claim its full size.
+    no space until written to, so claim its full size.
 
     Attributes:
         uid: the file's owner, ``guest.qemu_uid``; the mode is 0600.

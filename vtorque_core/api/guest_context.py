@@ -84,8 +84,7 @@ class Mount(ContextItem):
 
     Attributes:
         source: virtiofs: tag of a ``Filesystem`` element; nfs: ``server:/export``; disk: serial of
-            a
-            ``Disk`` element.
+            a ``Disk`` element.
     """
 
     kind: Literal["virtiofs", "nfs", "disk"]
@@ -133,8 +132,7 @@ class LinePort(ContextItem):
     """A new file in the guest whose appended lines are copied to a virtio-serial port.
 
     The job's owner owns the file. At most one per guest. Writers never block: if the host does not
-    read,
-    the data stays in the file.
+    read, the data stays in the file.
 
     Attributes:
         path: in a directory that root owns.

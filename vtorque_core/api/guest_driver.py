@@ -50,8 +50,7 @@ class Script:
         name: base name in the batch system.
         interpreter: the ``-S`` shell; None: by the script's ``#!`` line, otherwise the login shell.
         login: the batch system starts that shell (or the user's own) as a login shell, and feeds it
-            the
-            script.
+            the script.
         environ: the exact environment of the script.
         cwd: working directory in the guest.
         umask: file mode creation mask.
@@ -143,8 +142,7 @@ class LateDriver(GuestDriver, Protocol):
     """A driver whose guests need the command at boot, so that they boot when the script is known.
 
     The prologue acquires everything except the domains, and starts a root process that waits for
-    one
-    order on :data:`ORDER_SOCKET`. In the job shell, ``run`` sends it with :func:`boot_guests`.
+    one order on :data:`ORDER_SOCKET`. In the job shell, ``run`` sends it with :func:`boot_guests`.
     """
 
     def late(

@@ -89,13 +89,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a guest keeps that was booted for another job, or on another node.
+    """Properties that a guest keeps from the job, or the node, that it was booted for.
 
-    Args:
-        name: libvirt name of its domain; ``uuid``: its UUID. Neither can change.
-        hostname: the guest's own name.
-        job_id, attempt: of the job that it was booted for. Its secrets are derived from them.
-        leased: (pool, item) of each of its addresses, which the new job must get again.
+    Attributes:
+        name, uuid: of its libvirt domain, which cannot change.
+        hostname: the guest's own host name.
+        job_id, attempt: the job attempt that its secrets are derived from.
+        leased: (pool, item) of each of its addresses, which the new job must get, too.
     """
 
     name: str
@@ -107,15 +107,15 @@ class Identity:
 
 
 class Boot(Protocol):
-    """The start of one guest, as its source sees it. As root; in a thread of this guest.
+    """The start of one guest, for its boot source. As root, in a thread of this guest.
 
-    Every method raises HostFault if libvirt or the guest fails, or the deadline has passed.
+    Every method raises HostFault if libvirt or the guest fails, or after the deadline.
 
     Attributes:
-        guest: the guest, placed, with the paths of its files.
-        paths: vTorque's own directories.
-        failed: set when another guest of the job has failed: waiting any longer is useless.
-        channels: the sockets of the guest's channels (``Channel.path``), on which QEMU listens.
+        guest: the placed guest, with the paths of its files.
+        paths: the site's paths.
+        failed: set when another guest of the job has failed, so that waiting is pointless.
+        channels: sockets of the guest's channels (``Channel.path``), on which QEMU listens.
     """
 
     guest: GuestPlan
@@ -125,30 +125,32 @@ class Boot(Protocol):
 
     @property
     def deadline(self) -> float:
-        """Until when the current step must be done, in ``time.monotonic()`` seconds."""
+        """Deadline of the current step in ``time.monotonic()`` seconds."""
 
     @property
     def rendered(self) -> str:
-        """The domain XML that the guest would be booted with."""
+        """Domain XML of a cold boot of the guest."""
 
     def create(self) -> None:
-        """Boot the domain as rendered."""
+        """Start the domain as rendered."""
 
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
-        """Return libvirt's XML of an earlier domain with this guest's files, owner and CPUs.
+        """Return an earlier domain's XML with this guest's files, owner and CPUs.
 
         Args:
             xml: of the earlier domain, from a file that only root can write.
-            state_dir, run_dir: the directories of the earlier guest.
+            state_dir: of the earlier guest.
+            run_dir: of the earlier guest.
 
-        Raises Refused if the job asks for another machine.
+        Raises:
+            Refused: the job requests other virtual hardware.
         """
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        """Restore libvirt's file of a saved domain, paused; see :meth:`moved`."""
+        """Restore a saved domain from libvirt's file, paused; see :meth:`moved`."""
 
     def take_over(self) -> None:
-        """Give the paused domain of :attr:`BootSource.adopts` the guest's devices, and resume."""
+        """Give the warm guest of :attr:`BootSource.adopts` this guest's devices; resume it."""
 
     def resume(self) -> None:
         """Resume the restored domain."""
@@ -157,23 +159,27 @@ class Boot(Protocol):
         """Wait until the guest reports READY."""
 
     def set_clock(self) -> None:
-        """Have the guest set its clock, which has stood still, if its driver can."""
+        """Set the clock of a guest that was suspended, if its driver can."""
 
 
 class BootSource:
-    """How one guest of one start comes up. A subclass states what differs from a cold boot.
+    """The way in which one guest of a start comes up. Override what differs from a cold boot.
 
     Attributes:
         name: for messages and the log.
-        forbids: what cannot be done to such a guest later. A job whose options need it gets none.
-        fallback: a cold boot replaces the source if it raises HostFault, or if its guest is not
-            ready after half of the time that is left.
-        brings_disk: :meth:`start`, or ``vtorque_pre_boot`` of the plugin, makes the guest's own
-            disk (:func:`root_disk`).
-        remote: the guest runs on another node until :meth:`start` returns. The job's phase is
-            then ``arrives``, no worker of libvirt is held meanwhile, and the time for the rest of
-            the start begins anew. If the start fails nothing is destroyed: the sender settles who
-            has the guest.
+        forbids: operations that are impossible with the guest later. A job whose options need one
+            does not get the source.
+        fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
+            after half of the remaining time.
+        brings_disk: :meth:`start`, or the plugin's ``vtorque_pre_boot``, creates the guest's disk
+            (:func:`root_disk`).
+        remote: the guest runs on another node until :meth:`start` returns. Until then the job's
+            phase is ``arrives``, and no libvirt worker is occupied; afterwards the start gets its
+            full
+                time
+            again. If the start fails, no domain is destroyed: the sending node decides which node
+                has
+            the guest.
     """
 
     name: str = "cold"
@@ -184,31 +190,32 @@ class BootSource:
 
     @property
     def identity(self) -> Identity | None:
-        """What the guest keeps; None: it is a new guest of this job."""
+        """Identity that the guest keeps; None: a new guest of this job."""
         return None
 
     @property
     def adopts(self) -> str:
-        """The key of the warm guest that becomes the job's; empty: none.
+        """Key of the warm guest that becomes the job's; empty: none.
 
-        The core marks it as taken, gives the guest its domain, and releases it with the job.
+        The core claims the warm guest, gives its domain to the job's guest, and releases it with
+        the job.
         """
         return ""
 
     def start(self, boot: Boot) -> None:
-        """Make the domain exist by ``boot.deadline``. Its record is in the journal already."""
+        """Make the domain exist before ``boot.deadline``. The journal already has its record."""
         boot.create()
 
     def run(self, boot: Boot) -> None:
-        """Let the guest run, now that its channels have their owners."""
+        """Run the guest after its channels have their owners."""
 
     def ready(self, boot: Boot) -> None:
-        """Wait, by ``boot.deadline``, until the guest can run the script."""
+        """Wait until the guest can run the script, at most until ``boot.deadline``."""
         boot.await_ready()
 
 
 class ColdBoot(BootSource):
-    """The guest's operating system boots."""
+    """Boot source that boots the guest's operating system."""
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,7 @@ def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
     """Add facts (JSON values) and the job's identity to its job.json. As root; best effort.
 
     The processes of a job exclude each other, and write facts at the start, in each phase and at
-    the
-    end.
+    the end.
     """
     whose = dataclasses.asdict(job)
     whose["job"] = whose.pop("id")
@@ -147,8 +146,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
 
     As root. Removes records of the user with the largest total first, so that no user can displace
-    the records of
-    others. Skips open jobs. Does nothing within an hour after the last sweep.
+    the records of others. Skips open jobs. Does nothing within an hour after the last sweep.
 
     Args:
         paths: the site's paths.

@@ -28,8 +28,7 @@ class Levels(int):
     """Minimum log level per component. As an int, it grows with the amount that is logged.
 
     A site can thus limit ``-vm log`` with ``max``: 0 nothing, 60 errors, 70 warnings, 80
-    information, 90
-    debugging, 95 everything.
+    information, 90 debugging, 95 everything.
     """
 
     of: Mapping[str, int]

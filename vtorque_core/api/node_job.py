@@ -66,41 +66,44 @@ class NodeJob(Protocol):
 
 
 class ReceivingNode(Protocol):
-    """The node that guests come to from another node while they run. As root."""
+    """This node as destination of migrating guests. As root."""
 
     @property
     def requests(self) -> int:
-        """The descriptor from which the other node's requests are read."""
+        """Descriptor for reading the source node's requests."""
 
     @property
     def answers(self) -> int:
-        """The descriptor to which the answers are written."""
+        """Descriptor for writing answers."""
 
     @property
     def uri(self) -> str:
-        """Where libvirt is."""
+        """URI of this node's libvirt."""
 
     @property
     def start_timeout(self) -> float:
-        """The seconds that a start may take."""
+        """Time limit of a start in seconds."""
 
     def require_like(self, name: str, versions: Mapping[str, str]) -> None:
-        """Raise Refused if this node, ``name``, cannot go on with guests of such a node."""
+        """Raise Refused if this node (``name``) cannot run guests of a node with these versions."""
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
         sources: Sequence[BootSource], keeps: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Start the guests of ``sources`` here, as the prologue starts a job.
+        """Start the guests of ``sources`` on this node, as the prologue starts a job.
 
         Args:
             job_id: of the job.
-            nodes: of its guests from then on, in the order of their ranks.
-            left: the node that the guests leave; ``name``: this one.
-            sources: one for each guest, in order.
-            keeps: called if the start fails: whether all stays as it is. Otherwise it is released.
+            nodes: all nodes of the job after the migration, in rank order.
+            left: the source node.
+            name: this node.
+            sources: one per guest, in order.
+            keeps: called if the start fails: True keeps all resources, False releases them.
 
-        Raises Refused, HostFault.
+        Raises:
+            Refused: this node may not run the guests.
+            HostFault: the start fails.
         """
 
 

@@ -151,9 +151,8 @@ class ReplacedFile:
     """A root-owned file that vTorque installs. The previous file is kept as ``NAME.orig``.
 
     The content gets a last comment line with the SHA-256 of the rest, so ``#`` must begin a
-    comment.
-    The checksum distinguishes the file of an older vTorque from an edited file, which is never
-    overwritten or removed.
+    comment. The checksum distinguishes the file of an older vTorque from an edited file, which is
+    never overwritten or removed.
     """
 
     path: Path

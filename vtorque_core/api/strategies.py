@@ -28,8 +28,7 @@ class GuestType:
             which declaring modules must not import).
         driver: called on the node and in the job shell, never by ``vsub``.
         check_script: called by ``vsub`` before submission; returns why the script cannot run in a
-            guest
-            of the image. Not a security check: the driver checks again. None: no check.
+            guest of the image. Not a security check: the driver checks again. None: no check.
     """
 
     name: str
@@ -53,8 +52,7 @@ class BatchSystem:
         facts: those of queue, partition, account and qos that its BatchJob sets; only these work in
             ``[[limits]]``.
         step: returns a function that wraps a command to run on a node of a running job, from any
-            host,
-            as the job's owner, with its streams and exit status. None, also as result: not
+            host, as the job's owner, with its streams and exit status. None, also as result: not
                 available.
         knows_all_nodes: if ``node`` reports a job as gone, it is gone on all nodes.
     """
@@ -85,14 +83,13 @@ class OfJob:
 
     Attributes:
         travels: names of the other parameters that may be forwarded. Requests come from the job's
-            owner
-            or from code in the guests, so with these the command must not write files, read files
+            owner or from code in the guests, so with these the command must not write files, read
+            files
                 that
             they name, or run anything except on behalf of the guest.
         terminal: the command uses the terminal unless it has trailing words.
         output: name of the parameter for an output file. ``-`` is forwarded instead, and the output
-            is
-            written to the file on the calling host.
+            is written to the file on the calling host.
     """
 
     travels: tuple[str, ...] = ()

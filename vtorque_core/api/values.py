@@ -1,8 +1,7 @@
 """Values for declaring modules: options, files, images. Imports only the stdlib and pluggy.
 
 ``vsub`` imports every enabled plugin's declaring module on each submission. Types for acting
-modules
-are in :mod:`vtorque_core.api.guest_plan`, :mod:`vtorque_core.api.libvirt_domain` and
+modules are in :mod:`vtorque_core.api.guest_plan`, :mod:`vtorque_core.api.libvirt_domain` and
 :mod:`vtorque_core.api.guest_context`.
 """
 
@@ -67,15 +66,12 @@ class Option(Generic[T]):
         metavar: placeholder of the value in help.
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
-            :class:`FileData` or
-            None, and ``parse`` is not called.
+            :class:`FileData` or None, and ``parse`` is not called.
         words: with ``is_file``: texts, in any case, that are parsed instead of read.
         separator: the value is a list, as ``show`` writes it. ``allow`` and ``deny`` of the site
-            apply
-            to each item.
+            apply to each item.
         forbids: operations that are impossible with the guests of a job with this option. A value
-            that
-            is empty, 0 or false does not count.
+            that is empty, 0 or false does not count.
         needs: operations that must be possible with the guests of a job whose value is not
             ``default``.
         needs_root: True if root must act on the node for a value. Personal sites refuse it.

@@ -1,8 +1,7 @@
 """Threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
 
 A thread is its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a kernel thread. An
-ended
-process has no threads, and an ended thread no name.
+ended process has no threads, and an ended thread no name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Names of this repository's distributions, the only ones that messages tell people to install.
 
 Whoever registers an advised name on an index gets code executed as root. Messages therefore name
-only
-these distributions, and install them from a directory of wheels.
+only these distributions, and install them from a directory of wheels.
 """
 
 from __future__ import annotations

@@ -238,8 +238,7 @@ def migrate_domain(
     domain.
 
     With ``paused`` the domain is paused on both nodes, and its disks must exist on the destination,
-    which
-    libvirt cannot check.
+    which libvirt cannot check.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
@@ -330,8 +329,7 @@ class Taken:
 
     Attributes:
         devices: XML of devices to plug in. The last is plugged in while the domain runs: it shows
-            the
-            guest that the others are present.
+            the guest that the others are present.
         metadata: XML in the namespace ``uri`` with the prefix ``key``.
         cpus: host CPU ids for all threads; empty: any.
         host: number of CPUs of the host.
@@ -374,8 +372,7 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     """Kill a domain and wait until libvirt no longer lists it as running; a missing one is fine.
 
     Spares a domain with the same UUID that was started later. Raises HostFault if QEMU still exists
-    after
-    ``deadline_s`` seconds (uninterruptible sleep).
+    after ``deadline_s`` seconds (uninterruptible sleep).
     """
     deadline = time.monotonic() + deadline_s
     doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
@@ -484,8 +481,7 @@ def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
     """Define a network, set it to autostart, and start it unless it is active.
 
     Changes to an active network take effect at its next start. ``keep`` leaves an existing
-    definition
-    unchanged. Raises HostFault.
+    definition unchanged. Raises HostFault.
     """
 
     def start(connection: Any) -> None:

@@ -1,9 +1,8 @@
 """Test if KVM works on this node, by executing guest instructions.
 
 Neither opening ``/dev/kvm`` nor creating a virtual machine nor running one instruction is proof:
-some
-nested KVMs emulate every instruction, hundreds of times slower than the processor and slower than
-TCG. So the probe times a loop in 64-bit mode with paging, in a child that is killed on timeout
+some nested KVMs emulate every instruction, hundreds of times slower than the processor and slower
+than TCG. So the probe times a loop in 64-bit mode with paging, in a child that is killed on timeout
 (Linux, Documentation/virt/kvm/api.rst).
 """
 

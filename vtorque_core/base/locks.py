@@ -174,12 +174,9 @@ def libvirt_worker(
     """Hold the right to occupy one of libvirtd's workers with a guest start of this user.
 
     A start occupies a worker until QEMU has started, and no user may occupy all. libvirtd has 20
-    workers
-    (libvirtd.conf, max_workers), of which starts may use 18: eight for any user, and ten with at
-    most one
-    per user. As root, in any thread. The locks are single bytes of the node's lock file (fcntl(2),
-    open
-    file description locks), independent of flock(2).
+    workers (libvirtd.conf, max_workers), of which starts may use 18: eight for any user, and ten
+    with at most one per user. As root, in any thread. The locks are single bytes of the node's lock
+    file (fcntl(2), open file description locks), independent of flock(2).
 
     Args:
         paths: the site's paths.

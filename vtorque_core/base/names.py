@@ -1,8 +1,7 @@
 """Names, paths, keys and addresses that are derived from a job id.
 
 All nodes compute the same names without communication, and teardown finds resources after any
-crash.
-The functions are pure.
+crash. The functions are pure.
 """
 
 from __future__ import annotations

@@ -21,14 +21,11 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv`` and that the kernel kills when its starter ends.
 
     The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
-    prctl(2)).
-    If the starter has already ended, the command exits with 126. Children of ``argv`` are not
-    covered.
-    PR_SET_NO_NEW_PRIVS disables set-user-ID programs.
+    prctl(2)). If the starter has already ended, the command exits with 126. Children of ``argv``
+    are not covered. PR_SET_NO_NEW_PRIVS disables set-user-ID programs.
 
     A shell runs first and is replaced by ``argv``, so variables that are not identifiers are lost,
-    and PWD
-    is added.
+    and PWD is added.
 
     Args:
         argv: the command.
@@ -42,8 +39,8 @@ def alone() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a pid namespace of its own.
 
     When the tool ends, the kernel kills all its processes (pid_namespaces(7)). Otherwise a
-    compromised
-    parser could still write to a file after its validation. Empty unless as root, for tests.
+    compromised parser could still write to a file after its validation. Empty unless as root, for
+    tests.
     """
     if not effective_root():
         return ()

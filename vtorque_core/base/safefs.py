@@ -1,11 +1,10 @@
 """Create and remove files as root without following paths that others control.
 
 A directory is trusted if it and its parents belong to root (or the calling user, in tests and
-personal
-sites) and nobody else can write there. A sticky directory such as /tmp counts as unwritable,
-because
-others cannot replace its entries. All operations are relative to an open descriptor of a trusted
-directory, and never follow a link in the last component; on the way only root's links are followed.
+personal sites) and nobody else can write there. A sticky directory such as /tmp counts as
+unwritable, because others cannot replace its entries. All operations are relative to an open
+descriptor of a trusted directory, and never follow a link in the last component; on the way only
+root's links are followed.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> boo
     """Return True if another user than root and ``uid`` may write a file or directory.
 
     A user's private group counts as the user (umask 002) unless there is an ACL, whose mask appears
-    as the
-    group's permission (acl(5)). The mode of a symbolic link is meaningless.
+    as the group's permission (acl(5)). The mode of a symbolic link is meaningless.
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):
@@ -137,8 +135,7 @@ def write_new(
     """Create a new file with exactly this owner and mode (-1: unchanged).
 
     ``ready`` is called last with the open descriptor, for example os.fsync. Raises OSError, or
-    HostFault
-    if the directory is not trusted.
+    HostFault if the directory is not trusted.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with parent_of(path) as (directory, name):

@@ -19,8 +19,7 @@ def size_mib(text: str) -> int:
     """Return the MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
 
     K, M, G and T are binary (1024), with or without ``iB`` or ``B``, in any case. Raises ValueError
-    for
-    zero, fractions of a MiB and absurdly large sizes.
+    for zero, fractions of a MiB and absurdly large sizes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -9,8 +9,7 @@ def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return at most ``most`` similar names, the most similar first.
 
     Swapped letters come first. They are the most common typing error, but difflib rates them low:
-    ``rma``
-    is as close to ``vrdma`` as to ``ram``.
+    ``rma`` is as close to ``vrdma`` as to ``ram``.
     """
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 

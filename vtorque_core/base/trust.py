@@ -21,8 +21,7 @@ def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None 
 
     A sticky directory (``/tmp``) is accepted, because others cannot rename or remove root's entries
     (inode(7)). Group write permission counts as others', except for a user's private group; it also
-    shows
-    an ACL's mask (acl(5)).
+    shows an ACL's mask (acl(5)).
 
     Args:
         path: must exist; relative to the current directory.
@@ -94,8 +93,7 @@ def require_own_code(uid: int = 0) -> None:
     """Check that nobody else can change the code of this process.
 
     Checks the interpreter, the import path and all files of vtorque_core. Plugins are checked
-    before their
-    import, the rest by ``vtorque doctor``. Raises ConfigError.
+    before their import, the rest by ``vtorque doctor``. Raises ConfigError.
     """
     package = Path(__file__).parents[1]
     for place in dict.fromkeys((sys.executable, *sys.path, str(package))):

@@ -38,8 +38,7 @@ def begin(module: str) -> None:
 
     Requires isolated mode (python(1), -I) and code that only root can write, which otherwise raises
     ConfigError. Sets a fixed environment and umask. Call it before other imports. Executes
-    ``module``
-    again if the process is not isolated.
+    ``module`` again if the process is not isolated.
     """
     if os.geteuid() != 0:
         return
@@ -121,10 +120,8 @@ def open_streams() -> None:
     """Open closed standard streams for this process and its children, and guard outputs.
 
     Otherwise the next opened file would get the number of a standard stream. As in gnulib's
-    stdopen.c, a
-    command that uses a closed stream fails. Hooks and job shells do not: Torque runs
-    epilogue.parallel
-    without outputs if it cannot open the job's.
+    stdopen.c, a command that uses a closed stream fails. Hooks and job shells do not: Torque runs
+    epilogue.parallel without outputs if it cannot open the job's.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -166,10 +163,8 @@ def become_clean(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
     Libraries obey variables of the caller: libvirt writes to the file in LIBVIRT_LOG_OUTPUTS.
-    OpenPBS's
-    pbs_mom runs hooks with blocked signals (``allsigs`` in mom_main.c), which daemons would
-    inherit, and
-    then ignore SIGTERM.
+    OpenPBS's pbs_mom runs hooks with blocked signals (``allsigs`` in mom_main.c), which daemons
+    would inherit, and then ignore SIGTERM.
     """
     fixed = clean(kept)
     os.environ.clear()

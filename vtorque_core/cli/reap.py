@@ -44,9 +44,8 @@ def reap(
     Says first which state directory it has looked at, and what it has found there.
 
     A job that the batch system still knows, or cannot be asked about, is left alone. Versions of
-    images go that no name has any more and no job uses, and packet filters of networks that are
-    not up any more. Exit code 1 if something could not be
-    released.
+    images go that no name has any more and no job uses, and packet filters of networks that are not
+    up any more. Exit code 1 if something could not be released.
     """
     from vtorque_core.node.end import reap as reaper  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415

@@ -29,8 +29,8 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 
     The config then names the batch system.
 
-    Idempotent: what holds already is left. A step that fails says what to do, and the next run
-    goes on. Exit code 0 when the node is ready.
+    Idempotent: what holds already is left. A step that fails says what to do, and the next run goes
+    on. Exit code 0 when the node is ready.
     """
     from vtorque_core.node.admin import setup as steps  # noqa: PLC0415
     from vtorque_core.node.admin import setup_batch as batch_setup  # noqa: PLC0415

@@ -1,8 +1,7 @@
 """``vtorque``: start of the admin command, of root's hooks and of the job shell.
 
 Installed hooks and job shells name this module. They avoid click, whose import would take a fifth
-of
-their start.
+of their start.
 """
 
 from __future__ import annotations

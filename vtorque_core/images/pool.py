@@ -81,8 +81,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
         pool: directory of the sidecar.
         name: untrusted.
         cache: the node's copies; a copy with the same contents is preferred. Without a pool the
-            cache is
-            used alone.
+            cache is used alone.
         accept: called with the sidecar; raises Refused for an unacceptable image.
 
     Raises:
@@ -145,8 +144,8 @@ def select(
     """Return the requested image: by name, or the only one of a distro and architecture.
 
     None and empty text match any. A named image must also match distro and arch, if given.
-    ``distro`` may
-    be a family (``redhat`` for Rocky Linux), in any case. Raises Refused and HostFault.
+    ``distro`` may be a family (``redhat`` for Rocky Linux), in any case. Raises Refused and
+    HostFault.
     """
     if name:
         image = lookup(pool, name, cache, accept)
@@ -282,10 +281,8 @@ def ramdisk_mib(image: Path) -> int:
     """Return the MiB that an overlay of a disk image can grow to.
 
     The virtual size is in bytes 24 to 31 of a qcow2 header, or the file size of a raw image. The
-    tables of
-    the overlay take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level
-    less
-    than 2 MiB.
+    tables of the overlay take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and
+    first level less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

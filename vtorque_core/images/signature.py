@@ -33,8 +33,7 @@ def signed_bytes(sidecar: Sidecar) -> bytes:
     """Return the data that is signed, identical for every copy of the image.
 
     ASCII JSON with sorted keys and without blanks: the sidecar without builder, times and
-    signature, with
-    only the hashes of files.
+    signature, with only the hashes of files.
     """
     facts = {key: value for key, value in sidecar.as_json().items() if key not in _NOT_SIGNED}
     facts["files"] = {file: record.sha256 for file, record in sidecar.files.items()}

@@ -7,10 +7,8 @@
     <pool>/.trash-*               files being removed; never read
 
 Changes are renames under the pool's lock, so a kill leaves the old or the new state. It may also
-leave
-staging, trash and unnamed versions, which the next change removes (:func:`sweep`). A version is
-removed
-when no name refers to it, its time has passed, and no open journal of this node names it
+leave staging, trash and unnamed versions, which the next change removes (:func:`sweep`). A version
+is removed when no name refers to it, its time has passed, and no open journal of this node names it
 (:class:`vtorque_core.resources.lease.ImageUse`). All functions except readers run as root.
 """
 
@@ -154,8 +152,7 @@ def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) ->
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
     ``over_only`` removes only expired versions. Use it on a node that does not change the pool
-    itself,
-    because another host's current build looks like a leftover. Raises HostFault.
+    itself, because another host's current build looks like a leftover. Raises HostFault.
     """
     with safefs.naming(pool), locked(pool):
         uses = _uses_or_none(paths)

@@ -1,4 +1,4 @@
-"""The boot sources of a job's guests that are known before placement, and which may be offered."""
+"""Choose and check the boot sources of a job's guests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def offered(
     user: JobUser,
     image: Image,
 ) -> list[BootSource]:
-    """Return the sources that a plugin has for the guests. Raises Refused: not for all of them."""
+    """Return the boot sources that a plugin offers before placement.
+
+    Raises Refused unless there is one per guest.
+    """
     sources = plugins.collect_from_one(
         hooks.vtorque_boot_sources, job=job, request=request, image=image, user=user, site=site
     )
@@ -39,12 +42,12 @@ def offered(
 def require_possible(
     sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
 ) -> None:
-    """Raise HostFault if one of the sources may not be offered here.
+    """Raise HostFault for a source that may not be offered at this point.
 
     Args:
         sources: the offered sources.
-        adopts: whether they may adopt a warm guest: the guests are rendered by then.
-        remote: whether they must come from another node.
+        adopts: sources may adopt a warm guest, because the guests are rendered.
+        remote: sources must be remote.
     """
     for source in sources:
         what = ""
@@ -59,7 +62,7 @@ def require_possible(
 
 
 def with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
-    """Return the guest with a source, and with the identity that the source keeps."""
+    """Return the guest with a boot source and the identity that the source keeps."""
     plan = dataclasses.replace(plan, source=source)
     if (known := source.identity) is None:
         return plan

@@ -106,8 +106,7 @@ def peers(
     """Return (hostname, ip) of all guests of the job in one network, by rank.
 
     The ip is empty for guests on other nodes without an assigned address; a single-node job omits
-    them.
-    Raises HostFault if the plan has no room, Refused if two guests get the same address.
+    them. Raises HostFault if the plan has no room, Refused if two guests get the same address.
     """
     network = of_site(site).get(name)
     if network is None:
@@ -179,8 +178,7 @@ def claim(
     """Return the claim for a guest's address, or None if the site assigns none.
 
     A single-node job gets any free address of this node; the addresses of a larger job are fixed,
-    see
-    :func:`address_of`. Raises HostFault if the plan has no room.
+    see :func:`address_of`. Raises HostFault if the plan has no room.
     """
     if not assigns(network):
         return None
@@ -196,10 +194,8 @@ def address_of(
     """Return the address of a guest on any node of the job, the same on all nodes.
 
     With static addressing it follows from the job id, in the upper half of the node's addresses.
-    Consecutive
-    jobs get different ones, and single-node jobs start at the lower end. If the address is in use,
-    the start
-    fails on that node. Raises HostFault.
+    Consecutive jobs get different ones, and single-node jobs start at the lower end. If the address
+    is in use, the start fails on that node. Raises HostFault.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)

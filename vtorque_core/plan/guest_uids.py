@@ -1,8 +1,7 @@
 """Run each guest's QEMU with its own uid from the site's range.
 
 A guest that breaks out of QEMU can then open nothing of other guests, even without AppArmor or
-SELinux.
-The uid is leased before any file is made for it, until everything of the job is released.
+SELinux. The uid is leased before any file is made for it, until everything of the job is released.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the guest's uid, if the site has a range.
 
     An aarch64 guest that boots a disk has none, because libvirt creates its UEFI variables for the
-    user in
-    qemu.conf.
+    user in qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(POOL, uids)

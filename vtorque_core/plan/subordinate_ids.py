@@ -1,8 +1,7 @@
 """Host ids of guest root in shares: one per user, the same on all nodes.
 
 With a common id, root in one user's guest could create a setuid program that gives access to root's
-files
-in other users' guests, and quotas would not work.
+files in other users' guests, and quotas would not work.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
         name: the user.
         uid: the user's id.
         base: ``[node] subordinate_ids``. The id is this plus the uid. 0: the first id that both
-            tables
-            assign to the user; they must be the same on all nodes.
+            tables assign to the user; they must be the same on all nodes.
         tables: subuid(5) and subgid(5).
 
     Raises:

@@ -162,8 +162,8 @@ class Journal:
             phase: phase of the life cycle, for messages and the report.
             guest: index on this node; None: the whole job.
             needs: records that must be released after this one. Always included are directories and
-                (except
-                for files) leases of the guest and the job, and the warm guest; for a domain, all
+                (except for files) leases of the guest and the job, and the warm guest; for a
+                domain, all
                     earlier
                 records of the guest and the job.
         """
@@ -260,8 +260,7 @@ class Journal:
         """Append a line, unless an earlier append has failed, so that there are no gaps.
 
         Otherwise a lease could appear released before the resource that uses it. The next teardown
-        would then
-        release that resource again, while another job holds the lease.
+        would then release that resource again, while another job holds the lease.
         """
         with self._mutex:
             if self._broken:

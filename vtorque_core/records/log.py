@@ -2,8 +2,7 @@
 
 As root, in prologue, starter, epilogue and reaper. While a log is :func:`opened`, all messages of
 ``vtorque_*`` loggers of this process and its children go to ``log.jsonl`` in the job's kept
-records. A
-nested log (of the reaper in a prologue) replaces the outer one until it ends.
+records. A nested log (of the reaper in a prologue) replaces the outer one until it ends.
 
 Nothing raises, and only the disk can block. :func:`entry` limits and escapes text from guests and
 users. For reading see :mod:`vtorque_core.api.job_log`.

@@ -89,8 +89,7 @@ class Record:
         error: of the last one.
         created: create() has returned.
         clock: ``time`` by CLOCK_MONOTONIC (clock_gettime(2)), comparable within one boot; None in
-            older
-            journals.
+            older journals.
     """
 
     seq: int
@@ -182,8 +181,7 @@ def walk(
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
     Skips journals that are removed meanwhile. ``troubled`` gets unreadable and empty journals with
-    the
-    error. Without it empty ones are skipped, and an unreadable one raises JournalError.
+    the error. Without it empty ones are skipped, and an unreadable one raises JournalError.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):

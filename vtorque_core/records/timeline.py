@@ -38,8 +38,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
 
     A phase of the job lasts until the next one, the last phase until ``until``. A mark of a guest
-    is
-    measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
+    is measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
     ``peak_mib``.
     """
     marks = state.phases

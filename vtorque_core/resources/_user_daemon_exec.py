@@ -1,19 +1,15 @@
 """Turn one process into the user's daemon in a user namespace, then execute the daemon.
 
 :mod:`vtorque_core.resources.user_daemon` runs this program as host root with the JSON of
-:class:`Plan`
-as last argument. It is a separate program because the caller has threads, and fork is unsafe with
-threads. Every start of a guest waits for its imports, which are therefore few. Errors go to
-``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
-descriptor
-closes without a line, the daemon was executed.
+:class:`Plan` as last argument. It is a separate program because the caller has threads, and fork is
+unsafe with threads. Every start of a guest waits for its imports, which are therefore few. Errors
+go to ``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
+descriptor closes without a line, the daemon was executed.
 
 Method (user_namespaces(7), capabilities(7)): root creates and owns the namespace, so the user has
-no
-power over the daemon. The process then takes all ids of the user, including the fsuid.
+no power over the daemon. The process then takes all ids of the user, including the fsuid.
 SECBIT_NO_SETUID_FIXUP keeps the capabilities, also over the daemon's later setresuid(2) calls.
-Ambient
-capabilities keep them over execve(2).
+Ambient capabilities keep them over execve(2).
 """
 
 from __future__ import annotations
@@ -162,8 +158,7 @@ def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
     It also applies to executed programs. libseccomp, which QEMU requires, also sets no_new_privs.
-    Calls of
-    other architectures and of x32 kill the process. Raises OSError.
+    Calls of other architectures and of x32 kill the process. Raises OSError.
 
     Args:
         answers: the call, its errno, and conditions for its arguments.
@@ -195,8 +190,7 @@ def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
     virtiofsd drops its supplementary groups at its start, which would make files in directories of
-    such a
-    group inaccessible. Raises OSError.
+    such a group inaccessible. Raises OSError.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -226,8 +220,7 @@ def _open_disk(plan: Plan) -> int:
     """Open and lock the user's disk file with the user's ids.
 
     O_NONBLOCK prevents a hang at a FIFO. The lock belongs to the open file (F_OFD_SETLK, fcntl(2))
-    and ends
-    with the daemon.
+    and ends with the daemon.
     """
     access = os.O_RDONLY if plan.readonly else os.O_RDWR
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -261,8 +254,7 @@ def _check_qcow2(header: bytes) -> None:
     """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
 
     This is no security check: the user may change the file later, but the daemon has only the
-    user's
-    permissions.
+    user's permissions.
     """
     if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
         raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
@@ -279,10 +271,8 @@ def _resolve(path: str) -> tuple[str, bool]:
     """Resolve symbolic links; return the path, and True if only root can change its target.
 
     Follows only links that root owns in directories that only root can write. Otherwise a user
-    could
-    replace the link and choose the shared directory. Returns "" for the root directory. Raises
-    OSError and
-    _Step.
+    could replace the link and choose the shared directory. Returns "" for the root directory.
+    Raises OSError and _Step.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:
@@ -336,8 +326,7 @@ def _open_source_as_user(plan: Plan) -> int:
     """Open the source on the host in a child with all of the user's ids.
 
     Root's effective ids do not suffice: NFS may squash root, and FUSE checks the real ids. Opening
-    it also
-    triggers an automount.
+    it also triggers an automount.
     """
     answer, child_answer = os.pipe()
     child_hold, hold = os.pipe()
@@ -369,8 +358,7 @@ def _copied(plan: Plan, host_source: int) -> int:
     """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if requested.
 
     A read-only copy is also private, because a file system mounted later below the source would be
-    writable.
-    ``..`` cannot leave a copy, even if a directory is moved on the host.
+    writable. ``..`` cannot leave a copy, even if a directory is moved on the host.
     """
     source = _open_source(plan._replace(owner_check=False))  # ids are others here, and it is known
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):

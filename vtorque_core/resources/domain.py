@@ -12,9 +12,10 @@ from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 
 @dataclass(frozen=True)
 class Domain(CoreResource):
-    """A transient libvirt domain; it needs every earlier record of its guest.
+    """A transient libvirt domain. It needs every earlier record of its guest.
 
-    ``start`` makes the domain exist: by a boot, from a checkpoint, or because it was there before.
+    Attributes:
+        start: makes the domain exist: by a boot, from a checkpoint, or by adopting it.
     """
 
     kind = "domain"
@@ -26,11 +27,11 @@ class Domain(CoreResource):
     start: Callable[[], None] = unjournalled()
 
     def create(self) -> None:
-        """Start it. Raises HostFault."""
+        """Start the domain. Raises HostFault."""
         self.start()
 
     def release(self) -> None:
-        """Destroy it and wait until it has gone; gone already is fine."""
+        """Destroy the domain if it exists, and wait for its end."""
         from vtorque_core.base import hypervisor  # noqa: PLC0415
 
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)

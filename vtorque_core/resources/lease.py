@@ -1,4 +1,4 @@
-"""Kinds of resources that say what a job uses: a pool's item, a warm guest, an image's version."""
+"""Resources that record a use: of a pool's item, a warm guest, an image version."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from vtorque_core.records.reading import SPARE
 
 @dataclass(frozen=True)
 class Lease(CoreResource):
-    """An item of a pool, the job's as long as the record is open: there is nothing to do.
+    """An item of a pool, in use by the job while the record is open.
 
-    Made by :mod:`vtorque_core.plan.placement.ledger` alone, which says what each of its pools
-    records.
+    Only :mod:`vtorque_core.plan.placement.ledger` creates leases, and defines their fields per
+    pool.
 
-    Args:
-        mib: amount of memory; ``node``: on this NUMA node, -1: not known; ``page_kib``: in huge
-            pages of this size, 0: ordinary.
-        use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``. ``least`` and ``most``: between
-            what its number may change.
-        cpus: a list as in cpuset(7).
-        amount: of a pool that is divided by amount, in its own unit; 0: a pool of items.
+    Attributes:
+        mib: amount of memory.
+        node: NUMA node of the memory; -1: unknown.
+        page_kib: size of huge pages; 0: ordinary pages.
+        use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
+        least, most: range of a resizable number of cores.
+        cpus: list as in cpuset(7).
+        amount: of a pool of amounts; 0: a pool of items.
     """
 
     kind = "lease"
@@ -44,18 +45,18 @@ class Lease(CoreResource):
         """Do nothing: the record is the lease."""
 
     def release(self) -> None:
-        """Do nothing: the record's end is the lease's end."""
+        """Do nothing: the record is the lease."""
 
 
 @dataclass(frozen=True)
 class SpareUse(CoreResource):
-    """A spare guest is the job's from this record on; its end is the end of all that it had.
+    """A warm guest that the job has claimed. Its teardown is part of the job's.
 
-    Written under the node's lock, so that no two jobs take one
-    (:func:`vtorque_core.node.start.spare.with_offers`).
+    Written under the node's lock, so that only one job claims the guest
+    (:func:`vtorque_core.node.start.spare.take`).
 
-    Args:
-        key: of the spare guest's journal, which the teardown of this one then tears down.
+    Attributes:
+        key: of the warm guest's journal.
     """
 
     kind = SPARE
@@ -64,10 +65,10 @@ class SpareUse(CoreResource):
     key: str
 
     def create(self) -> None:
-        """Do nothing: the record is the use."""
+        """Do nothing: the record is the claim."""
 
     def release(self) -> None:
-        """Do nothing: :mod:`vtorque_core.node.end.teardown` tears the spare guest down."""
+        """Do nothing: :mod:`vtorque_core.node.end.teardown` tears the warm guest down."""
 
 
 _WAIT = 20.0  # seconds for a change of the pool to end
@@ -75,12 +76,12 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 
 @dataclass(frozen=True)
 class ImageUse(CoreResource):
-    """The use of one version of an image: it stays on disk as long as a record names it.
+    """Use of an image version, which stays on disk while a record names it.
 
-    Node-wide: the release by its last job removes a version that no name has any more.
+    Node-wide: the release by the last job removes a version without a name.
 
-    Args:
-        path: the version's directory, in the pool or in the node's cache.
+    Attributes:
+        path: directory of the version in the pool or cache.
     """
 
     kind = store.KIND
@@ -89,10 +90,10 @@ class ImageUse(CoreResource):
     path: str
 
     def create(self) -> None:
-        """Look whether it is still there, now that the journal names it. Raises HostFault.
+        """Check that the version still exists. Raises HostFault.
 
-        Who removes a version looks at the journals under the pool's lock: either they see the
-        record and leave it, or this sees that it is gone.
+        Whoever removes a version reads the journals under the pool's lock. Either they see this
+        record, or this check sees that the version is gone.
         """
         version = Path(self.path)
         pool = version.parent.parent
@@ -105,5 +106,5 @@ class ImageUse(CoreResource):
             raise HostFault(f"image {self.path} was removed while the job was being started")
 
     def release(self) -> None:
-        """Remove the version if no name has it and the time for which it was kept is over."""
+        """Remove the version if it is expired and without a name."""
         store.collect_version(Path(self.path))

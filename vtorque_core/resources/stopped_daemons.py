@@ -1,9 +1,9 @@
 """Kill a user's stopped daemon, so that it cannot block libvirtd.
 
 QEMU does a handshake with each daemon before its guest runs, and when the guest is paused.
-Meanwhile it
-occupies one of libvirtd's few workers. Daemons of shares and disks belong to the user, who can stop
-them with kill(2). Batch systems do not stop them, because they are outside the job's session.
+Meanwhile it occupies one of libvirtd's few workers. Daemons of shares and disks belong to the user,
+who can stop them with kill(2). Batch systems do not stop them, because they are outside the job's
+session.
 """
 
 from __future__ import annotations
@@ -86,10 +86,8 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Return True if the process is stopped or frozen, by the kernel's information only.
 
     State T in /proc/PID/stat (proc(5)) means SIGSTOP. A batch system may freeze the control group
-    instead:
-    cgroup.events in version 2, freezer.state in version 1 (cgroup-v2.rst and freezer-subsystem.rst
-    of the
-    kernel's admin guide). Names in these files are untrusted bytes.
+    instead: cgroup.events in version 2, freezer.state in version 1 (cgroup-v2.rst and
+    freezer-subsystem.rst of the kernel's admin guide). Names in these files are untrusted bytes.
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()

@@ -1,13 +1,10 @@
 """Run a daemon as the job's owner that serves the owner's data to QEMU over a Unix socket.
 
 Common code of virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and of the server of a
-user's
-disk (:mod:`vtorque_core.resources.user_disk`): the socket, which root creates for QEMU's user, the
-bounded log, start and stop. The daemon runs in a user namespace that root owns, so the user can
-neither
-trace nor change it. It is process 1 of a pid namespace, so killing it ends all its processes. A
-lock on
-its lock file identifies it.
+user's disk (:mod:`vtorque_core.resources.user_disk`): the socket, which root creates for QEMU's
+user, the bounded log, start and stop. The daemon runs in a user namespace that root owns, so the
+user can neither trace nor change it. It is process 1 of a pid namespace, so killing it ends all its
+processes. A lock on its lock file identifies it.
 """
 
 from __future__ import annotations
@@ -164,8 +161,7 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
     The daemon inherits cgroup, CPU affinity and limits. After a failure only the lock file, which
-    ``stop``
-    removes, and ``service.log`` remain.
+    ``stop`` removes, and ``service.log`` remain.
 
     Args:
         service: the daemon.
@@ -222,8 +218,8 @@ def stop(lock_path: str, deadline: float) -> None:
     """Kill the daemon that holds ``lock_path``; remove its socket and lock file.
 
     Idempotent, as root. Also works after an incomplete ``start``. Saves the log of a running
-    daemon. Raises HostFault if the
-    daemon survives ``deadline`` (monotonic); nothing is removed then.
+    daemon. Raises HostFault if the daemon survives ``deadline`` (monotonic); nothing is removed
+    then.
     """
     try:
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -248,8 +244,7 @@ def _take_lock(service: Service) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
     The flock shows without a gap that the daemon is alive. The daemon's own POSIX lock shows its
-    pid. The
-    record in the file is for ``stop``.
+    pid. The record in the file is for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

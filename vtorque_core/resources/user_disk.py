@@ -1,8 +1,7 @@
 """Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
 The daemon is qemu-storage-daemon (QEMU 7.2). It runs as the job's owner without capabilities, root
-or
-network in its namespaces (:mod:`vtorque_core.resources._user_daemon_exec`).
+or network in its namespaces (:mod:`vtorque_core.resources._user_daemon_exec`).
 
 It uses NBD. For vhost-user-blk disks libvirt 9.0 has neither ``<serial>`` nor ``discard`` nor
 ``readonly``, and the user's daemon would map all of the guest's memory. libvirt gets the socket:
@@ -10,9 +9,8 @@ It uses NBD. For vhost-user-blk disks libvirt 9.0 has neither ``<serial>`` nor `
 (https://libvirt.org/formatdomain.html).
 
 Two guests must not write one file. QEMU's locks do not prevent that, because an NBD export shares
-the
-write permission. Therefore the whole file is locked before the daemon starts, which also excludes
-``qemu-img``.
+the write permission. Therefore the whole file is locked before the daemon starts, which also
+excludes ``qemu-img``.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ class DiskFile(user_daemon.Service):
     """A disk file of the job's owner and its daemon.
 
     The format is qcow2 if the name ends in ``.qcow2``, otherwise raw. It is never probed, because a
-    guest
-    could write a qcow2 header into a raw disk.
+    guest could write a qcow2 header into a raw disk.
     """
 
     program: str = STORAGE_DAEMON
@@ -114,8 +111,7 @@ def served(lock: Path) -> os.stat_result:
     """Return the stat(2) result of the file that a daemon has open, without using its path.
 
     As root. Raises HostFault if the daemon has ended or root may not access the file system (FUSE).
-    Call it in a
-    child, because a file system can hang.
+    Call it in a child, because a file system can hang.
     """
     with safefs.naming(f"cannot look at the file of {lock.stem}"):
         proc = Path(f"/proc/{holder_of(lock)}")

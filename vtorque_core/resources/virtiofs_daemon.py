@@ -1,17 +1,16 @@
 """Serve host directories to a guest with virtiofsd, never as host root.
 
 virtiofsd runs as the job's owner in a user namespace that maps only a subordinate id for guest root
-and
-the owner's ids. Files that guest root creates belong to the subordinate id on the host. The kernel
-refuses device nodes and other owners, and other users' files are as inaccessible as to the owner.
+and the owner's ids. Files that guest root creates belong to the subordinate id on the host. The
+kernel refuses device nodes and other owners, and other users' files are as inaccessible as to the
+owner.
 
 There are two implementations. In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace.
-The
-Rust daemon (from 1.13) can confine itself only as 0, so it has the owner's ids as 0 and translates.
+The Rust daemon (from 1.13) can confine itself only as 0, so it has the owner's ids as 0 and
+translates.
 
 libvirt gets the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...`` with
-shared
-memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
+shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
 """
 
 from __future__ import annotations
@@ -81,10 +80,8 @@ def file_limit(ram_mib: int) -> int:
     """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
 
     A guest needs more than 1 KiB of memory to cache a file, so one descriptor per KiB suffices; the
-    minimum
-    is 100,000. Eight such daemons still leave an eighth of the node's files. By default the kernel
-    allows
-    one file per 10 KiB of memory.
+    minimum is 100,000. Eight such daemons still leave an eighth of the node's files. By default the
+    kernel allows one file per 10 KiB of memory.
 
     Args:
         ram_mib: the guest's memory in MiB, divided by its number of shares.
@@ -97,8 +94,7 @@ def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
     virtiofsd does not follow links, so ``/.`` turns the link in /proc into a directory. The daemon
-    requires a
-    rule for security.capability; it is harmless, because the daemon has no CAP_SETFCAP.
+    requires a rule for security.capability; it is harmless, because the daemon has no CAP_SETFCAP.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"

@@ -2,8 +2,7 @@
 
 It is read in two steps: ``[plugins]`` selects the plugins, and these define the other tables.
 :func:`vtorque_core.site.load.load` does both. Without the file all values are defaults. All errors
-are
-ConfigError with file, line and key.
+are ConfigError with file, line and key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Compute the size of guests whose vCPUs or RAM follow the job's grant. Pure.
 
 Guests get all CPUs of the job; QEMU's own threads share them. QEMU's memory, RAM disks and the
-needs
-of plugins are subtracted from the job's grant. The host's reserve (``[node] host_reserve_*``) is
-not.
+needs of plugins are subtracted from the job's grant. The host's reserve (``[node] host_reserve_*``)
+is not.
 """
 
 from __future__ import annotations

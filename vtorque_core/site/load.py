@@ -1,8 +1,7 @@
 """Load plugins and site config, on both sides of the trust boundary.
 
 A user may name any config for ``vsub``, because the node decides again by its own. As root, config
-and
-plugins must be writable by root only; each is checked when read.
+and plugins must be writable by root only; each is checked when read.
 """
 
 from __future__ import annotations

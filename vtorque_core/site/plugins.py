@@ -1,8 +1,7 @@
 """Find, load and call plugins. A broken plugin is reported and does not stop the others.
 
 Entry point groups: ``vtorque1`` (declaring modules, all that ``vsub`` imports) and
-``vtorque1.node``
-(acting modules, as root). The digit is the major version of the API.
+``vtorque1.node`` (acting modules, as root). The digit is the major version of the API.
 """
 
 from __future__ import annotations
@@ -250,8 +249,7 @@ class Plugins:
         """Return a view of the plugins for a job for which some are disabled (``withheld``).
 
         Acquire resources with the same view that wrote the journal header. Teardown loads only the
-        plugins
-        named there.
+        plugins named there.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)
@@ -294,13 +292,11 @@ class Plugins:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
         An action hook yields one contribution with the item None. An item of a wrong type gives a
-        TypeError,
-        and ends the items of that plugin.
+        TypeError, and ends the items of that plugin.
 
         Args:
             hook: function of :mod:`vtorque_core.api.hooks`, which lets mypy check arguments and
-                items; or a
-                hook's name.
+                items; or a hook's name.
             args: none; only for mypy.
             kwargs: the hook's arguments.
         """

@@ -18,8 +18,7 @@ def plugin_problems(
     """Yield (key of ``[plugins]``, problem).
 
     Plugins of this repository may be disabled where they are not installed, so that all hosts of a
-    site can
-    share a config.
+    site can share a config.
 
     Args:
         wanted: the table.

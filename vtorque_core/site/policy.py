@@ -2,8 +2,7 @@
 
 The same code runs as the user in ``vsub``, for early feedback, and as root on the node, where it is
 binding. It uses only its arguments. :func:`decide` raises only Refused, whatever user, site or
-plugins
-do.
+plugins do.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
     An entry of ``[[limits]]`` that may or may not apply, because a fact is missing, refuses
-    nothing. So
-    ``vsub`` accepts what the node, which has all facts, may accept.
+    nothing. So ``vsub`` accepts what the node, which has all facts, may accept.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):

@@ -1,8 +1,7 @@
 """Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
 
 The submit side runs as the user. On the node the bytes are untrusted: :func:`read` parses them in
-an
-unprivileged process, and any error becomes Refused. :mod:`policy` validates the values.
+an unprivileged process, and any error becomes Refused. :mod:`policy` validates the values.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
     """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
 
     Blanks around a pair are dropped. A comma always separates pairs, as in the vTorque of 2017, so
-    no value
-    can contain one. Raises Refused.
+    no value can contain one. Raises Refused.
     """
     values = list(values)
     words = [word.strip() for value in values for word in value.split(",")]
@@ -132,8 +130,7 @@ def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs 
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
     ``-vm none`` on the command line hides the script's pairs. Any pair on the command line hides
-    ``none``
-    in the script.
+    ``none`` in the script.
 
     Args:
         command_line: values of ``-vm`` arguments.

@@ -13,8 +13,7 @@ def line_of(text: str, key: str) -> int | None:
     """Return the line (from 1) of a dotted key (``options.ram.max``), or None.
 
     ``limits.1`` is the first of a list of tables. A key in an inline table has the table's line. A
-    missing
-    key has the line of its nearest table.
+    missing key has the line of its nearest table.
     """
     lines = _lines(text)
     parts = key.split(".")

@@ -1,8 +1,8 @@
 """Change the pool: add, label, sign and remove images. As root.
 
 The core reads images (:mod:`vtorque_core.live.images`), and defines their layout on disk and the
-lifetime of
-old versions (``store``). Each change is one rename, so a kill leaves the old or the new image.
+lifetime of old versions (``store``). Each change is one rename, so a kill leaves the old or the new
+image.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     """Hash every file of an image, check its disk, and check who can read it. Any user.
 
     As root it also records the result. A pool that was copied to another node has other inodes and
-    times than the
-    sidecar, so the new ones are recorded with the time of the check.
+    times than the sidecar, so the new ones are recorded with the time of the check.
 
     Raises:
         Refused: names the file and what is wrong.
@@ -148,8 +147,7 @@ def commit(
     """Check the builder's files in ``source`` and make them the current version of an image.
 
     As root. The files get a directory named after their contents. The sidecar that names it is
-    renamed last. Guests of the
-    previous version keep it.
+    renamed last. Guests of the previous version keep it.
 
     Args:
         pool: the pool.
@@ -348,7 +346,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
 
 
 def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
-    """Return the sidecar with the signature of the one it replaces, if the contents are the same."""
+    """Return the sidecar, with the signature of the replaced one if the contents are the same."""
     try:
         old = read_sidecar(pool, new.name)
     except Refused:

@@ -26,10 +26,8 @@ class Client:
     """A client's process, as the service sees it.
 
     The service sends ``id`` or ``error``; for its job ``start`` and ``terminate``, and finally
-    ``code`` and
-    ``reason``. The client sends records (:mod:`vtorque_local.order`): ``submit``, ``list``,
-    ``cancel``, ``stop``,
-    and ``ended`` after its interactive job.
+    ``code`` and ``reason``. The client sends records (:mod:`vtorque_local.order`): ``submit``,
+    ``list``, ``cancel``, ``stop``, and ``ended`` after its interactive job.
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:

@@ -161,8 +161,7 @@ def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
     Code in a guest can forge the answer, so on a terminal control sequences are escaped unless the
-    terminal is the
-    guest's own.
+    terminal is the guest's own.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")

@@ -2,10 +2,9 @@ r"""Build OSv's kernel command line, and the script disk that it names. Pure.
 
 The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
 (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
-with the
-environment as ``--env=`` and all commands, in the syntax of core/commands.cc. So QEMU's arguments,
-which all
-users of a node can read, contain nothing of the job, and the limit of a few KiB suffices.
+with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. So QEMU's
+arguments, which all users of a node can read, contain nothing of the job, and the limit of a few
+KiB suffices.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ def base_options(*, run_init: bool = False) -> list[str]:
 def network_options(addresses: Sequence[Address]) -> list[str]:
     """Return the static addresses; nothing where OSv shall ask DHCP.
 
-    Raises Refused where a NIC has no address and DHCP does not say one either: OSv would wait
-    for ever.
+    Raises Refused where a NIC has no address and DHCP does not say one either: OSv would wait for
+    ever.
     """
     if any(address.ip is None and not address.dhcp for address in addresses):
         raise Refused(

@@ -67,8 +67,8 @@ def command_line(commands: Sequence[Command]) -> str:
 def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
     """Return the script's commands.
 
-    ``named``: the image's command lines by name; a line that begins with such a name stands for
-    it, with the line's further words behind. Raises Refused with every line that cannot run.
+    ``named``: the image's command lines by name; a line that begins with such a name stands for it,
+    with the line's further words behind. Raises Refused with every line that cannot run.
     """
     commands: list[Command] = []
     refusals: list[Refusal] = []

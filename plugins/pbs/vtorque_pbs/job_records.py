@@ -52,8 +52,7 @@ def openpbs_jobs(text: str) -> list[Attributes]:
     r"""Return the attributes of each job in OpenPBS's ``qstat -fw``.
 
     Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
-    convert_feed_chars), so user text
-    cannot forge another attribute or job.
+    convert_feed_chars), so user text cannot forge another attribute or job.
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}

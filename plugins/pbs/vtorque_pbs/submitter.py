@@ -262,8 +262,8 @@ class PbsSubmitter:
         """Return a command line that qsub should reject.
 
         It names the job shell, in case qsub accepts it. ``lacks_value``: the last option has no
-        value, so nothing may follow it.
-        Raises UsageError for ``-- command``, which qsub would run without any shell.
+        value, so nothing may follow it. Raises UsageError for ``-- command``, which qsub would run
+        without any shell.
         """
         words = list(argv)
         while "-vm" in words:

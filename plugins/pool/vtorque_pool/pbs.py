@@ -232,8 +232,8 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
     r"""Return the attributes of each job in OpenPBS's ``qstat -f -w``.
 
     Each attribute is one line. A newline in a value appears as ``\n`` (qstat.c,
-    convert_feed_chars), so user text
-    cannot forge a line. Without ``-w`` user text could even forge a job's first line.
+    convert_feed_chars), so user text cannot forge a line. Without ``-w`` user text could even forge
+    a job's first line.
     """
     found: list[dict[str, str]] = []
     for line in text.split("\n"):

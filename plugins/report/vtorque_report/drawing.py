@@ -28,9 +28,9 @@ _renderer: list[Callable[..., str]] = []
 def page(package: str, template: str, /, **values: object) -> str:
     """Return a package's template (a file beside its modules) with these values, all escaped.
 
-    The template can import ``macros.html.j2`` of this package; the filter ``svg`` lets a drawing
-    of :func:`svg` through. Also defined: ``css``, ``css_hash`` and ``no_plots``, which says why
-    there are none and else is empty.
+    The template can import ``macros.html.j2`` of this package; the filter ``svg`` lets a drawing of
+    :func:`svg` through. Also defined: ``css``, ``css_hash`` and ``no_plots``, which says why there
+    are none and else is empty.
     """
     environment = jinja2.Environment(
         autoescape=True,
@@ -60,10 +60,8 @@ def svg(width: int, height: int, spec: Mapping[str, Any]) -> str:
     """Draw a Vega-Lite specification (https://vega.github.io/vega-lite/docs/).
 
     Returns an empty string if drawing is not possible. Vega runs in this process, without network
-    access. Do not
-    pass user text, because Vega does not escape it. Colors are variables of the page
-    (``var(--s0)``,
-    ``var(--text)``), so that a drawing fits light and dark themes.
+    access. Do not pass user text, because Vega does not escape it. Colors are variables of the page
+    (``var(--s0)``, ``var(--text)``), so that a drawing fits light and dark themes.
 
     Args:
         width: in CSS pixels.

@@ -152,8 +152,7 @@ def network_xml(network: Network | ExtraNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
     ``[network]`` and networks with a gateway use NAT. Others connect only the guests of the node,
-    and without
-    a subnet the node has no address there. See https://libvirt.org/formatnetwork.html.
+    and without a subnet the node has no address there. See https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"

@@ -1,8 +1,7 @@
 """Install the batch system's hooks, the job shell and plugins' steps. As root.
 
 ``<state>/setup.json`` (0600) records the steps and the previous config, so that uninstall works
-after any
-interruption.
+after any interruption.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts, as the user, instead of the job's shell.
 
     PYTHON* variables and the user's files have no effect (:attr:`Installation.command`). A script's
-    sh ignores
-    ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION). The environment is passed on unchanged.
+    sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION). The environment is passed on
+    unchanged.
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 

@@ -1,11 +1,9 @@
 """Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users, with completion.
 
 Creates links in ``[paths] commands``, completion files for bash, zsh and fish in ``../share``, and
-the
-module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` has no
-completion,
-because its options are the batch system's. Never touches other files, and never fails because of
-them.
+the module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` has no
+completion, because its options are the batch system's. Never touches other files, and never fails
+because of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Epilogue: release everything in the job's journals, whatever the batch system says.
 
 As root on the node; may run repeatedly, and without a prologue. Its stdout is for the user, because
-batch
-systems put it into the job's output.
+batch systems put it into the job's output.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
     If the job shell reported a dead guest, the end of the guest's console is printed first; only
-    root can read
-    it. If the site config is invalid, or others can write it, the default directories are used. A
-    directory
-    that a user controls could contain forged journals, which tell root what to remove.
+    root can read it. If the site config is invalid, or others can write it, the default directories
+    are used. A directory that a user controls could contain forged journals, which tell root what
+    to remove.
 
     Afterwards, if the config is valid, accounting, leftovers and ``vtorque_ended`` follow.
 
@@ -107,8 +105,7 @@ def _after(
     """Update accounting, kill leftovers and call plugins. Failures are only reported.
 
     Runs in children with time limits, because a batch system's server may hang. ``lost``: the start
-    was
-    killed, so the batch system is asked to requeue the job.
+    was killed, so the batch system is asked to requeue the job.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 

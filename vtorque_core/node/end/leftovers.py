@@ -1,8 +1,7 @@
 """Kill leftover processes of a job's owner after a job that had the whole node.
 
 As root in the epilogue, with ``[batch] kill_leftovers``. uid and ``whole_node`` come from the
-journal, not
-from user-writable data.
+journal, not from user-writable data.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the owner's processes on this node, and return a line about it or an empty string.
 
     Does nothing if other processes of the owner are legitimate: the job did not have the whole
-    node, another
-    job of the owner has resources here, the owner is logged in, or the node was rebooted.
+    node, another job of the owner has resources here, the owner is logged in, or the node was
+    rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""

@@ -57,8 +57,7 @@ class ReapResult:
 
     Attributes:
         action: ``partial``: some records stay open, see ``report``; ``unknown``: the batch system
-            does
-            not know if the job exists; ``busy``: the job's prologue or epilogue runs.
+            does not know if the job exists; ``busy``: the job's prologue or epilogue runs.
         open: numbers of the records that were open before.
     """
 
@@ -92,8 +91,7 @@ def release_job(
     """Tear down all attempts of a job on this node, for the epilogue. As root.
 
     Then removes the job's proof, even if a full disk kept it out of the journal. Raises
-    JournalError, or Busy if
-    the prologue does not end within ``deadline`` seconds.
+    JournalError, or Busy if the prologue does not end within ``deadline`` seconds.
     """
     reports = []
     with job_lock(paths, job_id, deadline):
@@ -134,8 +132,7 @@ def reap(
         dry_run: only report.
         only: one job id.
         abandon: records to treat as released, of ended jobs: ``"42.srv:7"``, or with the journal's
-            name
-            ``"42.srv.0:7"``.
+            name ``"42.srv.0:7"``.
         release_timeout: seconds for one record.
         deadline: seconds for one job.
 
@@ -191,8 +188,7 @@ def reap_until_clean(
     """Reap in a separate process until the job holds nothing here, for at most a day. As root.
 
     For an epilogue that could not release everything: libvirtd was down, or the start was still
-    running. One
-    such process per node also handles the leftovers of others.
+    running. One such process per node also handles the leftovers of others.
     """
 
     def go_on(begun: Callable[[], None]) -> int:
@@ -306,8 +302,7 @@ def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | 
     """Call ``vtorque_ended`` for each completely released attempt; return errors. As root.
 
     Each plugin runs in a child. Uses the site's current plugins, so that new ones can keep records,
-    but not those
-    that were disabled for the job.
+    but not those that were disabled for the job.
     """
     faults = []
     for report in reports:

@@ -177,8 +177,7 @@ def retired(paths: Paths, key: str) -> bool:
     """Mark a warm guest as not claimable. Return False if a job has it.
 
     Hold the lock of the guest's journal. Raises Busy (node's lock), HostFault and JournalError,
-    also for another
-    unreadable journal, whose job may have it.
+    also for another unreadable journal, whose job may have it.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -388,8 +387,7 @@ def _drop_connections() -> None:
     """Close libvirt connections before a fork, and wait for the threads that used them.
 
     Python's join returns before the thread has left the C libraries. A lock that it holds at the
-    fork would stay
-    locked in the child.
+    fork would stay locked in the child.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END

@@ -1,8 +1,7 @@
 """Run plugins' commands beside the job script and after it: ``vtorque_{beside,after}_script``.
 
 In the job shell, as the job's owner, because its stderr is the job's with every batch system. The
-commands
-neither change the job's exit status nor delay it for long.
+commands neither change the job's exit status nor delay it for long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Job shell: started by the batch system instead of the user's shell, as the user.
 
 It waits for root's proof, passes the script to the guest type's driver, and ends with the script's
-exit
-status. On any error it prints one line and runs nothing; it can never run the script on the host.
+exit status. On any error it prints one line and runs nothing; it can never run the script on the
+host.
 """
 
 from __future__ import annotations
@@ -229,8 +229,7 @@ def _await_sisters(
     """Wait until all nodes have ready guests, or fail the whole job.
 
     Nodes communicate only by the batch system's way to start commands on a job's nodes: each one
-    checks its own
-    root's proof and prints what is wrong.
+    checks its own root's proof and prints what is wrong.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 

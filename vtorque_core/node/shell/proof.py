@@ -1,12 +1,9 @@
 """Proof file: root's statement to the job shell that the guests are ready, or why not.
 
 Root writes it below ``<run>/proof`` on the node, and the job shell reads it as the job's owner. No
-script
-runs without a proof that only root can have written. Format: JSON (RFC 8259), an object with the
-fields of
-:class:`Proof`. The user's own scripts are beside the guests' sockets, readable by the user only;
-the proof has
-their checksums.
+script runs without a proof that only root can have written. Format: JSON (RFC 8259), an object with
+the fields of :class:`Proof`. The user's own scripts are beside the guests' sockets, readable by the
+user only; the proof has their checksums.
 """
 
 from __future__ import annotations
@@ -145,8 +142,7 @@ def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
         paths: the site's paths.
         proof: the contents.
         gid: the owner's primary group (-1: the caller's), which can read the file (0640). It has
-            plugins'
-            variables and, after a failure, the end of a console.
+            plugins' variables and, after a failure, the end of a console.
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -228,8 +224,7 @@ def lock(paths: Paths, job_id: str) -> bool:
     """Lock the job's proof until this process ends; return True on success. As the job's owner.
 
     Uses flock(2), because the kernel would release a lock of fcntl(2) when this process closes the
-    file after its
-    next read.
+    file after its next read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -245,8 +240,7 @@ def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
     """Return True when a job shell has locked this proof, False on timeout or if it is replaced.
 
     The job's owner controls the lock, so treat the result as untrusted input. Polls, because no
-    system call waits
-    until another process acquires a lock. As root.
+    system call waits until another process acquires a lock. As root.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):

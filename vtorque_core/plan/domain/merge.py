@@ -70,8 +70,7 @@ def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     """Merge the elements of one guest.
 
     List elements are appended: the core's, then each plugin's by name. Single elements are merged
-    by field:
-    None sets nothing.
+    by field: None sets nothing.
 
     Raises:
         Conflict: two contributions contradict each other; names both distributions.

@@ -1,8 +1,7 @@
 """Render a guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
 
 All values are escaped in all templates, and characters that XML 1.0 cannot represent are refused.
-Pure
-except for reading templates. A site may replace templates: see :func:`render`.
+Pure except for reading templates. A site may replace templates: see :func:`render`.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class DomainSpec:
 
     Attributes:
         qemu_user: QEMU's group, and its user if the plan has no uid. libvirt then changes no
-            owners, so
-            shared images stay root's. Empty: libvirt's defaults.
+            owners, so shared images stay root's. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
         ports: number of free device slots of a warm guest, which then also has shareable memory.
     """
@@ -158,8 +156,7 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
     """Return the domain XML without pluggable devices and without anything specific to a job.
 
     Guests with equal base XML differ only in things that a running guest can get. For guests
-    without
-    exclusive cores, ``placement.own`` is omitted.
+    without exclusive cores, ``placement.own`` is omitted.
     """
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())

@@ -1,8 +1,7 @@
-"""The domain of a guest that was saved, or comes from another node: libvirt's XML, adapted.
+"""Adapt the domain XML of a saved or migrating guest to its new place. Pure.
 
-libvirt compares the two and refuses what the guest would see (virDomainDefCheckABIStability); the
-XML of then also says where libvirt had put each device. What is compared here is what the job asks
-for. Pure.
+libvirt refuses changes that the guest would see (virDomainDefCheckABIStability), and the earlier
+XML has the device addresses. This module compares what the job requests.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) ->
 
     Args:
         was: libvirt's XML of the earlier domain, from a file that only root can write.
-        wanted: the rendered XML of the guest.
-        places: the directories of the earlier guest, on disk and in memory.
-        guest: the guest, whose directories take their place.
+        wanted: rendered XML of the guest.
+        places: directories of the earlier guest, on disk and in memory.
+        guest: the guest, whose directories replace them.
 
-    Raises Refused if it is not the guest that the job asks for.
+    Raises:
+        Refused: the earlier domain is not what the job requests.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)
@@ -64,7 +64,7 @@ def _require_same(old: Element, new: Element) -> None:
 
 
 def _shape(domain: Element) -> Iterator[tuple[str, str]]:
-    """Yield what a guest sees of itself, by the names that both XMLs have."""
+    """Yield the guest-visible properties, by names that both XMLs have."""
     yield "hypervisor", domain.get("type", "")
     memory = domain.find("memory")
     if memory is not None:
@@ -82,7 +82,7 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
 
 
 def _seen(device: Element) -> str:
-    """Return what a guest knows a device by, and of a NIC what is at its other end."""
+    """Return what identifies a device to the guest; for a NIC also its peer."""
     parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
     found = [each.get(key) for tag, key in parts for each in device.findall(tag)]
     if device.tag == "interface":
@@ -91,7 +91,7 @@ def _seen(device: Element) -> str:
 
 
 def _wired(nic: Element) -> Iterator[str]:
-    """Yield where a NIC leads to, and whether its tap device is the one that is filtered."""
+    """Yield the network of a NIC, and whether its tap device is filtered."""
     for source in nic.findall("source"):
         kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
         yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # its bridge now is no matter

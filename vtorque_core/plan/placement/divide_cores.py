@@ -1,8 +1,7 @@
 """Place the guests of a job on a node, from claims, the job's share and existing leases. Pure.
 
 Order: usable CPUs, a NUMA node per guest (:mod:`packing`), exclusive cores, shared CPUs, memory by
-NUMA
-node, caches, pool items.
+NUMA node, caches, pool items.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ class NodeShare:
         cpu_count: number of the job's CPUs, if known.
         mem_mib: memory limit of the job, if any.
         reserve_cores, reserve_mib: reserved for the host. If the job's ids are known, guests may
-            float
-            over reserved CPUs, but not have them exclusively.
+            float over reserved CPUs, but not have them exclusively.
         exclusive: without known ids the ledger gives the node to one user at a time.
         whole_node: the batch system runs no other job here.
         numa: default for binding RAM to NUMA nodes; None: not bound.

@@ -51,11 +51,11 @@ def place(
 ) -> list[Placement]:
     """Return a placement for each guest, leased in ``journal``; all or nothing.
 
-    As root, before anything else of the job is acquired. ``claims`` are those of each guest, by
-    its index on this node. Spare guests (:func:`vtorque_core.records.reading.spares`) hold what
-    they have only while no job needs it: ``gone`` gets the keys of those that must end before the
-    job's guests start. None: the guests to place are spare themselves, and none gives way.
-    ``away``: what is taken though no journal says so.
+    As root, before anything else of the job is acquired. ``claims`` are those of each guest, by its
+    index on this node. Spare guests (:func:`vtorque_core.records.reading.spares`) hold what they
+    have only while no job needs it: ``gone`` gets the keys of those that must end before the job's
+    guests start. None: the guests to place are spare themselves, and none gives way. ``away``: what
+    is taken though no journal says so.
 
     Raises Refused if they can never fit this job's share of this node, InUse if something is only
     taken now (or the node is another user's alone), HostFault.
@@ -120,8 +120,7 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
     """Return the resources that these journals' leases hold.
 
     Not counted are the memory of claimed warm guests, which is part of the job's lease, warm guests
-    in
-    ``without``, and CPUs of suspended jobs.
+    in ``without``, and CPUs of suspended jobs.
     """
     taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
@@ -216,8 +215,8 @@ def resize(
     """Change the number of a guest's exclusive cores, within its claim and the job's share.
 
     As root. Acquires the job's lock, then the node's. The result is as near to ``count`` as
-    possible. Cores that the
-    guest already has are pinned again, which repairs an interrupted resize.
+    possible. Cores that the guest already has are pinned again, which repairs an interrupted
+    resize.
 
     Args:
         paths: the site's paths.
@@ -226,8 +225,7 @@ def resize(
         use: of a claim with ``at_most``.
         count: requested number of CPUs.
         pin: called after an increase and before a decrease is journaled. If it raises, the journal
-            has
-            the larger number.
+            has the larger number.
         wait: seconds for the job's lock, which its epilogue may hold.
 
     Raises:

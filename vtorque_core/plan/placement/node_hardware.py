@@ -104,8 +104,7 @@ def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | No
     """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
 
     Guest root can make QEMU wait for the job's daemons, which the user can stop. libvirt itself
-    would wait
-    forever, and each later call 30 s.
+    would wait forever, and each later call 30 s.
     """
 
     def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:

@@ -1,10 +1,8 @@
 """Choose the NUMA node and the cores of each guest. Pure.
 
 A node fits a guest if it has enough cores, memory and huge pages. As few guests as possible cross
-nodes,
-and guests are distributed over nodes. The search is exact while it is short (equal guests are one
-case);
-otherwise the first fitting node is used.
+nodes, and guests are distributed over nodes. The search is exact while it is short (equal guests
+are one case); otherwise the first fitting node is used.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ def take(
     """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
 
     Uses whole cores first, then parts of a core that is already divided. With ``whole`` uses only
-    whole
-    cores and leaves their other siblings idle. ``full`` returns True for a whole core.
+    whole cores and leaves their other siblings idle. ``full`` returns True for a whole core.
     """
     fulls = [group for group in groups if full(group)]
     parts = [group for group in groups if not full(group)]

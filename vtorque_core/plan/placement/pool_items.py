@@ -100,8 +100,7 @@ def caches(
     """Return (level, bank, KiB) of each cache part of the guest, and their items. Raises NoFit.
 
     An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``). The
-    items are
-    added to ``used``, those of this job's earlier guests.
+    items are added to ``used``, those of this job's earlier guests.
     """
     parts = []
     items: list[str] = []
