@@ -1,1 +1,1 @@
-"""Public: what plugins' own processes and commands may ask of a node."""
+"""Public API for plugins' own processes and commands on a node."""

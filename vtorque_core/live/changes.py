@@ -1,4 +1,4 @@
-"""Public, for a plugin's node-wide process: be told when a directory changes (inotify(7))."""
+"""Watch directories for changes (inotify(7)), for a plugin's node-wide process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _CONTENT = 0x2  # IN_MODIFY
 
 
 def events() -> int:
-    """Return a non-blocking descriptor that is readable when what it watches has changed.
+    """Return a nonblocking descriptor that is readable after a change.
 
-    What is read from it says nothing but that; look again.
+    The events read from it only mean that something changed.
     """
     return int(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
-    """Watch a directory: which files it has and, with ``content``, what is written to them.
+    """Watch a directory for new and removed files and, with ``content``, for writes.
 
-    Return a number for :func:`unwatch`; a directory that is removed needs none. Raises OSError.
+    Returns a number for :func:`unwatch`, which removed directories do not need. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     mask = _NAMES | (_CONTENT if content else 0)
@@ -33,5 +33,5 @@ def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
 
 
 def unwatch(descriptor: int, number: int) -> None:
-    """Watch a directory no more; nothing happens if it is gone."""
+    """Stop watching a directory, if it still exists."""
     ctypes.CDLL(None).inotify_rm_watch(descriptor, number)

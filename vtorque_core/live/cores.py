@@ -1,8 +1,7 @@
-"""Public, for a plugin's node-wide manager: change how many cores a running guest has for a use.
+"""Resize the exclusive cores of running guests, for a plugin's node-wide manager.
 
-A manager is a process that a ``scope="node"`` resource starts: root, no plan, no site config. All
-it needs stands in the journals. Only :func:`resize` changes leases and pins of running guests; the
-other functions look.
+The manager is a root process of a ``scope="node"`` resource, without plan and site config. It reads
+the journals. Only :func:`resize` changes leases and pins.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from vtorque_core.records.reading import JournalState, walk
 
 @dataclass(frozen=True)
 class GuestCores:
-    """A running guest with cores of its own for a use.
+    """A running guest with exclusive cores for a use.
 
-    Args:
-        job: the job key, for :func:`resize`; ``guest``: index on this node.
-        name, uuid, uri: its libvirt domain and where.
-        cores: what it has; ``least``, ``most``: of its claim. 0 and 0: it cannot change.
+    Attributes:
+        job: job key, for :func:`resize`.
+        guest: index on this node.
+        name, uuid, uri: of its libvirt domain.
+        cores: current cores.
+        least, most: range of the claim; 0 and 0: not resizable.
     """
 
     job: str
@@ -39,7 +40,7 @@ class GuestCores:
 
 
 def guests_with(paths: Paths, use: str) -> list[GuestCores]:
-    """Return the guests on this node that have cores of their own for a use, running or starting.
+    """Return this node's starting and running guests with exclusive cores for a use.
 
     As root. Raises JournalError.
     """
@@ -70,22 +71,32 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
 def resize(
     paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
 ) -> Resized:
-    """Give a running guest more or fewer cores for a use, and pin all of the job's threads anew.
+    """Change the number of a running guest's cores for a use, and pin all threads of the job.
 
-    As root. It comes as near to ``count`` as the claim and the job's free CPUs allow: look at the
-    answer. CPUs are taken from the threads that share before they are given, and the other way
-    round, so that no moment has two owners of a core. The count that it has already pins it anew:
-    that mends what a killed manager has left. ``wait``: seconds for the job's lock, which its
-    prologue and its epilogue hold.
+    As root. The result is as near to ``count`` as the claim and the job's free CPUs allow. CPUs are
+    taken from other threads before they become exclusive, and given back in the reverse order, so a
+    core never has two owners. Repeat a call with the same count to repair the pinning after a
+    killed manager.
 
-    Raises FileNotFoundError if the job is gone, Busy (a HostFault) if its lock is taken, Refused
-    if the guest has no such claim, HostFault.
+    Args:
+        paths: the site's paths.
+        job: job key.
+        guest: index on this node.
+        use: of the claim.
+        count: requested number of cores.
+        wait: seconds for the job's lock, which prologue and epilogue hold.
+
+    Raises:
+        FileNotFoundError: the job has ended.
+        Busy: the lock is held.
+        Refused: the guest has no such claim.
+        HostFault: libvirt or the journal fails.
     """
     return ledger.resize(paths, job, guest, use, count, pin=_pin, wait=wait)
 
 
 def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
-    """Pin a guest's threads of one use, and of the job's guests all that share."""
+    """Pin a guest's threads of one use, and the sharing threads of all guests of the job."""
     domains = _domains(state)
     uri = next(iter(domains.values()))["uri"] if domains else ""
     machine = node_hardware.topology(uri) if uri else Topology()
@@ -107,14 +118,14 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
 def _near(
     state: JournalState, guest: int, floating: tuple[int, ...], machine: Topology
 ) -> tuple[int, ...]:
-    """Return the shared CPUs on the NUMA nodes that have the guest's memory, else all of them."""
+    """Return the shared CPUs on the NUMA nodes of the guest's memory, otherwise all."""
     nodes = {r.args.get("node") for r in state.leases if r.guest == guest}
     near = tuple(cpu for cpu in floating if set(machine.nodes_of((cpu,))) & nodes)
     return near or floating
 
 
 def _domains(state: JournalState) -> dict[int, dict[str, str]]:
-    """Return guest index to its domain's record, of those not yet ended."""
+    """Return the domain records of running guests by guest index."""
     return {
         r.guest: {key: str(value) for key, value in r.args.items()}
         for r in state.open
@@ -123,9 +134,9 @@ def _domains(state: JournalState) -> dict[int, dict[str, str]]:
 
 
 def moved_bytes(uri: str, uuid: str) -> int | None:
-    """Return how many bytes a guest's disks and NICs have moved, None if it is gone.
+    """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
 
-    As ``virsh domstats --block --interface`` has them. Raises HostFault.
+    As in ``virsh domstats --block --interface``. Raises HostFault.
     """
     ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
 

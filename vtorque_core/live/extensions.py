@@ -1,8 +1,8 @@
-"""Public, for a plugin's node-wide process: what other distributions bring to that plugin.
+"""Load entry points that other distributions provide for a plugin.
 
-A plugin that can be extended names a group of entry points, ``vtorque1.<plugin>``. What is there is
-trusted as plugins are: root imports only what root alone can write. It goes with the plugins of its
-distribution where ``[plugins]`` disables those.
+An extensible plugin defines an entry point group, ``vtorque1.<plugin>``. Extensions are trusted
+like plugins: root imports only code that others cannot write, and they are disabled with the
+plugins of their distribution.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from vtorque_core.site.config import Site
 
 @dataclass(frozen=True)
 class Extensions:
-    """The entry points of one group, of plugins that are not disabled; none is imported yet."""
+    """Entry points of one group, without those of disabled plugins. None is imported yet."""
 
     group: str
     found: tuple[EntryPoint, ...]
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Import the one of this name. As root only what nobody else can write.
+        """Import the function of this name; as root only if nobody else can write it.
 
-        Raises ConfigError (there is none, or more than one; others can write it; not callable), or
-        whatever its module raises.
+        Raises ConfigError unless there is exactly one trusted callable, or any exception of its
+        module.
         """
         named = [point for point in self.found if point.name == name]
         if len(named) != 1:
@@ -47,11 +47,10 @@ class Extensions:
 
 
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
-    """Return the site config, and what is brought to a group. As root.
+    """Return the site config and the extensions of a group. As root.
 
-    Of acting modules, which are most of the imports, only those of the plugin that the group is of
-    and of who brings something to it: the config has no settings that others declare there. Raises
-    ConfigError, Conflict.
+    Of acting modules it imports only those of the extended plugin and of its extensions, so other
+    plugins' settings are missing in the config. Raises ConfigError and Conflict.
     """
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {

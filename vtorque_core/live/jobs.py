@@ -1,7 +1,7 @@
-"""Public, for a plugin's node-wide process: what runs on this node now, whose it is, its counters.
+"""List the jobs of this node with their guests and counters, for a plugin's node-wide process.
 
-Such a process is started by a ``scope="node"`` resource: root, no plan. All it needs stands in the
-journals, in what is kept of the jobs, and in libvirt. Nothing here changes anything.
+The process belongs to a ``scope="node"`` resource: root, without plan. The information comes from
+journals, kept records and libvirt. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ _NOWAIT = 1 << 29  # a domain with a call in hand is left out instead of waited 
 
 @dataclass(frozen=True)
 class RunningGuest:
-    """A guest whose domain has been started.
+    """A guest with a started domain.
 
-    Args:
-        index: on this node, from 0; ``rank`` in the whole job.
-        name, uuid, uri: its libvirt domain and where.
-        vcpus, ram_mib: what it was given; 0 if that is not known.
-        io_cores: how many host cores its I/O has alone now.
-        started, ready: Unix time of its boot, and of its readiness (None: not ready yet).
-        run_dir: its root-owned directory in memory, with its sockets.
+    Attributes:
+        index: on this node, from 0.
+        rank: in the job, from 0.
+        name, uuid, uri: of its libvirt domain.
+        vcpus, ram_mib: 0: unknown.
+        io_cores: number of exclusive host cores for I/O.
+        started: Unix time of its boot.
+        ready: Unix time of READY; None: not ready yet.
+        run_dir: root-owned directory in memory with its sockets.
     """
 
     index: int
@@ -59,10 +61,12 @@ class RunningGuest:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job attempt with something acquired on this node, also while it starts or ends.
+    """A job attempt with resources on this node, including starting and ending ones.
 
-    The node in ``job`` is empty if not known; ``phases``: name and Unix time, the last one is not
-    over; ``kept``: its place.
+    Attributes:
+        job: its node is empty if unknown.
+        phases: (name, Unix time); the last phase is current.
+        kept: place of its records.
     """
 
     job: JobAttempt
@@ -72,14 +76,14 @@ class RunningJob:
 
 
 class Running:
-    """The jobs of this node; only the journals that have changed are read again."""
+    """The jobs of this node. Only changed journals are read again."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._known: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
 
     def jobs(self) -> list[RunningJob]:
-        """Return all jobs, as root. A journal that cannot be read is left out (doctor tells)."""
+        """Return all jobs, as root. Unreadable journals are skipped (doctor reports them)."""
         now: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
         for path in journals(self._paths):
             try:
@@ -132,11 +136,11 @@ class Running:
 
 
 def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return UUID to what ``virsh domstats`` shows (vCPU, balloon, interface, block), in one call.
+    """Return ``virsh domstats`` (vCPU, balloon, interface, block) by UUID, in one call.
 
-    All running domains of the node, vTorque's or not. A domain that somebody else's call waits for
-    has less. Raises HostFault after ``timeout`` seconds: a guest can have its QEMU not answer; the
-    next call leaves that one out, since this one still waits for it.
+    Covers all running domains of the node. A domain blocked by another call has fewer values.
+    Raises HostFault after ``timeout`` seconds, because a guest can block its QEMU; the next call
+    then omits this guest.
     """
 
     def work(connection: Any) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Public, for plugins' commands: what is kept of jobs, here and where plugins have taken it.
+"""Find kept records of jobs, on this node and where plugins have stored them.
 
-Root reads only what is kept on this node: the rest its owners have written, and can forge.
+Root reads only the records of this node. Owners can forge the others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from vtorque_core.site.plugins import Plugins
 
 @dataclass(frozen=True)
 class KeptJob:
-    """The last attempt of a job. ``places``: a node each, at least one; ``uid``: its owner's.
+    """The last attempt of a job.
 
-    ``facts``: of each place; those of a copy are a stranger's word.
+    Attributes:
+        places: one per node, at least one.
+        uid: of the owner.
+        facts: of each place; those of copies are untrusted.
     """
 
     id: str
@@ -38,16 +41,16 @@ class KeptJob:
 
     @property
     def changed(self) -> float:
-        """When something was kept of it last, in Unix seconds."""
+        """Unix time of the last change."""
         return max(place.changed for place in self.places)
 
 
 def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
-    """Return what is kept of a job, or of the elements of an array; None: of all. Oldest first.
+    """Return the kept records of a job, or of an array's elements; oldest first.
 
-    As root of anybody's, else of one's own. A job may be named without its server, an array as
-    ``22[]``, ``22[].server`` or ``22``, an element as ``22[3]`` or ``22_3``. Raises Refused if
-    there are none, ConfigError.
+    As root of all users, otherwise the caller's own. The server's name may be omitted. An array is
+    ``22[]``, ``22[].server`` or ``22``, an element ``22[3]`` or ``22_3``. None: all jobs. Raises
+    Refused if there are none, or ConfigError.
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
     uid = None if os.geteuid() == 0 else os.getuid()
@@ -73,7 +76,7 @@ def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
 
 
 def _meant(places: list[Place], wanted: str) -> list[Place]:
-    """Return the places of the job of exactly that id, or of those that are meant by it."""
+    """Return the places of the job with that id or, if there is none, of matching jobs."""
     exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
     if exact and not any(_called(place.facts()) != wanted for place in exact):
         return exact
@@ -81,7 +84,7 @@ def _meant(places: list[Place], wanted: str) -> list[Place]:
 
 
 def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether a user who writes ``wanted`` means this job, or an array that it is of."""
+    """Return True if ``wanted`` names this job or its array."""
     number, dot, server = wanted.partition(".")
     array = number.endswith("[]")
     element = r"(\[\d+\]|_\d+)" + ("" if array else "?")
@@ -100,7 +103,7 @@ def _text(value: object) -> str:
 
 
 def _grouped(places: list[Place]) -> list[KeptJob]:
-    """Return a job for each id and owner, its last attempt; a node's own place before a copy."""
+    """Return one job per id and owner with its last attempt; a node's own records before copies."""
     attempts: dict[tuple[int, str], dict[str, tuple[Place, Mapping[str, Any]]]] = {}
     for place in places:
         facts = place.facts()
@@ -119,6 +122,6 @@ def _grouped(places: list[Place]) -> list[KeptJob]:
 
 @contextmanager
 def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
-    """Have what is logged meanwhile stand in a job's log on this node. As root, in one thread."""
+    """Log messages to a job's log on this node in this context. As root, in one thread."""
     with log.opened(log.of_ended(paths, job)):
         yield

@@ -1,6 +1,6 @@
-"""Public, for commands that say what jobs may ask for: the config's limits, and where they are set.
+"""Limits of requests in the config, and where they are set.
 
-It is the core's own, exported: a name imported ``as`` itself (PEP 484).
+Exports of the core's own functions: names imported ``as`` themselves (PEP 484).
 """
 
 from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH

@@ -1,4 +1,4 @@
-"""Public: a plugin's one process for all jobs of a node, and one of its without rights."""
+"""Run one process of a plugin for all jobs of a node, and drop privileges in its children."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 
 @dataclass(frozen=True)
 class NodeProcess(Process):
-    """Started by the first job that wants it, ended with the last; root.
+    """A root process that the first job starts and the last job ends.
 
-    It is ``python -m`` of ``module``, whose ``main`` calls :func:`begin`; the subclass stands
-    elsewhere, since no job's hook needs that program. A node has one, known by its lock
-    ``<run>/<name>.lock`` alone: settings change with the next one.
+    It is ``python -m`` of ``module``, whose ``main`` calls :func:`begin`. Define the subclass
+    elsewhere, because hooks do not need that program. There is one per node, identified only by its
+    lock ``<run>/<name>.lock``; changed settings apply to the next one.
 
-    Every job waits for its start, so it is spawned, which copies none of our memory: 1 ms, and
-    is nice until it begins. It inherits its standard input, the lock file with our lock
-    (flock(2)), and so has it at once.
+    All jobs wait for the start. Therefore the process is spawned, which takes 1 ms, and runs with a
+    high nice value until it begins. It inherits the lock (flock(2)) as standard input.
     """
 
     scope: ClassVar = "node"
@@ -52,13 +51,13 @@ class NodeProcess(Process):
 
     @classmethod
     def of(cls, paths: Paths, *words: Path | float) -> Self:
-        """Return that of a node; ``words``: what its ``main`` gets beside where the files are."""
+        """Return the process of a node; ``words`` are further arguments for its ``main``."""
         arguments = (str(word) for word in (paths.state, paths.run, *words))
         argv = (sys.executable, "-I", "-m", cls.module, *arguments)
         return cls(argv, lock=str(paths.run / f"{cls.name}.lock"))
 
     def create(self) -> None:
-        """Start it. Raises HostFault if it cannot be executed or the lock is taken."""
+        """Start the process. Raises HostFault if it cannot be executed or the lock is held."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             safefs.naming(f"{self.argv[0]}: lock {self.lock}"),
@@ -81,10 +80,10 @@ class NodeProcess(Process):
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
 
     def _holder(self, descriptor: int) -> int | None:
-        """Return whose standard input has the lock: its own, even before its first line.
+        """Return the process whose standard input holds the lock, even before its first line.
 
-        Told by the kernel (fdinfo, proc(5)): a look at the file itself would wait for the file
-        systems of whoever runs here.
+        Reads the kernel's fdinfo (proc(5)), because opening the file itself could block on users'
+        file systems.
         """
         file = os.fstat(descriptor)
         device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
@@ -100,9 +99,10 @@ class NodeProcess(Process):
 
     @classmethod
     def start(cls, job: NodeJob, without: str) -> None:
-        """Start that of a job's node with the site's config, unless another job has. Never waits.
+        """Start the process with the site's config, unless it runs. Never waits.
 
-        A fault (a full /run) is no reason for the job to fail: it is warned what it is ``without``.
+        On a fault, such as a full /run, the job continues, and a warning says what it is
+        ``without``.
         """
         try:
             job.acquire(cls.of(job.site.paths, job.site.path))
@@ -111,17 +111,20 @@ class NodeProcess(Process):
 
 
 def _be_nice(pid: int, value: int) -> None:
-    """Set a process's nice value, and its session's, which counts where there is one (sched(7))."""
+    """Set the nice value of a process and of its session's autogroup, if any (sched(7))."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, value)
         Path(f"/proc/{pid}/autogroup").write_text(str(value))
 
 
 def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
-    """Begin such a process: what it logs is in ``<state>/<name>.log``, its files are root's alone.
+    """Initialize the process: log to ``<state>/<name>.log``, create files with mode 0600.
 
-    ``nice``: its value from now on, and its session's. Returns where the node's files are, and the
-    words that it was given. Raises OSError.
+    Returns the site's paths and the further arguments. Raises OSError.
+
+    Args:
+        name: of the process.
+        nice: nice value from now on, also of the session.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415
@@ -137,17 +140,18 @@ def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
 
 
 def become(uid: int, largest: int = 0) -> None:
-    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
+    """Drop all privileges in all threads (setresuid(2), "C library/kernel differences").
 
-    Called as root by what such a process starts (:func:`vtorque_core.api.guarded`) to talk to
-    strangers, once that has opened what needs root: it cannot get new rights, has at most 1 GiB of
-    memory, with all of its uid 128 threads, and ends with its parent.
+    Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers,
+    after opening everything that needs root. The process cannot gain privileges, has at most 1 GiB
+    of memory and 128 threads per uid, and dies with its parent.
 
     Args:
-        uid: whom it becomes; it needs no account.
-        largest: bytes that a file which it writes may have.
+        uid: the new uid, which needs no account.
+        largest: size limit of written files in bytes.
 
-    Raises OSError.
+    Raises:
+        OSError: a system call fails.
     """
     parent = os.getppid()
     resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))

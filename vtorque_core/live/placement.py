@@ -1,6 +1,6 @@
-"""Public, for commands that show whose a node's cores and memory are: the ledger. Root's.
+"""Show the owners of a node's cores and memory by the ledger. As root.
 
-It is the core's own, exported: a name imported ``as`` itself (PEP 484). Imports libvirt.
+Exports of the core's own functions: names imported ``as`` themselves (PEP 484). Imports libvirt.
 """
 
 from vtorque_core.plan.placement import ledger as ledger

@@ -1,7 +1,7 @@
-"""Public, for plugins' own commands and services: what they have to know of the node.
+"""Information about the node for plugins' own commands and services.
 
-:func:`node_of` is for a batch system that a plugin brings itself. Others are there already, and get
-the same from ``vtorque setup install``.
+:func:`node_of` is for a batch system that a plugin implements itself. Others get the same from
+``vtorque setup install``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vtorque_core.site.personal import VARIABLES
 
 
 def node_of(config: Path | None) -> tuple[Site, Installation]:
-    """Return the site config and how hooks, job shell and reaper are called with it.
+    """Return the site config, and how hooks, job shell and reaper are called with it.
 
-    ``config``: None is the site's own. Raises ConfigError.
+    ``config`` None is the default config. Raises ConfigError.
     """
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
@@ -33,18 +33,18 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
 
 
 def place_of(config: Path) -> Installation:
-    """Return how hooks, job shell and reaper are called with a site's config. Raises ConfigError.
+    """Return how hooks, job shell and reaper are called with a site config. As any user.
 
-    As any user. Like :func:`node_of` without importing what acts: half of a root's command's start.
+    Faster than :func:`node_of`, because it imports no acting modules. Raises ConfigError.
     """
     site, _ = load(config, node=False)
     return installation(site, config)
 
 
 def own_variables() -> dict[str, str]:
-    """Return what of this process's environment leads to a user's own site, once it is read.
+    """Return the environment variables that locate a personal site, after its config was read.
 
-    For what a service starts in a clean environment. None as root: a machine's is where it is.
+    For services that start processes with a clean environment. Empty as root.
     """
     if os.geteuid() == 0:
         return {}
@@ -52,7 +52,10 @@ def own_variables() -> dict[str, str]:
 
 
 def batch_system(config: Path) -> tuple[Site, BatchSystem]:
-    """Return the site config and its batch system. Raises ConfigError, Refused (nobody has it)."""
+    """Return the site config and its batch system.
+
+    Raises ConfigError, or Refused if it is missing.
+    """
     site, plugins = load(config, node=False)
     return site, plugins.batch_system(site.batch.system)
 
@@ -60,7 +63,7 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
 def on_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield what plugins say that the jobs' nodes know of them, or why not, and which plugin.
+    """Yield the plugins' information about jobs on their nodes (or an error) and the plugin's name.
 
     Raises ConfigError.
     """
@@ -70,14 +73,11 @@ def on_nodes(
 
 
 def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
+    """Return a command line of this installation's ``vmgr`` that ignores PYTHON* variables."""
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
     return [*argv, "--config", str(config.absolute()), *words]
 
 
 def paths(config: Path | None) -> Paths:
-    """Return where vTorque's files are, also if the rest of the config is wrong.
-
-    Raises ConfigError.
-    """
+    """Return the site's paths, even if the rest of the config is invalid. Raises ConfigError."""
     return load_paths(config or CONFIG_PATH)

@@ -1,8 +1,8 @@
-"""Public, for a plugin's node-wide process: guests that are booted before there is a job for them.
+"""Boot and end warm guests, for a plugin's node-wide process.
 
-What a spare guest is: :mod:`vtorque_core.node.start.spare`. They are the core's: a job takes one
-that matches by itself, one whose memory a job needs ends, and all end when the process that keeps
-them is gone. How many there are, and of which size, is that process's to say.
+See :mod:`vtorque_core.node.start.spare`. The core lets jobs claim matching warm guests, ends them
+if a job needs their memory, and ends all of them after the plugin's process. The plugin decides
+their number and sizes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ _MORE = 60.0  # seconds that the boot of a guest may need beside the guest's own
 
 @dataclass(frozen=True)
 class Spare:
-    """A guest that no job was there for when it was booted.
+    """A warm guest, booted before there was a job for it.
 
-    Args:
-        key: its journal's name; ``name``: of its libvirt domain, empty while it has none.
-        waits: it is paused, and a job may take it; ``since`` when, in Unix seconds.
+    Attributes:
+        key: name of its journal.
+        name: of its libvirt domain; empty: none yet.
+        waits: it is paused, and a job may claim it.
+        since: Unix time since when it waits.
         mib: memory that it holds.
-        job: who has it now; empty: nobody.
-        uuid, uri: of the domain, and where it is.
-        directory: root's, for a note of its keeper's; it goes with the guest. The file
-            ``SPARE_XML`` in it is what ``RenderedGuest.bare_xml`` of a job's guest is compared
-            with.
+        job: job that has claimed it; empty: none.
+        uuid, uri: of the domain.
+        directory: root-owned directory for the plugin's notes, removed with the guest. Its file
+            ``SPARE_XML`` is compared with ``RenderedGuest.bare_xml`` of a job's guest.
     """
 
     key: str
@@ -50,7 +51,7 @@ class Spare:
 
 
 def spares(paths: Paths) -> list[Spare]:
-    """Return all of this node, as root. Raises JournalError."""
+    """Return all warm guests of this node. As root. Raises JournalError."""
     held = list(walk(paths, troubled=lambda *_: None))
     jobs = {str(r.args["key"]): s.header.job.id for s in held for r in s.open if r.kind == SPARE}
     return [_spare(s, paths, jobs.get(s.key, "")) for s in held if s.header.spare]
@@ -72,20 +73,21 @@ def _spare(state: JournalState, paths: Paths, job: str) -> Spare:
 
 
 def dead(spare: Spare) -> bool:
-    """Return whether its domain is gone, as after a reboot. As root. Raises HostFault."""
+    """Return True if its domain no longer exists, as after a reboot. As root. Raises HostFault."""
     return not hypervisor.domain_runs(spare.uri, spare.uuid)
 
 
 def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
-    """Boot one, in a process of its own; return its key when it waits. As root.
+    """Boot a warm guest in a separate process; return its key when it waits. As root.
 
     Args:
         config: the site config.
-        keeper: the ``name`` of the NodeProcess that keeps it.
-        ports: devices that can be plugged in.
+        keeper: ``name`` of the plugin's NodeProcess.
+        ports: number of devices that can be plugged in.
         wanted: ``-vm`` keys and values: img, vcpus, ram.
 
-    Raises HostFault: the node has no room, or it is not to be had; nothing is left then.
+    Raises:
+        HostFault: the node has no room, or the boot fails. Nothing is left.
     """
     site, _ = load(config, node=False)
     words = (f"{key}={value}" for key, value in wanted.items())
@@ -94,9 +96,9 @@ def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> st
 
 
 def end(paths: Paths, key: str) -> bool:
-    """End one, in a process of its own, unless a job has it; return whether it has gone. As root.
+    """End a warm guest in a separate process unless a job has it; return True if it has ended.
 
-    Raises HostFault if something of it is left.
+    As root. Raises HostFault if resources remain.
     """
     program = (sys.executable, "-I", "-m", _END, str(paths.state), str(paths.run), key)
     return run_tool(*program).strip() == "ended"

@@ -1,6 +1,6 @@
-"""From a validated request to placed guests: image, names, shares, claims, what goes into each.
+"""Plan a job's guests: image, names, shares, claims, context. As root on the node.
 
-Runs as root on the node. Nothing here acquires anything but the leases that the ledger journals.
+Acquires nothing except the leases that the ledger journals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ jobs have one at the same time."""
 
 
 def load_secret(path: Path) -> bytes:
-    """Return the site secret. Raises HostFault if it is missing, short, or others can read it."""
+    """Return the site secret. Raises HostFault if missing, short, or readable by others."""
     try:
         require_secret(path, os.geteuid())
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def load_secret(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class PlannedGuest:
-    """A guest, the driver that knows its OS, what it asks of the node, what it goes without."""
+    """A guest with its driver, its claims and notices."""
 
     plan: GuestPlan
     driver: GuestDriver
@@ -79,9 +79,10 @@ class PlannedGuest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A placed guest with everything that its domain is made of, and what its driver acquires.
+    """A placed guest with the elements of its domain and the resources of its driver.
 
-    ``owner``: its guest type's plugin.
+    Attributes:
+        owner: the plugin of its guest type.
     """
 
     plan: GuestPlan
@@ -94,20 +95,20 @@ class Prepared:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Return the variables among its items."""
+        """Variables among its context items."""
         return {item.name: item.value for item in self.items if isinstance(item, EnvVar)}
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """Return those of the variables that give way to what the user has set, and to what."""
+        """For each variable the user's variables that replace it."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
 
 def job_user(name: str, site: Site) -> JobUser:
-    """Return the job's owner as this node's user database knows them.
+    """Return the job's owner from this node's user database.
 
-    Raises HostFault for a user unknown here, Refused for root.
+    Raises HostFault for an unknown user, Refused for root.
     """
     try:
         entry = pwd.getpwnam(name)
@@ -128,12 +129,10 @@ def job_user(name: str, site: Site) -> JobUser:
 
 
 def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
-    """Return whose job it is, as all that is acquired or kept for it says."""
     return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
 
 
 def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
-    """Return what the batch system gave this job on this node, and what the node has."""
     return job_cores.NodeShare(
         machine=node_hardware.topology(site.node.libvirt_uri),
         cpus=job.cpus,
@@ -158,13 +157,20 @@ def plan_guests(
     granted: Granted = Granted(),  # noqa: B008 (frozen)
     arriving: Sequence[BootSource] = (),
 ) -> list[PlannedGuest]:
-    """Return this node's guests with all claims, not yet placed.
+    """Return this node's guests with all claims, before placement.
 
-    ``arriving``: the sources of guests that come from another node, in order.
+    Raises Refused for requests that this node can never satisfy, otherwise HostFault.
 
-    ``request`` need not be settled; ``machine`` is the node's topology, None on a front end;
-    ``granted`` what the batch system gives the job there.
-    Raises Refused for what this node can never give, HostFault for what it cannot give now.
+    Args:
+        job: the job.
+        request: the request, possibly without numbers.
+        site: the site config.
+        plugins: the plugins.
+        user: the job's owner.
+        site_secret: the site secret.
+        machine: the node's topology; None: on a submit host.
+        granted: resources per node, on a submit host.
+        arriving: sources of guests that migrate to this node, in order.
     """
     cache = Path(site.images.cache) if site.images.cache else None
     accept = signature.acceptor(site.images.signers)
@@ -287,7 +293,7 @@ def _claims(
 def _same_addresses(
     guest: GuestPlan, known: Identity, job: BatchJob, site: Site
 ) -> Iterator[PoolClaim]:
-    """Yield claims of a saved guest's addresses, by pool. Raises Refused: the site has others."""
+    """Yield the claims of an existing guest's addresses. Raises Refused if the site has others."""
     had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
     for each in {**now, **had}:
@@ -301,7 +307,7 @@ def _same_addresses(
 
 
 def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
-    """Return whose advice of NUMA nodes (:class:`RamClaim`) the ledger could not follow."""
+    """Return notices of advice on NUMA nodes (:class:`RamClaim`) that the ledger did not follow."""
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
@@ -321,7 +327,7 @@ def placed(
     site: Site,
     site_secret: bytes,
 ) -> list[GuestPlan]:
-    """Return the guests where they are placed, with all guests' names, NICs and addresses."""
+    """Return the placed guests with names, NICs and addresses."""
     guests = [
         dataclasses.replace(one.plan, placement=at)
         for one, at in zip(planned, placements, strict=True)
@@ -348,9 +354,9 @@ def placed(
 def peer_guests(
     guests: Sequence[GuestPlan], job: BatchJob, site: Site, plugins: Plugins
 ) -> list[PeerGuest]:
-    """Return all guests of the job in rank order, as a batch system lists nodes.
+    """Return all guests of the job in rank order.
 
-    Where the job has other numbers of CPUs, its guests are of the size that they have on a node
+    If nodes have different numbers of CPUs, guests have the size that they would have on a node
     like this one.
     """
     first = guests[0]
@@ -376,9 +382,10 @@ def prepare(
     plugins: Plugins,
     of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
 ) -> list[Prepared]:
-    """Return all that goes into the placed guests and their domains. Acquires nothing.
+    """Return everything for the placed guests and their domains. Acquires nothing.
 
-    ``of_batch``: what the batch system adds, given all guests of the job. Raises Refused, Conflict.
+    ``of_batch`` returns the batch system's context items for all guests. Raises Refused and
+    Conflict.
     """
     peers = peer_guests(guests, job, site, plugins)
     batch, prepared = tuple(of_batch(peers)), []
@@ -400,9 +407,9 @@ def context_of(
     plugins: Plugins,
     batch: Sequence[ContextItem] = (),
 ) -> list[ContextItem]:
-    """Return everything that must hold inside a guest; ``batch``: what the batch system adds.
+    """Return all context items of a guest; ``batch`` are those of the batch system.
 
-    Raises Refused naming plugin and item if the guest type cannot apply one of them.
+    Raises Refused naming plugin and item if the guest type does not support one.
     """
     supports = plugins.guest_type(guest.image.guest_type).supports
     items: list[ContextItem] = [
@@ -426,7 +433,7 @@ def context_of(
 def domain_contributions(
     guest: GuestPlan, driver: GuestDriver, site: Site, plugins: Plugins
 ) -> list[Contributed]:
-    """Return all domain elements of one guest with who brought them, the core's first."""
+    """Return all domain elements of a guest with their plugins, the core's first."""
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
     found = [Contributed("core", "vtorque-core", e) for e in _core_elements(guest, site)]
     found += [
@@ -457,5 +464,5 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def copied(guest: GuestPlan, site: Site) -> bool:
-    """Return whether the guest's disk is a copy of the image's, not a layer over it."""
+    """Return True if the guest's disk is a copy of the image's instead of an overlay."""
     return guest[FS_TYPE] == "ramdisk" and site.images.ramdisk == "copy"

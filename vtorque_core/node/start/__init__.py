@@ -1,1 +1,1 @@
-"""The prologue and the start of guests."""
+"""Prologue and start of guests."""

@@ -1,4 +1,4 @@
-"""One start of a job on this node: whose, until when, in which phase, and where it is recorded."""
+"""State of one start of a job on this node: job, deadline, phase, journal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Start:
-    """One start of a job on this node; what action hooks get as ``job`` (api.node_job.NodeJob)."""
+    """One start of a job on this node; ``job`` of action hooks (api.node_job.NodeJob)."""
 
     job: JobAttempt
     user: JobUser
@@ -39,11 +39,11 @@ class Start:
 
     @property
     def id(self) -> str:
-        """The batch system's job id (api.node_job.NodeJob)."""
+        """As in api.node_job.NodeJob."""
         return self.job.id
 
     def warn(self, text: str) -> None:
-        """Tell user and admin, once, what the job has to do without (api.node_job.NodeJob)."""
+        """As in api.node_job.NodeJob."""
         if text not in self.warnings:
             self.warnings.append(text)
             _log.warning("%s", text)
@@ -53,7 +53,7 @@ class Start:
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
-        """Journal ``resource``, fsync, create it; return the record's number."""
+        """As in api.node_job.NodeJob."""
         if time.monotonic() > self.deadline:
             raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
         if resource.needs_root and self.site.owner:
@@ -69,14 +69,14 @@ class Start:
         return seq
 
     def enter(self, phase: str) -> None:
-        """Begin a phase: it is in the timeline, and in the message if it fails."""
+        """Begin a phase: for the timeline, and for the message of a failure."""
         self.phase = phase
         self.journal.phase(phase)
         log.enter(phase)
         _log.debug("begins")
 
     def act(self, hook: str) -> None:
-        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
+        """Run an action hook of each plugin, and record what it acquires as the plugin's."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()

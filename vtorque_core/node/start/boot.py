@@ -1,7 +1,7 @@
-"""The part of a start that boots the guests: now, or on the script's word.
+"""Boot the guests of a start, at once or on the script's order.
 
-As root: in the prologue, or for guests of a :class:`vtorque_core.api.guest_driver.LateDriver` in
-the process that the prologue leaves (:mod:`vtorque_core.resources.starter`).
+As root, in the prologue, or for a :class:`vtorque_core.api.guest_driver.LateDriver` in the process
+that the prologue leaves (:mod:`vtorque_core.resources.starter`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
-    """Leave a process that boots the guests when the job shell sends its order."""
+    """Start a process that boots the guests when the job shell sends its order."""
     first = start.guests[0]
 
     def boot(order: bytes) -> list[BootedGuest]:
@@ -92,9 +92,9 @@ def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
 
 
 def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
-    """Boot all guests at once, wait until they are ready, have plugins act on them.
+    """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
-    Returns for each the descriptor of its console, if it is the job's output (``Console``).
+    Returns the descriptor of each guest's console that is the job's output (``Console``).
     """
     start.enter("boot")
     site = start.site
@@ -148,9 +148,10 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
 
 class GuestBoot:
-    """The start of one guest by its source: a :class:`vtorque_core.api.boot_source.Boot`.
+    """Start of one guest by its source (:class:`vtorque_core.api.guest_plan.Boot`).
 
-    ``ports``: for how many devices that are plugged in later the domain has room.
+    Attributes:
+        ports: number of devices that can be plugged in later.
     """
 
     def __init__(
@@ -176,36 +177,31 @@ class GuestBoot:
 
     @property
     def deadline(self) -> float:
-        """Until when the current step must be done; ``until``: earlier than the whole start."""
+        """Deadline of the current step; ``until`` is an earlier one than that of the start."""
         return min(self.start.deadline, self.until)
 
     @property
     def rendered(self) -> str:
-        """The domain XML that the guest would be booted with."""
         spec = domain_spec(self.guest, self.site, self.accel, self.ports)
         files, own = {"sockets": self._sockets, "taps": self.taps}, self.site.templates
         return render(spec, self.each.merged, **files, overrides=own)
 
     def left(self, least: float = 0.0) -> float:
-        """Return the seconds that are left.
-
-        Raises HostFault: no more than ``least`` are left, or a fallback has begun.
-        """
+        """Return the remaining seconds. Raises HostFault unless more than ``least``."""
         left = self.deadline - time.monotonic()
         if left <= least:
             raise HostFault("no time left", stage=self.start.phase)
         return left
 
     def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
-        """End daemons of the user's that are stopped while QEMU waits for them."""
+        """Kill the user's stopped daemons while QEMU waits for them."""
         return stopped_daemons.ended(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:
-        """Hold one of libvirt's workers."""
         return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
 
     def create(self) -> None:
-        """Boot the domain as rendered; paused, if somebody must connect to its console first."""
+        """Boot the domain, paused if root must first connect to its console."""
         xml = self.rendered
         self.left()
         # A call that is given up early could create the domain after the teardown has looked.
@@ -213,18 +209,15 @@ class GuestBoot:
             hypervisor.create_domain(self.uri, xml, paused=self.console is not None)
 
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
-        """Return the XML of an earlier domain with this guest's files, owner and CPUs."""
         return moved(xml, self.rendered, (state_dir, run_dir), self.guest)
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        """Restore a saved domain, paused."""
         xml = self.moved(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
         # QEMU reads all of the memory between its first and its last word to the daemons.
         with self.watched(seconds := self.left(Domain.settle)):
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
     def take_over(self) -> None:
-        """Give the warm guest's domain this guest's devices, owner and CPUs, and resume it."""
         guest, merged, files = self.guest, self.each.merged, (self._sockets, self.taps)
         spec = domain_spec(guest, self.site, self.accel)
         devices = plugged(spec, merged, *files, self.site.templates)

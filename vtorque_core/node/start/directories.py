@@ -1,4 +1,4 @@
-"""vTorque's own directories on a node: made by setup, and again by each start after a reboot."""
+"""Create vTorque's directories on a node, at setup and after each reboot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vtorque_core.site.config import Site
 
 
 def wanted(site: Site) -> list[tuple[Path, int]]:
-    """Return vTorque's own directories and their modes; all are the site's owner's."""
+    """Return vTorque's directories and their modes. The site's owner owns all."""
     paths = site.paths
     modes = [
         (paths.state, 0o755),
@@ -30,10 +30,10 @@ def wanted(site: Site) -> list[tuple[Path, int]]:
 
 
 def after_a_reboot(site: Site) -> None:
-    """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook.
+    """Create the directories that a reboot removes (``/run`` is in memory). For every root hook.
 
-    What others can write on disk (the image pool, say) is not mended here but refused later: it
-    may have been changed by then, and an admin should look.
+    Does not repair directories on disk that others can write, such as the pool: their contents may
+    have been changed, so the admin must act.
     """
     for directory, mode in wanted(site):
         in_memory = directory.is_relative_to(site.paths.run)
@@ -46,7 +46,7 @@ def after_a_reboot(site: Site) -> None:
 
 
 def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
-    """Return whether it is there, its site's owner's, with this mode."""
+    """Return True if the directory exists with this owner and mode."""
     try:
         status = directory.lstat()
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
 
 
 def make(directory: Path, mode: int, owner: int = 0) -> None:
-    """Make the directory, or mend it. Raises HostFault if something else is in its place."""
+    """Create the directory or correct its mode. Raises HostFault if something else is there."""
     make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")

@@ -1,6 +1,7 @@
-"""The node that guests come to from another node while they run: what a plugin may do. As root.
+"""Receive migrating guests on the destination node, for a plugin. As root.
 
-``vtorque hook receive`` calls ``vtorque_receive``; the plugin knows who sends the guests, and how.
+``vtorque hook receive`` calls ``vtorque_receive``. The plugin defines the protocol with the source
+node.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Receiving:
-    """This node: a :class:`vtorque_core.api.node_job.ReceivingNode`."""
+    """This node as :class:`vtorque_core.api.node_job.ReceivingNode`."""
 
     adapter: NodeAdapter
     site: Site
@@ -43,16 +44,13 @@ class Receiving:
 
     @property
     def uri(self) -> str:
-        """Where libvirt is."""
         return self.site.node.libvirt_uri
 
     @property
     def start_timeout(self) -> float:
-        """Seconds that a start may take."""
         return self.site.node.start_timeout
 
     def require_like(self, name: str, versions: Mapping[str, str]) -> None:
-        """Raise Refused if this node cannot go on with guests of a node with these versions."""
         if not virtiofs_daemon.saves():
             raise Refused(f"the virtiofsd of {name} gives QEMU no state to move")
         here = {"vTorque": __version__, **hypervisor.versions(self.uri)}
@@ -64,7 +62,7 @@ class Receiving:
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
         sources: Sequence[BootSource], keeps: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Start the job's guests here. What fails is released, unless the plugin ``keeps`` it."""
+        """Start the job's guests. A failed start is released unless the plugin ``keeps`` it."""
         if not isinstance(self.adapter, MovingAdapter):
             system = self.site.batch.system
             raise Refused(f"{system} cannot hold a node for a guest of another node's job")
@@ -89,7 +87,15 @@ class Receiving:
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
-    """Have the plugin receive guests; return the exit code. ``requests``, ``answers``: files."""
+    """Let the plugin receive guests, and return the exit status.
+
+    Args:
+        adapter: the batch system's node adapter.
+        site: the site config.
+        plugins: the plugins.
+        requests: descriptor for requests.
+        answers: descriptor for answers.
+    """
     try:
         with reader():
             receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]

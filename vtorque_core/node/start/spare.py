@@ -1,11 +1,9 @@
-"""Warm guests on the core's side: a job adopts one, or one ends to make room for a job.
+"""Warm guests in the core: a job claims one, or one ends to make room for a job. As root.
 
-A warm guest has a journal of its own, of no job (``JobHeader.spare``). It is paused, has no user,
-share, address or secret, and room for devices. Which one fits a job's guest is a plugin's to say
-(``vtorque_rendered_sources``). That no two jobs adopt the same one is the core's: a record in the
-job's journal and a mark in the warm guest's journal are written under the node's lock.
-
-As root in the prologue.
+A warm guest has its own journal without a job (``JobHeader.spare``). It is paused, has free device
+slots, and has no user, share, address or secret. A plugin decides which one fits a guest
+(``vtorque_rendered_sources``). The core ensures that only one job claims it: a record in the job's
+journal and a mark in the warm guest's journal are written under the node's lock.
 """
 
 from __future__ import annotations
@@ -48,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
-    """Return the guests with the sources that plugins offer, and the domains that they adopt.
+    """Return the guests with the sources that plugins offer, and with the domains that they adopt.
 
-    The warm guests in ``gone``, whose memory the job has been given, end now unless the job adopts
-    them. Raises InUse if one does not end, Conflict.
+    Ends the warm guests in ``gone``, whose memory the job needs, unless the job adopts them. Raises
+    Conflict, or InUse if one does not end.
     """
     paths, site = start.site.paths, start.site
     cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]
@@ -88,10 +86,10 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
 def _with_offer(
     start: Start, each: Prepared, offers: Sequence[Offer], free: dict[str, JournalState]
 ) -> Prepared:
-    """Return a guest with the first source for it that can be had. Under the node's lock.
+    """Return a guest with its first available source. Hold the node's lock.
 
-    The record of the use and the mark in the warm guest's journal are written together, so that no
-    other job adopts the same guest.
+    The record and the mark in the warm guest's journal are written together, so that no other job
+    adopts it.
     """
     guest, paths = each.plan, start.site.paths
     for source in [offer.source for offer in offers if offer.index == guest.index]:
@@ -112,7 +110,7 @@ def _with_offer(
 
 
 def _make_room(paths: Paths, key: str) -> None:
-    """End a spare guest for a job. Raises InUse: by what others do, so the node is not to blame."""
+    """End a warm guest for a job. Raises InUse, which does not blame the node."""
     try:
         end_unless_taken(paths, key)
     except HostFault as error:
@@ -120,9 +118,9 @@ def _make_room(paths: Paths, key: str) -> None:
 
 
 def end_unless_taken(paths: Paths, key: str) -> bool:
-    """End a spare guest, also one that is being booted; return whether no job had it.
+    """End a warm guest, even while it boots; return True if no job had it. Raises HostFault.
 
-    Waits for whoever boots it, which fails when its domain is gone. Raises HostFault.
+    Waits for the booting process, which fails without its domain.
     """
     name = lock_name(paths.journal / f"{key}.jsonl")
     until = time.monotonic() + _PATIENCE
@@ -142,10 +140,7 @@ def end_unless_taken(paths: Paths, key: str) -> bool:
 
 
 def _stop(paths: Paths, key: str) -> None:
-    """Have the domain of a spare guest that is being booted go, unless a job has it.
-
-    Under the node's lock, so that no job takes it meanwhile.
-    """
+    """Destroy the domain of a booting warm guest unless a job has it, under the node's lock."""
     with node_lock(paths):
         for record in (r for s in spares(list(walk(paths))) if s.key == key for r in s.open):
             if record.kind == DOMAIN:
@@ -167,7 +162,7 @@ def _uids(spare: JournalState) -> list[int]:
 
 
 def _uid_fits(spare: JournalState, guest: GuestPlan, site: Site) -> bool:
-    """Return whether it runs as such a uid as the guest would: of the site's range, if of any."""
+    """Return True if the warm guest's uid is of the same range as the guest's would be."""
     uids, first = _uids(spare), site.node.guest_uids
     inside = bool(uids) and first > 0 and uids[0] in range(first, first + guest_uids.COUNT)
     return inside if guest.leased(guest_uids.POOL) else not uids
@@ -182,7 +177,7 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
 
 
 def main(state: str, run: str, key: str) -> int:
-    """End a spare guest, unless a job has it; say which of the two."""
+    """End a warm guest unless a job has it, and print which."""
     try:
         gone = end_unless_taken(Paths(Path(state), Path(run)), key)
     except VtorqueError as error:

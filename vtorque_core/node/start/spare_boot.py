@@ -1,10 +1,10 @@
-"""The program that boots one spare guest (:mod:`vtorque_core.node.start.spare`), as root.
+"""Program that boots one warm guest (:mod:`vtorque_core.node.start.spare`). As root.
 
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
-``KEEPER`` is the name of the node-wide process (``<run>/<name>.lock``) that keeps it: when that is
-gone, the reaper ends the guest. ``KEY=VALUE`` as with ``-vm``. It prints the guest's key and is 0
-when the guest waits, paused; else it says why not, leaves nothing, and is 1.
+``KEEPER`` names the node-wide process (``<run>/<name>.lock``); when it has ended, the reaper ends
+the guest. ``KEY=VALUE`` is as with ``-vm``. Prints the guest's key and exits with 0 when the guest
+is paused and waits. Otherwise prints the reason, releases everything and exits with 1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
 
 
 def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
-    """Return the key of a guest that waits. Raises Refused, HostFault; leaves nothing then."""
+    """Return the key of a waiting guest.
+
+    Raises Refused and HostFault after releasing everything.
+    """
     node = socket.gethostname()
     job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
     with job_lock(site.paths, job.id):
@@ -113,9 +116,9 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
 
 @contextlib.contextmanager
 def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
-    """Have who runs a job now go first, on hosts whose control groups share CPUs and on others.
+    """Run the guest with low CPU priority, with and without CPU control groups.
 
-    Where each guest has such a group, nice values count within it only (sched(7)).
+    Nice values apply only within a control group (sched(7)).
     """
     had = hypervisor.cpu_shares(uri, guest.uuid)
     hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the least in version 1
@@ -126,7 +129,7 @@ def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
 
 
 def _schedule(guest: GuestPlan, nice: int) -> None:
-    """Give all threads of the guest's QEMU a nice value."""
+    """Set the nice value of all threads of the guest's QEMU."""
     process = process_of(guest.name, guest.uuid)
     for thread in threads(process) if process else ():
         with contextlib.suppress(ProcessLookupError):
@@ -138,7 +141,6 @@ def _is_uid(claim: object) -> bool:
 
 
 def main(config: str, keeper: str, ports: str, *words: str) -> int:
-    """Do what the module says."""
     try:
         site, plugins = load(Path(config), node=True)
         wanted = dict(word.split("=", 1) for word in words)
