@@ -1,9 +1,9 @@
 """A whole batch adapter: the example of ``doc/plugins.md``, run by the tests.
 
-The batch system "acme" is made up. Its users submit with
-``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k NOTE] [-a JOBS] [-N NODES] [-i] SCRIPT [ARGUMENT...]``,
-its option ``-S PROGRAM`` starts PROGRAM with the script and its arguments, ``acmestat`` lists the
-jobs there are, and root's hook has all it needs in its environment.
+The batch system "acme" is made up. Its users submit with ``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k
+NOTE] [-a JOBS] [-N NODES] [-i] SCRIPT [ARGUMENT...]``, its option ``-S PROGRAM`` starts PROGRAM
+with the script and its arguments, ``acmestat`` lists the jobs there are, and root's hook has all it
+needs in its environment.
 """
 
 from __future__ import annotations

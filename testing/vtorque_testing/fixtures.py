@@ -1,7 +1,7 @@
 """Fixtures for the tests of plugins: what pytest finds as soon as vtorque-testing is installed.
 
-None needs root, libvirt's daemon or a configured node. Each is a function to call; what it makes
-is in ``tmp_path``, and gone with the test. What they import is imported when they are used.
+None needs root, libvirt's daemon or a configured node. Each is a function to call; what it makes is
+in ``tmp_path``, and gone with the test. What they import is imported when they are used.
 """
 
 from __future__ import annotations

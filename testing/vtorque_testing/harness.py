@@ -1,7 +1,7 @@
-"""What a batch adapter's author gives to the contract suite, and tools for making it.
+"""Base of the harness that a batch adapter's author writes for the contract tests.
 
-A harness is a double of the batch system around the real adapter: its submit command records what
-it gets, and :meth:`BatchHarness.start` makes of that what the real system would start on the nodes.
+A harness simulates the batch system around the real adapter. Its submit command records its input,
+and :meth:`BatchHarness.start` returns what the real system would start on the nodes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class PluginSite:
-    """A site config as far as a plugin sees it: :class:`vtorque_core.api.node_job.Site`.
+    """A site config for plugins: :class:`vtorque_core.api.node_job.Site`.
 
-    ``settings``: objects of the plugin's own settings classes.
+    ``settings`` are objects of the plugin's settings classes.
     """
 
     paths: Paths = field(default_factory=Paths)
@@ -51,7 +51,7 @@ class PluginSite:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, and what it wrote."""
+    """Exit status and output of a program."""
 
     code: int
     stdout: bytes
@@ -60,13 +60,13 @@ class Ended:
 
 @dataclass(frozen=True)
 class Submission:
-    """What the site's submit command received.
+    """Input of the site's submit command.
 
-    Args:
-        job_id: the id that it gave the job; no two submissions have the same.
-        argv: its arguments, without the program's name.
-        environ: its environment.
-        script: the bytes that the batch system keeps as the job's script; None if it has none.
+    Attributes:
+        job_id: unique id of the new job.
+        argv: arguments without the program's name.
+        environ: environment variables.
+        script: the script as the batch system stores it; None: no script.
     """
 
     job_id: str
@@ -77,22 +77,22 @@ class Submission:
 
 @dataclass(frozen=True)
 class HookCall:
-    """How root's prologue is called on one node; ``adapter`` is the adapter there."""
+    """Call of root's prologue on one node, with the adapter there."""
 
     adapter: NodeAdapter
     argv: tuple[str, ...]
     environ: Mapping[str, str]
 
     def job(self) -> BatchJob:
-        """Return what the adapter reads out of the call."""
+        """Return the job that the adapter reads from the call."""
         return self.adapter.job(self.argv, self.environ)
 
 
 @dataclass(frozen=True)
 class ShellCall:
-    """How the job shell is started on the first node; the script has to be there.
+    """Start of the job shell on the first node, where the script must exist.
 
-    ``stdin``: what it can read; None: it has the job's terminal or nothing.
+    ``stdin`` None: a terminal or no input.
     """
 
     argv: tuple[str, ...]
@@ -110,11 +110,11 @@ class StartedJob:
 
 @dataclass(frozen=True)
 class OwnValue:
-    """A user's own value in the place where the request travels, or beside it.
+    """A user's own value in the place where the request is carried, or beside it.
 
-    Args:
-        argv: how the user gives it: ``("--comment=mine",)``.
-        kept: whether the batch system has it of a submission.
+    Attributes:
+        argv: the user's arguments: ``("--comment=mine",)``.
+        kept: returns True if the batch system has the value for a submission.
     """
 
     argv: tuple[str, ...]
@@ -123,22 +123,22 @@ class OwnValue:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How users of this batch system say things, and what its adapter documents.
+    """Command line syntax of the batch system, and documented properties of its adapter.
 
-    Args:
-        options: options with values that the submit command takes: ``("-N", "t", "-j", "oe")``.
-        directive: a line of a script that the batch system reads: ``"#PBS -N named"``.
-        unknown: an option that the submit command does not know: ``"--no-such-option"``.
-        arguments: the command line's end for a script and the words it is to get.
-        share: the options that ask for CPUs and MiB of memory on a node.
-        exits: what ``finish`` returns for each outcome while the server answers.
-        carries: bytes of a request, of whatever content, that reach the node at least.
-        permutes: whether options may follow the script; else they are the script's arguments.
-        takes_stdin: whether a script may come on standard input.
-        array: options for an array of two jobs; empty: there are none.
-        two_nodes: options for a job on two nodes; empty: there are none.
-        interactive: options for a job with a terminal; empty: there are none.
-        own: values that the user can give and that must get through.
+    Attributes:
+        options: options with values: ``("-N", "t", "-j", "oe")``.
+        directive: a directive line: ``"#PBS -N named"``.
+        unknown: an unknown option: ``"--no-such-option"``.
+        arguments: end of a command line with a script and its arguments.
+        share: options that request CPUs and MiB of memory on a node.
+        exits: result of ``finish`` for each outcome while the server answers.
+        carries: minimum size of requests, in bytes, that the adapter can carry.
+        permutes: options may follow the script; otherwise they are arguments of the script.
+        takes_stdin: the script may come from standard input.
+        array: options for an array of two jobs; empty: not supported.
+        two_nodes: options for a job on two nodes; empty: not supported.
+        interactive: options for a job with a terminal; empty: not supported.
+        own: user values that must be preserved.
     """
 
     options: tuple[str, ...]
@@ -157,72 +157,68 @@ class Dialect:
 
 
 class BatchHarness(Protocol):
-    """The batch system's double."""
+    """Simulation of the batch system."""
 
     @property
     def system(self) -> BatchSystem:
-        """What the plugin registers."""
+        """Batch system that the plugin registers."""
         ...
 
     @property
     def site(self) -> Site:
-        """The site config for its parts; :class:`PluginSite` will do."""
+        """Site config for the adapter, for example a :class:`PluginSite`."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """How its users say things."""
+        """Syntax of the batch system."""
         ...
 
     @property
     def directory(self) -> Path:
-        """Where jobs are submitted from; the suite writes its scripts here."""
+        """Directory of submissions, where the tests write scripts."""
         ...
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment of submissions: a PATH that finds the double of the submit command."""
+        """Environment of submissions, with a PATH to the simulated submit command."""
         ...
 
     def received(self) -> Submission | None:
-        """Return what the submit command got since the last call; None if it was not started.
-
-        With several calls it is the last.
-        """
+        """Return the input of the last submit command since the previous call, or None."""
         ...
 
     def answer(self, ended: Ended) -> bool:
-        """Have the submit command say and end so the next time, once.
+        """Make the next submit command print this and exit with this status.
 
-        Return False if the adapter has no such command (it is the batch system itself).
+        Return False if the adapter has no submit command, because it is the batch system itself.
         """
         ...
 
     def start(
         self, job: Submission, *, nodes: int = 1, element: int = 0, forged: str | None = None
     ) -> StartedJob:
-        """Return what the batch system starts for a job that was submitted.
+        """Return what the batch system starts for a submitted job.
 
         Args:
             job: from :meth:`received`.
-            nodes: on how many nodes it runs: as many as were asked for.
-            element: of an array, which job: 0 or 1.
-            forged: text that the job's owner has put where the request travels, by other means
-                than vsub.
+            nodes: number of nodes, as requested.
+            element: index in an array: 0 or 1.
+            forged: text that the job's owner has put in place of the request, without vsub.
         """
         ...
 
     def end(self, job: Submission) -> None:
-        """Have the batch system forget the job."""
+        """Make the batch system forget the job."""
         ...
 
     def serve(self, up: bool) -> None:
-        """Have the batch system's server answer, or not, from now on; at first it does."""
+        """Start or stop the batch system's server, which runs at first."""
         ...
 
     def setup_root(self) -> Path | None:
-        """Return the directory in which the setup steps work here; None: they need the real node.
+        """Return the directory for setup steps; None: they need the real node.
 
-        It should hold files of the site's own for those that a step replaces.
+        It should contain site files that a step replaces.
         """
         ...

@@ -1,7 +1,7 @@
-"""What a node asks a plugin of a job and what comes of it: no job, no file, no process, no root.
+"""Plan jobs on a recorded node, without job, files, processes and root.
 
-A :class:`PlannedNode` is the site config, the plugins and a recorded machine. What it answers is
-what policy, ledger and rendering make of the plugin's hooks; a test only says what users write.
+A :class:`PlannedNode` has a site config, plugins and a recorded machine. It returns the results of
+policy, ledger and rendering for the plugin's hooks; a test provides only the user's input.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class Machine:
-    """A recorded machine: files of ``machines``, of its capabilities and of its PCI functions."""
+    """A recorded machine: its capabilities and PCI functions, as files of ``machines``."""
 
     capabilities: str
     sysfs: str = ""
 
     @property
     def text(self) -> str:
-        """What ``virsh capabilities`` says there."""
+        """Output of ``virsh capabilities`` on the machine."""
         return (DATA / f"{self.capabilities}.xml").read_text(encoding="utf-8")
 
     @property
     def host(self) -> Topology:
-        """What the core makes of that."""
+        """Topology of the machine."""
         return parse(self.text)
 
 
@@ -86,7 +86,7 @@ def host(name: str) -> Topology:
 
 
 def guest_plan(**changes: Any) -> GuestPlan:
-    """Return the only guest of a job that asked for nothing, with these fields otherwise."""
+    """Return the guest of a job with defaults, except for these fields."""
     values: dict[str, Any] = {
         "job": JobAttempt("42.srv", 0, "ada", 1000, "n1"), "index": 0, "rank": 0,
         "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
@@ -99,7 +99,7 @@ def guest_plan(**changes: Any) -> GuestPlan:
 
 
 def with_core(name: str, *modules: object) -> Plugins:
-    """Return the core's options and a plugin's modules, as they are found together."""
+    """Return the core's options and a plugin's modules as loaded plugins."""
     found = Plugins()
     found.register("core", vm_options, "vtorque-core")
     for module in modules:
@@ -129,25 +129,25 @@ class PlannedNode:
         return cls(plugins, build(raw, plugins, node=True), known)
 
     def submitted(self, *vm: str, cwd: Path | None = None) -> Request:
-        """Return what ``vsub`` sends for these ``-vm`` values, files read. Raises Refused."""
+        """Return the request that ``vsub`` submits for these ``-vm`` values. Raises Refused."""
         return make_request(parse_vm(vm) or () if vm else (), self.plugins.options(), cwd=cwd)
 
     def request(self, *vm: str, files: Mapping[str, FileData] | None = None) -> JobRequest:
-        """Return what policy makes of these ``-vm`` values. Raises Refused.
+        """Return the validated request for these ``-vm`` values. Raises Refused.
 
-        ``files``: key to the file that the user has named.
+        ``files`` are the contents of file options by key.
         """
         request = Request(tuple(parse_vm(vm) or () if vm else ()), dict(files or {}))
         return decide(request, self.site, self.plugins)
 
     def settled(self, request: JobRequest) -> JobRequest:
-        """Return it with what is known once the batch system has it. Raises Refused."""
+        """Return the request with numbers for the batch system's grant. Raises Refused."""
         return settle(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
-        """Return what ``vsub`` asks of the batch system on each node. Raises Refused.
+        """Return the resources that ``vsub`` requests per node. Raises Refused.
 
-        ``asked``: of what the batch system counts, what the user has asked for: is it enough?
+        ``asked`` are the resources that the user requests; they are checked.
         """
         found = needs(self.request(*vm), self.site, self.plugins)
         if asked is not None:
@@ -155,7 +155,7 @@ class PlannedNode:
         return found
 
     def guests(self, request: JobRequest, **changes: Any) -> list[GuestPlan]:
-        """Return the guests of a job on this node, not yet placed, with these fields otherwise."""
+        """Return the guests of a job on this node before placement, except for these fields."""
         first = guest_plan(**{
             "vcpus": request[VCPUS], "ram_mib": request[RAM], "host": self.host,
             "guests_per_node": request[VMS_PER_NODE], "request": request,
@@ -170,7 +170,7 @@ class PlannedNode:
         ]  # fmt: skip
 
     def answers(self, guest: GuestPlan) -> list[Claim | Refusal | Notice]:
-        """Return what the plugins ask of the node for a guest."""
+        """Return the plugins' claims for a guest."""
         return self._items("vtorque_plan", guest=guest, site=self.site)
 
     def placed(
@@ -192,20 +192,23 @@ class PlannedNode:
         return [replace(g, placement=at) for g, at in zip(guests, answers, strict=True)]
 
     def not_near(self, guest: GuestPlan) -> list[Notice]:
-        """Return what the user reads of wishes that the ledger has not fulfilled for it."""
+        """Return the notices of preferences that the ledger did not meet."""
         asked = PlannedGuest(guest, cast(GuestDriver, None), tuple(self._claims(guest)))
         return not_near(asked, guest.placement)
 
     def elements(self, guest: GuestPlan) -> list[Element]:
-        """Return the plugins' hardware of a guest."""
+        """Return the plugins' domain elements for a guest."""
         return self._items("vtorque_render_domain", guest=guest, site=self.site)
 
     def context(self, guest: GuestPlan) -> list[ContextItem]:
-        """Return what the plugins want inside a guest."""
+        """Return the plugins' context items for a guest."""
         return self._items("vtorque_guest_context", guest=guest, site=self.site)
 
     def acquired(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
-        """Return what the plugins acquire before the boot, and for which guest. Nothing is made."""
+        """Return the resources that plugins acquire before the boot, with their guests.
+
+        Creates nothing.
+        """
         got: list[tuple[Resource, GuestPlan | None]] = []
 
         def acquire(

@@ -107,8 +107,8 @@ class Doubles:
     """What stands for a hypervisor and for root's rights, in directories of its own.
 
     A domain is a file with its XML, and QEMU's ends of its channels. With another URI of libvirt's
-    test driver than the usual one it is also a domain there. An nftables table and a mount
-    are files, too.
+    test driver than the usual one it is also a domain there. An nftables table and a mount are
+    files, too.
     """
 
     domains: Path
@@ -201,8 +201,8 @@ class RecordedNode:
         machine: text of ``virsh capabilities`` of the recorded node.
         plugins: those that are installed on it.
         site: its config.
-        covers: path on this host to what the job's processes find there: at least nft, which is
-            a double, and /dev/shm.
+        covers: path on this host to what the job's processes find there: at least nft, which is a
+            double, and /dev/shm.
         share: what the batch system gives a job: fields of BatchJob.
         doubles: (class, method, what stands for it in the job's processes) of plugins' resources.
     """

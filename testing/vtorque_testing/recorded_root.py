@@ -1,8 +1,8 @@
-"""What root's code finds as it wants it, in the processes of a recorded node that is not root's.
+"""Doubles for root's checks of file owners in the processes of a recorded node without root.
 
-In their user namespace the host's root is a stranger (user_namespaces(7)), and files of theirs
-stay theirs. So what is root's, or this user's own, counts as root's; who else owns a file, and
-who else can write it, is told as ever.
+In a user namespace, host root appears as an unknown user (user_namespaces(7)). The doubles treat
+files of host root and of the current user as root's. Other owners and write permissions are
+reported unchanged.
 """
 
 from __future__ import annotations

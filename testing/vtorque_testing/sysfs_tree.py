@@ -3,9 +3,8 @@
 A line is ``address vendor:device class`` and words: ``numa=0``, ``group=17`` (IOMMU), ``driver=x``,
 ``reset`` (it can be reset), ``net=eth0`` (an interface that is down; ``net=eth0:up``), ``ib=ib0``
 (the same of InfiniBand), ``rdma=mlx5_0`` (an RDMA device whose port is down; ``rdma=mlx5_0:up``),
-``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one).
-Other lines are ``path = text`` of further files. It is what ``lspci -nnk`` and sysfs of such
-machines say, with little else.
+``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one). Other lines are ``path =
+text`` of further files. It is what ``lspci -nnk`` and sysfs of such machines say, with little else.
 """
 
 from __future__ import annotations

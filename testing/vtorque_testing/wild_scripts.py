@@ -1,13 +1,12 @@
 """370 job scripts as users have them: ``SCRIPTS``.
 
-Most are in the text files of ``wild/``, by kind and one after the other, each behind a line
-``%%%% NAME [micro|hpc]``. Those whose bytes an editor or a diff would spoil are in
+Most are in the text files of ``wild/``, by kind and one after the other, each behind a line ``%%%%
+NAME [micro|hpc]``. Those whose bytes an editor or a diff would spoil are in
 :mod:`vtorque_testing.wild_bytes`. Each is written anew in the manner of public ones, cut down to
-what is characteristic. The last word says where a script also runs, with the same output, exit
-code and files as on a Debian host with the same packages: in every guest (``micro`` has busybox
-and bash), or in one of the image of ``doc/recipes/hpc.toml``. Without it a script needs what
-neither has, or asks for what the batch system ``local`` has not, or for less memory than a guest
-needs.
+what is characteristic. The last word says where a script also runs, with the same output, exit code
+and files as on a Debian host with the same packages: in every guest (``micro`` has busybox and
+bash), or in one of the image of ``doc/recipes/hpc.toml``. Without it a script needs what neither
+has, or asks for what the batch system ``local`` has not, or for less memory than a guest needs.
 """
 
 from __future__ import annotations

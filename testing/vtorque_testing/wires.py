@@ -1,6 +1,6 @@
-"""Between a driver and the ports of its guest: bytes pass as they are, or as no guest should send.
+"""Relay between a driver and its guest's ports, which can cut, split or forge data.
 
-A port is a unix socket in the guest's run directory, as QEMU makes it.
+A port is a Unix socket in the guest's run directory, as QEMU creates it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ _CHUNK = 1 << 16
 
 
 class Wires:
-    """The ports of a guest, in front of a double of it. A context manager.
+    """Relay for the ports of a simulated guest. A context manager.
 
-    ``passed`` is what has reached the host by the port that is watched. ``instead``: port to what
-    a guest does there that is none, :func:`silent` or :func:`babbling`.
+    Attributes:
+        passed: data that reached the host through the watched port.
+        instead: by port a replacement of the guest: :func:`silent` or :func:`babbling`.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class Wires:
     def watch(
         self, port: str, *, cut: int | None = None, last: bytes = b"", chunk: int = _CHUNK
     ) -> None:
-        """Have this port's bytes counted from now on, and cut or split.
+        """Record this port's data from now on, and cut or split it.
 
-        ``cut``: after so many bytes to the host the guest is gone, when it has sent ``last``.
-        ``chunk``: the most bytes that reach the host at once.
+        ``cut``: number of bytes after which the guest sends ``last`` and disappears. ``chunk``:
+        maximum number of bytes that reach the host at once.
         """
         self.port, self.cut, self.last, self.chunk = port, cut, last, chunk
         self.passed = bytearray()
@@ -61,7 +62,7 @@ class Wires:
             (self._run_dir / name).unlink(missing_ok=True)
 
     def end(self) -> None:
-        """End the guest: no port takes a connection, those that are open break."""
+        """End the guest: its ports refuse connections, and open connections break."""
         with self._lock:
             self._gone = True
             for each in self._open:
@@ -128,13 +129,13 @@ class Wires:
 
 
 def silent(connection: socket.socket) -> None:
-    """Say nothing, and read what comes until the host has gone."""
+    """Send nothing, and read until the host closes the connection."""
     while connection.recv(_CHUNK):
         pass
 
 
 def babbling(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
-    """Return what says this, and then nothing; or ends."""
+    """Return a replacement that sends this data, and then waits or ends."""
 
     def guest(connection: socket.socket) -> None:
         for piece in data:
@@ -146,6 +147,6 @@ def babbling(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.s
 
 
 def flood(piece: bytes, most: int = 5 << 18) -> Iterator[bytes]:
-    """Yield the same again and again, so many bytes at most."""
+    """Yield the same data repeatedly, up to ``most`` bytes."""
     for _ in range(most // len(piece)):
         yield piece

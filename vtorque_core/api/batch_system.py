@@ -423,29 +423,35 @@ class DrainingAdapter(Protocol):
 
 @runtime_checkable
 class MovingAdapter(Protocol):
-    """A node part whose batch system can have a job's guest be on a node that is not the job's.
+    """A node adapter whose batch system allows a job's guest to run on a node outside the job.
 
-    The job is never given that node: a job of root's holds its share there until the guest is gone.
-    As root; each may be called twice. All raise HostFault: the batch system does not answer.
+    The job never gets that node. Instead, a job of root holds the resources there until the guest
+    has left. As root. All methods are idempotent, and raise HostFault if the batch system does not
+    answer.
     """
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Hold on ``node``, this one, what the job has on the node ``left``; return the job here.
+        """Reserve on this node (``node``) what the job has on the node ``left``.
 
-        ``nodes``: where its guests are then, in rank order. Raises Refused: that cannot be had.
+        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
+        node.
+        Raises Refused if the reservation is impossible.
         """
 
     def let_go(self, job_id: str, node: str) -> None:
-        """Hold nothing on ``node`` for the job any more."""
+        """Release the reservation for the job on ``node``."""
 
     def holds(self, job_id: str, node: str) -> bool:
-        """Return whether what :meth:`receive` holds there still is: anybody may have ended it."""
+        """Return True if the reservation of :meth:`receive` still exists.
+
+        Anybody may have ended it.
+        """
 
     def leave(self, job_id: str, node: str) -> None:
-        """Give the node back, if it is still one of the job's: its guest has left."""
+        """Release the node from the job, if it is still part of it, after its guest has left."""
 
     def over(self, job_id: str, attempt: int) -> bool:
-        """Return whether this attempt of a job has ended, or ends."""
+        """Return True if this attempt of a job has ended or is ending."""
 
 
 @dataclass(frozen=True)

@@ -187,23 +187,33 @@ class ClockDriver(GuestDriver, Protocol):
 
 @runtime_checkable
 class LeavableDriver(GuestDriver, Protocol):
-    """A driver whose job shell can leave a script that runs, and another one go on with it.
+    """A driver whose job shells can detach from a running script and attach to it.
 
-    When the connection to the guest breaks, and root has made :data:`LEAVE`, ``run`` writes to it
-    what the other one needs, a line of the user's after another line's end, so that half of it is
-    none, until the FIFO is gone; then it ends. Where there is :data:`LEFT`, which has this line, it
-    goes on with the script that runs.
+    If the connection to the guest breaks and root has created :data:`LEAVE`, ``run`` writes one
+    line to
+    this FIFO until it is removed, and then ends. The line is untrusted, and starts after a newline,
+    so
+    that a partial line is invalid. If the file :data:`LEFT` with this line exists, ``run`` attaches
+    to
+    the running script.
 
-    If root has made :data:`TELL` before it calls ``expect_break``, ``run`` writes the same to that
-    when root reads it, which is while the guest stands still, and goes on. An empty line: what runs
-    is not the script, and could not be left.
+    If root has created :data:`TELL` before ``expect_break``, ``run`` writes the same line to it
+    when
+    root reads it, while the guest is paused, and continues. An empty line means that it is
+    impossible
+    to detach, because something other than the script runs.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Have a guest and its job shell wait for each other if their connection breaks. As root.
+        """Make a guest and its job shell keep waiting if their connection breaks. As root.
 
-        For so many seconds; 0: no longer. Raises HostFault if the guest does not say until a
-        time.monotonic() that it will.
+        Args:
+            run_dir: the guest's run directory.
+            seconds: how long they wait; 0: stop waiting.
+            deadline: in ``time.monotonic()`` seconds.
+
+        Raises:
+            HostFault: the guest does not confirm before the deadline.
         """
 
 

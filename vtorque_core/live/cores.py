@@ -74,7 +74,7 @@ def resize(
     """Change the number of a running guest's cores for a use, and pin all threads of the job.
 
     As root. The result is as near to ``count`` as the claim and the job's free CPUs allow. CPUs are
-    taken from other threads before they become exclusive, and given back in the reverse order, so a
+    taken from other threads before they become exclusive, and returned in the reverse order, so a
     core never has two owners. Repeat a call with the same count to repair the pinning after a
     killed manager.
 

@@ -69,7 +69,7 @@ def phase(job: RunningJob) -> str:
 
 
 def stands_still(job: RunningJob) -> bool:
-    """Return whether the job's guests here stand still by :func:`begin`."""
+    """Return True if :func:`begin` has paused the job's guests on this node."""
     return phase(job) in (PAUSED, SUSPENDED)
 
 

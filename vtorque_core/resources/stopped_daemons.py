@@ -29,10 +29,10 @@ def locks_of(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
-    """While in here, end a daemon that holds one of these lock files as soon as it stands still.
+    """Kill daemons of these lock files as soon as they are stopped, while in this context.
 
-    And all of them after ``seconds`` (HANDSHAKE): one may wait for a file system of the user's. As
-    root. Raises HostFault that says so in place of what libvirt's call then fails with.
+    After ``seconds`` (HANDSHAKE) all of them are killed, because one may wait for a user's file
+    system. As root. Raises a HostFault that says so instead of libvirt's error.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # whether it stood still

@@ -345,7 +345,7 @@ def _await_ready(
 
 
 def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
-    """Kill the process that holds the lock, and wait. Return False if there is none."""
+    """Kill the process that holds the lock, and wait. Return False without such a process."""
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
