@@ -434,8 +434,7 @@ class MovingAdapter(Protocol):
         """Reserve on this node (``node``) what the job has on the node ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
-        node.
-        Raises Refused if the reservation is impossible.
+        node. Raises Refused if the reservation is impossible.
         """
 
     def let_go(self, job_id: str, node: str) -> None:

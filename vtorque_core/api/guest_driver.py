@@ -190,18 +190,13 @@ class LeavableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it.
 
     If the connection to the guest breaks and root has created :data:`LEAVE`, ``run`` writes one
-    line to
-    this FIFO until it is removed, and then ends. The line is untrusted, and starts after a newline,
-    so
-    that a partial line is invalid. If the file :data:`LEFT` with this line exists, ``run`` attaches
-    to
-    the running script.
+    line to this FIFO until it is removed, and then ends. The line is untrusted, and starts after a
+    newline, so that a partial line is invalid. If the file :data:`LEFT` with this line exists,
+    ``run`` attaches to the running script.
 
     If root has created :data:`TELL` before ``expect_break``, ``run`` writes the same line to it
-    when
-    root reads it, while the guest is paused, and continues. An empty line means that it is
-    impossible
-    to detach, because something other than the script runs.
+    when root reads it, while the guest is paused, and continues. An empty line means that it is
+    impossible to detach, because something other than the script runs.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""Resources of every guest: domain settings, root disk, daemons of shares, packet filter."""
+"""Resources and settings of every guest: domain spec, disk, daemons of shares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from vtorque_core.site.config import Site
 def domain_spec(
     guest: GuestPlan, site: Site, accel: Literal["kvm", "tcg"], ports: int = 0
 ) -> DomainSpec:
-    """Return what the core decides about a guest's domain."""
     return DomainSpec(
         guest, accel, site.node.qemu_user, str(site.node.uefi),
         allow_qemu_args=site.node.allow_qemu_args, ports=ports,
@@ -35,9 +34,9 @@ def domain_spec(
 
 
 def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
-    """Return what a guest's own disk is made with; a warm guest has it already.
+    """Return the resources of a guest's own disk; none for a warm guest.
 
-    A boot source that brings the disk still gets the tmpfs that the disk lies in.
+    If the boot source brings the disk, only the tmpfs for it.
     """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
@@ -58,7 +57,7 @@ def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
 
 
 def daemons(each: Prepared) -> Iterable[Resource]:
-    """Return the daemons that serve a guest its shares and its user's disk."""
+    """Return the daemons that serve shares and the user's disk to a guest."""
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))

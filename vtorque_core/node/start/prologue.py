@@ -57,10 +57,9 @@ def run(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> int:
-    """Start the guests of the job that the hook's arguments name; return the hook's exit code.
+    """Start the guests of the hook's job, and return the hook's exit status.
 
-    Never raises: a defect is reported as a host fault, its traceback goes to the job's log and to
-    syslog.
+    Never raises. A bug is reported as a host fault, with its traceback in the job's log and syslog.
     """
     with reader():
         job = adapter.job(argv, environ)
@@ -142,7 +141,7 @@ def _requeue(
 
 
 def _has_come(job: BatchJob, site: Site) -> bool:
-    """Return whether a guest of this very attempt has come here, or is about to."""
+    """Return True if a guest of this attempt has migrated here, or is about to."""
     with contextlib.suppress(JournalError):
         mine = [s for s in find(site.paths, job.id) if s.header.job.attempt == job.attempt]
         return any(mark.name == ARRIVES for state in mine for mark in state.phases)
@@ -171,6 +170,7 @@ def _attempt(
     hook: Hook,
 ) -> tuple[Outcome, str, Proof | None]:
     def reap_gone() -> None:
+        """Release resources of jobs that ended without an epilogue."""
         from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
         cleanup.ended_jobs(job, site, plugins, adapter)

@@ -1,7 +1,7 @@
-"""The start of a job's guests on this node, phase by phase, all of it journalled.
+"""Start a job's guests on this node, phase by phase and journaled.
 
-Runs as root in the prologue, under the job's lock. Raises what went wrong; the prologue releases
-and tells it.
+As root in the prologue, under the job's lock. The prologue handles the exceptions: it releases
+resources and reports.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _log = logging.getLogger(__name__)
 
 
 def proof_file(told: Proof, user: JobUser, site: Site) -> File:
-    """Return the proof as a resource: root's, for the user's primary group to read."""
+    """Return the proof as a resource: root's, readable by the user's primary group."""
     path = str(site.paths.proof(told.job.id))
     return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
 
 
 def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
-    """Return the journal's first line: whose job it is, and which plugins act for it."""
+    """Return the first line of the journal."""
     return JobHeader(
         job=plan.attempt_of(job, user),
         batch=site.batch.system,
@@ -76,11 +76,19 @@ def start_job(
     let_hook_return: Callable[[], None] = lambda: None,
     arriving: Sequence[BootSource] = (),
 ) -> None:
-    """Boot all guests of the job on this node and prove them ready.
+    """Boot all guests of the job on this node and write the ready proof.
 
-    ``reap_gone`` is called if the job's claims are in use, ``let_hook_return`` as soon as the hook
-    may return (:class:`Detach`); ``arriving``: sources of guests that come from another node.
-    Raises Refused, HostFault (both may come from plugins); the journal then names what to release.
+    Raises Refused and HostFault, also from plugins. The journal then names the resources to
+    release.
+
+    Args:
+        job: the job.
+        site: the site config.
+        plugins: the plugins.
+        adapter: the batch system's node adapter.
+        reap_gone: called if resources are in use.
+        let_hook_return: called when the hook may return (:class:`Detach`).
+        arriving: sources of guests that migrate to this node.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -108,7 +116,7 @@ def start_job(
 
 @contextlib.contextmanager
 def blame(start: Start) -> Iterator[None]:
-    """Have a HostFault say whether the node is at fault, by the phase in which it came."""
+    """Make a HostFault in this context blame the node or not, depending on the phase."""
     try:
         yield
     except HostFault as error:
@@ -127,7 +135,7 @@ def _start(
     let_hook_return: Callable[[], None],
     arriving: Sequence[BootSource],
 ) -> None:
-    """Go through the phases of a start, up to guests that are ready or await the script."""
+    """Go through the phases of a start until guests are ready or wait for the script."""
     site, plugins = start.site, start.plugins
     start.enter("plan")
     secret = plan.load_secret(site.paths.secret)
@@ -210,7 +218,7 @@ def _lease(
 
 
 def _leave_cores(placements: Sequence[Placement]) -> None:
-    """Keep every helper process that is started from now on off the guests' own cores."""
+    """Keep helper processes that start later off the guests' exclusive cores."""
     helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
     if helpers:
         os.sched_setaffinity(0, helpers)
@@ -240,7 +248,7 @@ def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
 def _keep_facts(
     start: Start, job: BatchJob, wanted: JobRequest, prepared: Sequence[Prepared]
 ) -> None:
-    """Keep who gets what, for the job's owner to look at also after its end."""
+    """Keep the facts of the job for its owner."""
     guests = [
         {"rank": g.rank, "index": g.index, "hostname": g.hostname, "domain": g.name}
         | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
@@ -269,7 +277,7 @@ def _keep_facts(
 
 
 def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
-    """Return what guests have that cannot be saved on this node; the job then cannot either."""
+    """Return properties of guests that prevent saving the job on this node."""
     stays = not isinstance(prepared[0].driver, LeavableDriver)
     kind = [f"guests of type {prepared[0].plan.image.guest_type}"] if stays else []
     return [*_lacking("save", prepared), *kind]
@@ -288,7 +296,7 @@ def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
-    """Return what the wrapper is told while the guests start."""
+    """Return the proof for the job shell while the guests start."""
     return Proof(
         job=start.job,
         state="starting",
@@ -317,7 +325,7 @@ def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
 
 
 def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:
-    """Tell the job shell that it may run the script; ``first`` is the guest that gets it."""
+    """Let the job shell run the script in the guest ``first``."""
     detail = dict.fromkeys((*(each.text for each in notices), *start.warnings))
     guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir, g.image.name) for g in start.guests)
     ready = replace(
