@@ -1,7 +1,7 @@
-"""Public, for what looks at images and changes them: the pool, nodes' copies, what the site says.
+"""Read and change images: the pool, nodes' caches, the site's settings.
 
-Most of it is the core's own reading of images, exported: a name imported ``as`` itself (PEP 484).
-Users read, only root changes.
+Mostly exports of the core's own functions: names imported ``as`` themselves (PEP 484). Users read,
+only root changes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ from vtorque_core.site.policy import options_for
 
 
 def site_of(config: Path) -> Site:
-    """Return the site config, as any user reads it. Raises ConfigError."""
+    """Return the site config as any user. Raises ConfigError."""
     return load(config, node=False)[0]
 
 
 def root_site(config: Path) -> tuple[Site, Plugins]:
-    """Return config and plugins for a command that changes images. Raises UsageError, as above."""
+    """Return config and plugins for a command that changes images.
+
+    Raises UsageError unless root.
+    """
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
         raise UsageError("only root can change the image pool")
@@ -65,7 +68,7 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
 
 
 def refused_by(site: Site, name: str) -> Refusal | None:
-    """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
+    """Return the refusal of an image name by ``[options.img]`` allow and deny, or None."""
     options = options_for(site, facts_of_user()) if site.limits else site.options
     limits = options.get(IMG.key, Limits())
     if limits.allow is None and not limits.deny:
@@ -81,13 +84,16 @@ def check_allowed(site: Site, name: str) -> None:
 
 
 def default(site: Site) -> str | None:
-    """Return the image of jobs that name none ([options.img] default)."""
+    """Return the default image (``[options.img] default``)."""
     found: str | None = site.options.get(IMG.key, Limits()).default
     return found
 
 
 def set_default(config: Path, name: str) -> None:
-    """Write that to the config, as root. Raises as :func:`root_site`, Refused, HostFault."""
+    """Set the default image in the config. As root.
+
+    Raises Refused, HostFault, and as :func:`root_site`.
+    """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)
     new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)

@@ -50,7 +50,8 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
 
     As root of all users, otherwise the caller's own. The server's name may be omitted. An array is
     ``22[]``, ``22[].server`` or ``22``, an element ``22[3]`` or ``22_3``. None: all jobs. Raises
-    Refused if there are none, or ConfigError.
+    Refused
+    if there are none, or ConfigError.
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
     uid = None if os.geteuid() == 0 else os.getuid()

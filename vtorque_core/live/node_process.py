@@ -83,7 +83,8 @@ class NodeProcess(Process):
         """Return the process whose standard input holds the lock, even before its first line.
 
         Reads the kernel's fdinfo (proc(5)), because opening the file itself could block on users'
-        file systems.
+        file
+        systems.
         """
         file = os.fstat(descriptor)
         device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"

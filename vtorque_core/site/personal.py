@@ -1,8 +1,7 @@
-"""The site of one person: what a user has without root, where nobody has set up this machine.
+"""Personal site: vTorque for a user without root, on a machine without the admin's site.
 
-All of it is the user's own, in the directories of the XDG Base Directory Specification: jobs run as
-they, so does QEMU (libvirt's session mode), and nothing of other users' is to be seen. Every
-process of it finds the same directories again: who starts one passes :data:`VARIABLES` on.
+Everything belongs to the user, in XDG base directories. Jobs and QEMU run as the user (libvirt's
+session mode). All processes must find the same directories, so pass :data:`VARIABLES` on.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 
 
 def is_meant(path: Path) -> bool:
-    """Return whether this config is of the caller's own site.
+    """Return True if the config is that of the caller's personal site.
 
-    They are not root, and it is theirs, or the machine's, which has none and is no node.
+    The caller is not root and names the personal config, or the default one on a machine without an
+    admin's site.
     """
     if os.geteuid() == 0:
         return False
@@ -42,14 +42,14 @@ def is_meant(path: Path) -> bool:
 
 
 def config() -> Path:
-    """Return where the user may say more, or otherwise. It need not be there."""
+    """Return the path of the personal config, which may not exist."""
     return _home("XDG_CONFIG_HOME") / "vtorque.toml"
 
 
 def require_own_directories() -> None:
-    """Check that nobody else can change the config, the state, or what libvirt reads there.
+    """Check that nobody else can change config, state and libvirt's files. Raises ConfigError.
 
-    The variables may name another user's directories, after ``su`` for example. Raises ConfigError.
+    After ``su``, for example, the variables can name another user's directories.
     """
     libvirt = ("XDG_CONFIG_HOME", "XDG_CACHE_HOME")  # libvirtd of a session uses both
     places = [(each, config() if each == libvirt[0] else _home(each)) for each in _DEFAULTS]
@@ -75,9 +75,9 @@ def account() -> pwd.struct_passwd:
 
 
 def defaults() -> Mapping[str, Mapping[str, Any]]:
-    """Return what such a site has in place of the schema's defaults, as TOML would give it.
+    """Return the personal site's defaults, as TOML values, and set XDG_RUNTIME_DIR.
 
-    libvirt's client finds its daemon by the environment: that is made the same for all processes.
+    libvirt's client finds its daemon by the environment, which must be the same in all processes.
     HOME is the account's, because ``su -m`` keeps another user's.
     """
     state = _home("XDG_STATE_HOME")
@@ -104,11 +104,11 @@ def _home(variable: str) -> Path:
 
 
 def _runtime(link: Path) -> Path:
-    """Return a directory that is the user's alone: the session's, in memory, else one in /tmp.
+    """Return a private runtime directory: the session's, otherwise one in /tmp.
 
-    systemd's is taken also by processes that have not been told of it, as cron's. It lasts as long
-    as its user is logged in, and so does what has its sockets there. ``link``, in the user's state,
-    names the one in /tmp. Its name is random, because another user could create a known name first.
+    Processes without the variable, as of cron, also use systemd's. It exists while the user is
+    logged in. ``link``, in the user's state directory, points to the one in /tmp. Its name is
+    random, because another user could create a predictable one first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):
