@@ -57,7 +57,7 @@ def site_of(config: Path) -> Site:
 def root_site(config: Path) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes images.
 
-    Raises UsageError unless root.
+    Creates the pool of a personal site. Raises UsageError for other users than root elsewhere.
     """
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
