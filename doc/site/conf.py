@@ -27,6 +27,7 @@ myst_enable_extensions = ["colon_fence"]
 
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
+napoleon_use_ivar = True  # an attribute in a docstring is not described a second time
 autodoc_class_signature = "mixed"
 autodoc_use_type_comments = False  # there are none
 smartquotes = False
