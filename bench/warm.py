@@ -19,8 +19,8 @@ from node import JobTimes, Node, wait
 from vtorque_core.live import placement
 
 WARM, COLD = "ram=512M", "ram=520M"  # of another size, so that it matches none
-KEPT = "img=micro vcpus=1 ram=512M least=1 most=1"
-FIVE = "img=micro vcpus=1 ram=256M least=5"  # 2560 MiB with QEMU's overhead
+KEPT = "img=micro vcpus=1 ram=512M min=1 max=1"
+FIVE = "img=micro vcpus=1 ram=256M min=5"  # 2560 MiB with QEMU's overhead
 ROOM = 2700  # MiB: a job of 2304, and none of the five beside it
 JOBS = 10
 _IDLE = 2.0  # seconds over which a paused guest's CPU time is counted

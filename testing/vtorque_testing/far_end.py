@@ -35,5 +35,5 @@ def ends(work: Callable[[], object]) -> BaseException | None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(_WAIT)
-    assert not thread.is_alive(), f"it hangs: no end after {_WAIT:g} s"
+    assert not thread.is_alive(), f"it hangs: timed out after {_WAIT:g} s"
     return raised[0] if raised else None

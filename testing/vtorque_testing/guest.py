@@ -363,7 +363,7 @@ def _ending(harness: GuestHarness) -> Iterator[None]:
     """Raise Hangs in what does not end. Only in the main thread: the driver sets handlers there."""
 
     def hung(_number: int, _frame: FrameType | None) -> None:
-        raise Hangs(f"no end after {harness.patience:g} s")
+        raise Hangs(f"timed out after {harness.patience:g} s")
 
     main = threading.main_thread().ident or 0
     before = signal.signal(signal.SIGPROF, hung)

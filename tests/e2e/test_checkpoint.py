@@ -178,7 +178,7 @@ def test_a_user_removes_a_checkpoint(guest, place):
 
 @saves
 def test_a_job_has_itself_saved(guest, place, config):
-    config("plugin.survive", "least = 5\nkeep = 1")
+    config("plugin.survive", "min_checkpoint_interval = 5\nkept_checkpoints = 1")
     job = Writer(guest).submit("-vm", "checkpoint=every:5s").await_more()
     guest.wait_for(
         lambda: guest.as_user("vmgr", "logs", job.id).stdout.count(b"saved as checkpoint") > 1,
@@ -194,7 +194,7 @@ def test_a_job_has_itself_saved(guest, place, config):
 
 @saves
 def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
-    config("plugin.survive", "before = 40")
+    config("plugin.survive", "checkpoint_before_end = 40")
     job = Writer(guest)
     log = job.submit("-vm", "checkpoint=before-walltime", "-l", "walltime=60").ended()
     (name,) = re.findall(r"saved as checkpoint (\S+); the job ends", log)

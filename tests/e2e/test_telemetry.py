@@ -91,7 +91,8 @@ def monitored(guest, config):
     influx = InfluxDB(top / "influx", "vtorque")
     prometheus = Prometheus(top / "prometheus", listen, token)
     for line in (
-        'interval = "1s"', 'deadline = "20s"', 'exporters = ["prometheus", "influxdb", "textfile"]',
+        'interval = "1s"', 'write_timeout = "20s"',
+        'exporters = ["prometheus", "influxdb", "textfile"]',
         f'listen = "{listen}"', f'token = "{token}"', f'textfile = "{top}/textfile/vtorque.prom"',
         f'influx_url = "{influx.url}/write?db=vtorque"',
     ):  # fmt: skip

@@ -152,9 +152,9 @@ FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        ("vt1:AAAA", b"the job's request is damaged"),
-        ("vt1:!!", b"the job's request is damaged: it is not a vt1 token"),
-        ("vt1:", b"the -vm request is damaged"),  # not even taken
+        ("vt1:AAAA", b"the job's request is invalid"),
+        ("vt1:!!", b"the job's request is invalid: it is not a vt1 token"),
+        ("vt1:", b"the -vm request is invalid"),  # not even taken
         (to_token(FORGED_IMAGE), b"img=../../etc: is a path"),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_a_domain_does_and_what_another_node_needs_to_know(domain):
     assert hypervisor.domain_state(URI, domain) == ""
     nobody = "00000000-0000-0000-0000-000000000000"
     assert hypervisor.domain_state(URI, nobody) == ""
-    with pytest.raises(HostFault, match="it has ended"):
+    with pytest.raises(HostFault, match="the guest has ended"):
         hypervisor.migratable_xml(URI, nobody)
 
 

@@ -12,7 +12,7 @@ import zlib
 
 from vtorque_core.api.vm_options import vtorque_options
 
-DAMAGED = "the job's request is damaged: "
+DAMAGED = "the job's request is invalid: "
 FIELDS = "the document is not an object with exactly v, vm, files, shell"
 KEY = "a -vm key is not a short lower-case word"
 VERSION = "it is not of version 1: submit the job anew"
@@ -134,13 +134,13 @@ def token(data: bytes) -> str:
 
 
 NO_TOKEN = "it is not a vt1 token"
-BROKEN = "its token does not decompress"
-TOO_MUCH = "its token does not decompress to at most 131072 bytes"
+BROKEN = "the token cannot be decompressed"
+TOO_MUCH = "the decompressed token is larger than 131072 bytes"
 TOKENS = {
     "empty": ("vt1:", NO_TOKEN),
     "upper case": ("VT1:AAAA", NO_TOKEN),
     "blank": ("vt1:AA AA", NO_TOKEN),
-    "a fifth of a byte": ("vt1:A", "its token is not base64"),
+    "a fifth of a byte": ("vt1:A", "the token is not base64"),
     "another version": ("vt2:AHt9", NO_TOKEN),
     "in front of it": (" vt1:AHt9", NO_TOKEN),
     "a bomb in a bomb": (
@@ -153,7 +153,7 @@ TOKENS = {
     "slash": ("vt1:AA/A", NO_TOKEN),
     "another resource": ("vt1:AAAA,nodes=9", NO_TOKEN),
     "400 kB": ("vt1:" + "A" * 400_000, NO_TOKEN),
-    "unknown kind": (token(b"\7{}"), "its token is of an unknown kind"),
+    "unknown kind": (token(b"\7{}"), "the token's type is unknown"),
     "bomb": (token(b"\1" + zlib.compress(b"[" * 30_000_000, 9)), TOO_MUCH),
     "gzip": (token(b"\1" + gzip.compress(b"{}")), BROKEN),
     "asks for a dictionary": (token(b"\1\x78\xbb" + b"abcd" * 4), BROKEN),
@@ -229,9 +229,9 @@ PAIRS = {
     ("disk", "disk.img"): NOT_ABSOLUTE,
     ("disk", "nbd://10.0.0.1/x"): NOT_ABSOLUTE,
     ("disk", 'json:{"driver":"host_device"}'): NOT_ABSOLUTE,
-    ("disk", "/data/../etc/shadow"): "has '..' in it: write the path without",
+    ("disk", "/data/../etc/shadow"): "contains '..': write the path without it",
     ("disk", "/data/a\nb"): "has a control character or more than 1024 bytes",
-    ("disk", "/data/"): "names a directory: write the path of a disk file",
+    ("disk", "/data/"): "is a directory: write the path of a disk file",
     ("disk", "/etc/shadow"): f"is not allowed (limit: /data/*, set by [options.disk] allow {BY}",
     ("vm_prologue", "/etc/shadow"): "the value must be a file, which must travel as data",
     ("qemu_args", "-monitor"): UNKNOWN,

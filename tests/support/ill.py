@@ -14,7 +14,7 @@ COMMAND = f"""#!/bin/sh
 @contextlib.contextmanager
 def asked(cluster, **settings):
     """Have all nodes ask their health every second, once their config has a [plugin.survive]."""
-    table = {"health": f'"{WELL}"', "health_every": 1, **settings}
+    table = {"health_command": f'"{WELL}"', "health_interval": 1, **settings}
     lines = "".join(f"\\n{key} = {value}" for key, value in table.items())
     for node in slurm.NODES:
         cluster.root(node, "sh", "-c", f"cat > {WELL}; chmod 700 {WELL}", stdin=COMMAND.encode())

@@ -184,7 +184,7 @@ def _other_boot() -> None:
 def release_fails(bench: Bench, _point: Point, strike: Strike) -> None:
     """It hangs, or says so: what it depends on is held, and given to nobody else."""
     run = strike(act=_next_hangs, how={"release_timeout": _HANGS})
-    assert "no end after" in run.error or "busy" in run.error, run
+    assert "timed out after" in run.error or "busy" in run.error, run
     left = bench.records()
     needed = {seq for record in left for seq in record.needs}
     assert left, "released although it hung"

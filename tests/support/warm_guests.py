@@ -50,7 +50,7 @@ class Warm:
 @contextlib.contextmanager
 def kept_warm(clean, config, shape, number=1):
     """Keep so many guests ready until the end of the block."""
-    config("plugin.warm", f'shapes = ["{shape} least={number} most={number}"]')
+    config("plugin.warm", f'shapes = ["{shape} min={number} max={number}"]')
     found = Warm(clean)
     found.command("start")
     try:

@@ -86,7 +86,7 @@ class Child:
         if answer.startswith("+"):
             self.error = ""
         else:
-            self.error = answer[1:] or f"ended with {code} and no word"
+            self.error = answer[1:] or f"exited with status {code} without a result"
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -95,11 +95,11 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)  # it may not have made its group yet
         if readable([self], _KILL_WAIT):
             self._collect()
-            self.error = self.error and f"no end after {self.seconds:g} s"
+            self.error = self.error and f"timed out after {self.seconds:g} s"
             return
         os.close(self._answer)
         os.close(self._handle)
-        self.error = f"no end after {self.seconds:g} s, and process {self.pid} cannot be killed"
+        self.error = f"timed out after {self.seconds:g} s, and process {self.pid} cannot be killed"
 
 
 def in_child(work: Callable[[], None], seconds: float) -> str:

@@ -86,10 +86,10 @@ def run(
     if (code := child.returncode) not in good:
         words = printable((wrong or said).decode("utf-8", "replace").strip()[-300:], 400)
         if code == -signal.SIGXFSZ or "File too large" in words:
-            words = f"needs more than the {most >> 20} MiB that there are room for"
+            words = f"needs more than the {most >> 20} MiB that are free"
         elif "No space left" in words:
             raise HostFault(f"{argv[0]}: {words}")
-        raise Refused(f"{argv[0]} gave up on it: {words or f'exit code {code}'}")
+        raise Refused(f"{argv[0]} failed: {words or f'exit code {code}'}")
     return said.decode("utf-8", "surrogateescape")
 
 
@@ -102,7 +102,7 @@ def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
         if not ready:
-            raise Refused(f"a tool made no progress with it for {seconds:g} s")
+            raise Refused(f"the tool timed out after {seconds:g} s")
         for number in ready:
             data = os.read(number, 65536)
             if not data:

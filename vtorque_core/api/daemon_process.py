@@ -88,4 +88,4 @@ class Process(CoreResource):
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not readable([handle], end - time.monotonic()):
-            raise HostFault(f"{self.argv[0]} (pid {pid}) was killed but does not end")
+            raise HostFault(f"{self.argv[0]} (pid {pid}) was killed but has not exited")

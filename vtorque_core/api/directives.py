@@ -118,7 +118,7 @@ def _vm_values(options: str, number: int, line: str) -> list[str]:
     words = words[:comment]
     if not words or len(words) % 2 or any(word != "-vm" for word in words[::2]):
         raise Refused(
-            f"{where}: -vm needs one value and a line of its own",
+            f"{where}: -vm takes one value and must be alone on its line",
             fix="write '#VSUB -vm key=value,key=value'",
         )
     return words[1::2]

@@ -41,7 +41,7 @@ class DiskFile(OneFile):
         Raises HostFault if it exists or mke2fs fails.
         """
         if self.size_mib < 1:
-            raise HostFault(f"{self.path}: a disk of {self.size_mib} MiB is none")
+            raise HostFault(f"{self.path}: invalid disk size {self.size_mib} MiB")
         size = self.size_mib << 20
         with safefs.naming(f"cannot create {self.path}"):
             safefs.write_new(

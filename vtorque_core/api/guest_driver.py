@@ -232,7 +232,7 @@ def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:
-        raise Refused(f"script and environment have more than {MAX_ORDER >> 10} KiB")
+        raise Refused(f"script and environment are larger than {MAX_ORDER >> 10} KiB")
     with safefs.naming(path), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
         connection.sendall(order)

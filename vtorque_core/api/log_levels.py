@@ -71,17 +71,17 @@ def parse(text: str) -> Levels:
     words = [word.strip() for word in re.split(r"[,+]", text[: _MAX_TEXT + 1]) if word.strip()]
     if not words or len(text) > _MAX_TEXT or len(words) > _MOST:
         raise ValueError(
-            f"is no log level: write one of {_names()}, or up to {_MOST} of COMPONENT:LEVEL"
+            f"is not a log level: write one of {_names()}, or up to {_MOST} of COMPONENT:LEVEL"
         )
     for word in words:
         component, colon, level = word.rpartition(":")
         name = ALL if not colon or component.upper() == ALL else component
         if level.upper() not in LEVELS:
-            raise ValueError(f"has the level {level[:40]!r}: there are {_names()}")
+            raise ValueError(f"has the unknown level {level[:40]!r}: write one of {_names()}")
         if name != ALL and not _COMPONENT.fullmatch(name):
             raise ValueError(
-                f"has the component {name[:40]!r}: write ALL, a phase such as boot, core, or a "
-                "plugin's name such as iocm"
+                f"has the unknown component {name[:40]!r}: write ALL, a phase such as "
+                "boot, core, or a plugin's name such as iocm"
             )
         if name in found:
             raise ValueError(f"names {name} twice")

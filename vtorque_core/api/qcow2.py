@@ -10,7 +10,7 @@ MAGIC = b"QFI\xfb"
 HEADER = 112  # bytes
 # docs/interop/qcow2.txt of QEMU: incompatible_features
 _CORRUPT, _EXTERNAL_DATA = 1 << 1, 1 << 2
-_ALONE = "make it stand alone: qemu-img convert"
+_ALONE = "make it self-contained: qemu-img convert"
 
 
 def check_qcow2(header: bytes, file_size: int) -> int:
@@ -31,7 +31,7 @@ def check_qcow2(header: bytes, file_size: int) -> int:
     version, backing = struct.unpack_from(">IQ", header, 4)
     bits, size, encryption, entries, table = struct.unpack_from(">IQIIQ", header, 20)
     if version not in (2, 3):
-        raise Refused(f"is a qcow of version {version}; 2 and 3 are known")
+        raise Refused(f"is a qcow of version {version}; versions 2 and 3 are supported")
     if backing:
         raise Refused(f"has a backing file; {_ALONE}")
     if encryption:
@@ -43,9 +43,9 @@ def check_qcow2(header: bytes, file_size: int) -> int:
         if incompatible & _EXTERNAL_DATA:
             raise Refused(f"has an external data file; {_ALONE}")
         if incompatible & _CORRUPT:
-            raise Refused("is marked as corrupt; qemu-img check -r all may mend it")
+            raise Refused("is marked as corrupt; try qemu-img check -r all")
     if not 9 <= bits <= 21:
-        raise Refused(f"is a broken qcow2: cluster_bits is {bits}")
+        raise Refused(f"is an invalid qcow2: cluster_bits is {bits}")
     if table + entries * 8 > file_size:
-        raise Refused("is a truncated qcow2: its tables lie beyond its end")
+        raise Refused("is a truncated qcow2: its tables lie beyond the end of the file")
     return int(size)

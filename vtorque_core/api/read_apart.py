@@ -103,7 +103,7 @@ def read_apart(
             kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until, asked))
             most -= _HEAD.size + length
             if length > MAX_VALUE or most < 0:
-                raise Unreadable("it says too much")
+                raise Unreadable("the parser's output is too large")
             said = _exactly(answers, length, until, asked)
             if kind == _END:
                 return
@@ -144,12 +144,12 @@ def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> by
     while len(data) < count:
         left = until - time.monotonic()
         if left <= 0 or not waiting.poll(left * 1000):
-            raise Unreadable("it has not ended in time")
+            raise Unreadable("it did not finish in time")
         part = os.read(answers, count - len(data))
         if not part:
             if _has_ended(asked):
-                raise ReaderGone("the process that reads was killed")
-            raise Unreadable("it broke")
+                raise ReaderGone("the process that parses was killed")
+            raise Unreadable("the parser crashed")
         data += part
     return data
 

@@ -188,8 +188,8 @@ class ReplacedFile:
             if whose is _Whose.SITE and not self._kept_already():
                 if os.path.lexists(self.kept):
                     raise HostFault(
-                        f"{self.path} is not vTorque's, and {self.kept} exists: move one of them "
-                        "away and run this again"
+                        f"{self.path} was not written by vTorque, and {self.kept} "
+                        "exists: move one of them away, then run this command again"
                     )
                 os.link(self.path, self.kept, follow_symlinks=False)
             content = _sealed(self.content)
@@ -207,8 +207,8 @@ class ReplacedFile:
             what = "edited" if whose is _Whose.EDITED else "replaced"
             before = f"; the one from before vTorque is {self.kept}" if kept else ""
             raise HostFault(
-                f"{self.path} was {what} since vTorque wrote it and is left as it is{before}: move "
-                "it away and run this again"
+                f"{self.path} was {what} since vTorque wrote it, and was not "
+                f"changed{before}: move it away, then run this command again"
             )
         with safefs.naming(self.path):
             safefs.remove_file(safefs.beside(str(self.path)))

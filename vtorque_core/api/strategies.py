@@ -113,4 +113,4 @@ class Command:
     def __post_init__(self) -> None:
         """Raise ValueError if no program is named."""
         if len(self.words.split()) < 2:
-            raise ValueError(f'a Command of {self.words!r}: write its program, too: "vmgr cards"')
+            raise ValueError(f'{self.words!r} has no program: write it, as in "vmgr cards"')

@@ -22,7 +22,7 @@ _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 def malformed(problem: str) -> NoReturn:
     """Refuse a request that ``vsub`` did not write."""
-    raise Refused(f"the job's request is damaged: {problem}")
+    raise Refused(f"the job's request is invalid: {problem}")
 
 
 def to_token(blob: bytes) -> str:
@@ -59,19 +59,19 @@ def unpacked(token: str) -> Iterator[bytes]:
     try:
         data = b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_", validate=True)
     except ValueError:
-        malformed("its token is not base64")
+        malformed("the token is not base64")
     if data[:1] == _PLAIN:
         yield data[1:]
         return
     if data[:1] != _ZLIB:
-        malformed("its token is of an unknown kind")
+        malformed("the token's type is unknown")
     unpacker = zlib.decompressobj()
     try:
         blob = unpacker.decompress(data[1:], MAX_REQUEST + 1)
     except zlib.error:
-        malformed("its token does not decompress")
+        malformed("the token cannot be decompressed")
     if len(blob) > MAX_REQUEST or not unpacker.eof or unpacker.unused_data:
-        malformed(f"its token does not decompress to at most {MAX_REQUEST} bytes")
+        malformed(f"the decompressed token is larger than {MAX_REQUEST} bytes")
     yield blob
 
 

@@ -93,9 +93,9 @@ def disk_path(value: str) -> str:
         raise ValueError(f"has a control character or more than {_MAX_PATH} bytes")
     parts = value.split("/")
     if ".." in parts:
-        raise ValueError("has '..' in it: write the path without")
+        raise ValueError("contains '..': write the path without it")
     if parts[-1] in ("", "."):
-        raise ValueError("names a directory: write the path of a disk file")
+        raise ValueError("is a directory: write the path of a disk file")
     return value
 
 
@@ -139,8 +139,8 @@ IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NA
 RAM = Option(
     "ram", ram_mib, JOB, "memory of each guest; job: its share of the job's", "SIZE", show_ram
 )
-DISTRO = Option("distro", distro_name, "", "distribution of the image, or its family", "NAME")
-ARCH = Option("arch", arch_name, "", "architecture that the image must have", "NAME")
+DISTRO = Option("distro", distro_name, "", "Linux distribution or family of the image", "NAME")
+ARCH = Option("arch", arch_name, "", "architecture of the image", "NAME")
 VCPUS = Option(
     "vcpus",
     vcpu_count,

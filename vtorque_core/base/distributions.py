@@ -40,4 +40,4 @@ def how_to_install(distribution: str, version: str = "") -> str:
 def how_to_get(plugin: str) -> str:
     if plugin in PLUGINS:
         return how_to_install(PLUGINS[plugin])
-    return "ask its author for the distribution that brings it"
+    return "ask its author for the distribution that provides it"

@@ -73,8 +73,8 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
         raise errors[0]
     if not results:
         raise HostFault(
-            f"{what}: libvirtd has not answered for {timeout:g} s; look at its log, restart it "
-            "(running guests survive that)",
+            f"{what}: no answer from libvirtd within {timeout:g} s. Check its log, "
+            "and restart it; running guests are not affected",
             stage=STAGE,
         )
     return results[0]
@@ -113,8 +113,8 @@ def _connect(uri: str) -> Any:
         fresh = module.open(uri)
     except module.libvirtError as error:
         raise HostFault(
-            f"libvirtd does not answer at {uri} ({error}): start libvirtd and virtlogd on this "
-            "node (systemctl start libvirtd), and see vtorque doctor",
+            f"libvirtd does not answer at {uri} ({error}): start libvirtd and "
+            "virtlogd (systemctl start libvirtd), then run vtorque doctor",
             stage=STAGE,
         ) from None
     with _lock:
@@ -186,7 +186,7 @@ def _or_given_up(
         give_up(uri, uuid)
         raise
     if found is None:
-        raise HostFault(f"ended before it could be {done}", stage=STAGE)
+        raise HostFault(f"the guest ended before it could be {done}", stage=STAGE)
 
 
 def give_up(uri: str, uuid: str) -> None:
@@ -256,7 +256,7 @@ def migratable_xml(uri: str, uuid: str) -> str:
     flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
     found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
     if found is None:
-        raise HostFault("it has ended", stage=STAGE)
+        raise HostFault("the guest has ended", stage=STAGE)
     return found
 
 
@@ -286,7 +286,7 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     done = _libvirt().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
-        raise HostFault("ended as soon as it was started", stage=STAGE)
+        raise HostFault("the guest ended immediately after its start", stage=STAGE)
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
@@ -294,7 +294,7 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     done = _libvirt().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
-        raise HostFault("ended before it could be suspended", stage=STAGE)
+        raise HostFault("the guest ended before it could be suspended", stage=STAGE)
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
@@ -349,7 +349,7 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
 
     def work(domain: Any) -> bool:
         if domain.state()[0] != _libvirt().VIR_DOMAIN_PAUSED:
-            raise HostFault("it is not paused", stage=STAGE)
+            raise HostFault("the guest is not paused", stage=STAGE)
         element = _libvirt().VIR_DOMAIN_METADATA_ELEMENT
         domain.setMetadata(element, taken.metadata, taken.key, taken.uri, live)
         if taken.cpus:
@@ -365,7 +365,7 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
         return True
 
     if not on_domain(uri, uuid, "take domain", work, timeout):
-        raise HostFault("it has ended", stage=STAGE)
+        raise HostFault("the guest has ended", stage=STAGE)
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
@@ -386,9 +386,9 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
             return
         if left <= 0:
             raise HostFault(
-                f"domain {uuid} (id {doomed}) has not ended in {deadline_s:g} s"
-                f"{': ' + failure if failure else ''}; if its QEMU is in state D, its storage "
-                "or device hangs",
+                f"domain {uuid} (id {doomed}) did not end within {deadline_s:g} "
+                f"s{': ' + failure if failure else ''}; if its QEMU is in state D, "
+                "its storage or a device hangs",
                 stage=STAGE,
             )
         failure = call(uri, "destroy domain", lambda c: _destroy(c, uuid, doomed), left)
@@ -444,8 +444,8 @@ def qemu_uid(user: str) -> int:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
         raise HostFault(
-            f"user {user!r}, which QEMU shall run as, does not exist; install libvirt's QEMU "
-            "driver or set [node] qemu_user",
+            f"user {user!r}, as which QEMU must run, does not exist; install "
+            "libvirt's QEMU driver or set [node] qemu_user",
             stage=STAGE,
         ) from None
 

@@ -108,11 +108,11 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
         return Accel("kvm", found.note or None)
     if accel == "kvm":
         raise HostFault(
-            f'this node has no working KVM ({found.failure}) and [node] accel = "kvm"; mend it, '
-            'or set accel = "auto" to emulate where KVM is missing',
+            f"KVM does not work on this node ({found.failure}), and [node] accel = "
+            '"kvm" requires it. Fix KVM, or set accel = "auto" to emulate guests',
             stage=STAGE,
         )
-    return Accel("tcg", f"no working KVM ({found.failure}): guests are emulated, many times slower")
+    return Accel("tcg", f"KVM fails ({found.failure}): guests are emulated, many times slower")
 
 
 def probed(run_dir: Path, user: str | None = None) -> Probe:
@@ -145,15 +145,15 @@ def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=_KILL_TIMEOUT)
         return Probe(
-            f"{_DEVICE} opens, but a guest runs far too slowly or not at all: "
-            f"{timeout:g} s were not enough for what takes 0.1 s"
+            f"{_DEVICE} opens, but the probe guest, which needs 0.1 s, did not finish "
+            f"within {timeout:g} s"
         )
     try:
         answer = json.loads(out)
         return Probe(str(answer["failure"]), str(answer["note"]))
     except (ValueError, KeyError, TypeError):
         last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
-        return Probe(f"the probe ended with {child.returncode}: {last[0][:200]}")
+        return Probe(f"the probe exited with status {child.returncode}: {last[0][:200]}")
 
 
 def _group_of(user: str) -> int:
@@ -162,7 +162,7 @@ def _group_of(user: str) -> int:
         return grp.getgrnam(user).gr_gid
     except KeyError:
         raise HostFault(
-            f"there is no group {user!r}, which QEMU shall have: mend [node] qemu_user"
+            f"the group {user!r} for QEMU does not exist: set [node] qemu_user"
         ) from None
 
 
@@ -221,7 +221,7 @@ def main(user: str) -> None:
             # The registers to set differ with each architecture; there, trust that a virtual
             # machine can be made, and say so.
             os.close(fcntl.ioctl(device, _CREATE_VM, 0))
-            failure, note = "", f"KVM is believed to work: cannot probe it on {machine}"
+            failure, note = "", f"KVM cannot be probed on {machine}, and is assumed to work"
     except OSError as error:
         failure = f"{_DEVICE}: {error.strerror}{f' for user {user}' if user else ''}"
     print(json.dumps({"failure": failure, "note": note}))  # noqa: T201 - the parent reads it

@@ -198,9 +198,9 @@ def libvirt_worker(
             if alone and any(_locked(file, byte) for byte in ONE_EACH):
                 break
             if failed.is_set():
-                raise HostFault("another guest of the job has not started", stage="boot")
+                raise HostFault("another guest of the job failed to start", stage="boot")
             if time.monotonic() >= deadline:
-                raise HostFault("no time left: too many guests start now", stage="boot")
+                raise HostFault("too many guests are starting at once", stage="boot")
             time.sleep(_POLL)
         yield
 

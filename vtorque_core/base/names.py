@@ -43,19 +43,19 @@ class Paths:
     run: Path = setting(Path("/run/vtorque"), "in memory: locks, sockets, proofs", check=absolute)
     jobshell: Path = setting(
         Path("/usr/libexec/vtorque-jobshell"),
-        "what batch systems start instead of a job's shell; the same on all hosts",
+        "program that batch systems start instead of the job's shell; same path on all hosts",
         check=absolute,
     )
     commands: str = setting(
         "/usr/local/bin",
-        "where setup install links vsub, vmgr and vtorque, with shell completion in ../share; "
-        "empty: nowhere",
+        "directory where setup install links vsub, vmgr and vtorque, with shell "
+        "completion in ../share; empty: none",
         check=_absolute_or_none,
     )
     modulefiles: str = setting(
         "",
-        "a directory of MODULEPATH: setup install writes the module vtorque there, which puts "
-        "commands into PATH; empty: nowhere",
+        "directory of MODULEPATH where setup install writes the module vtorque, "
+        "which adds the commands to PATH; empty: none",
         check=_absolute_or_none,
     )
 

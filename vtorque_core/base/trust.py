@@ -63,8 +63,8 @@ def require_secret(path: Path, uid: int = 0) -> None:
         raise ConfigError(f"{path}: is not a regular file")
     if mode & 0o077:
         raise ConfigError(
-            f"{path}: is a secret that others than root can reach (mode {mode & 0o7777:04o}): "
-            f"chmod 600 {path}"
+            f"{path}: is a secret, but users other than root can access it "
+            f"(mode {mode & 0o7777:04o}): chmod 600 {path}"
         )
 
 

@@ -46,7 +46,7 @@ def check(path: Path, as_json: bool) -> None:
         if not found:
             site = build(raw, plugins, node=True)
             found, warnings = _template_problems(site.templates), site.warnings
-        warnings += tuple(f"plugin {n} is left out: {e}" for n, e in plugins.broken.items())
+        warnings += tuple(f"plugin {n} is disabled: {e}" for n, e in plugins.broken.items())
     except VtorqueError as error:
         found = [str(error)]
     if as_json:

@@ -15,10 +15,10 @@ from vtorque_core.cli.lazy import config_option, json_option
 _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
 
 
-@click.command(short_help="Check this node and say how to mend it.")
+@click.command(short_help="Check this node, and print how to fix each failure.")
 @config_option
-@click.option("--user", default=None, help="Also check what a job of this user needs.")
-@click.option("--mark", is_flag=True, help="Set or clear the property that VM jobs ask for.")
+@click.option("--user", default=None, help="Also check the requirements of this user's jobs.")
+@click.option("--mark", is_flag=True, help="Set or clear the node property that VM jobs request.")
 @json_option
 def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
     """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.

@@ -33,11 +33,11 @@ def _build(site: Site) -> None:
     lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # ours until we end
     if (site.images.pool / IMAGE).exists():
         return
-    sys.stderr.write(f"vsub: the image {IMAGE} is made now, once: some ten seconds\n")
+    sys.stderr.write(f"vsub: building the image {IMAGE}, once: about ten seconds\n")
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(site.path)]
     made = subprocess.run(
         [*argv, "images", "build", IMAGE, IMAGE], stdin=subprocess.DEVNULL, stdout=2, check=False,
         pass_fds=(lock,),
     )  # fmt: skip
     if made.returncode:
-        raise HostFault(f"the image {IMAGE} could not be made: see vtorque doctor")
+        raise HostFault(f"the image {IMAGE} could not be built: run vtorque doctor")

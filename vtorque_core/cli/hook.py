@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
         return epilogue(config, words[1:])
     if words == ["receive"]:
         return receive(config)
-    raise UsageError(f"{name} {' '.join(words[:1])}: there are hook prologue and hook epilogue")
+    raise UsageError(f"{name} {' '.join(words[:1])}: use hook prologue or hook epilogue")
 
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -75,7 +75,7 @@ def epilogue(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.node.end import epilogue as module  # noqa: PLC0415
 
     if not argv:
-        raise HostFault("the batch system gave no job id", stage="epilogue")
+        raise HostFault("the batch system passed no job id", stage="epilogue")
     return module.run(config, argv[0], argv[9] if len(argv) > 9 else "")
 
 

@@ -31,7 +31,7 @@ config_option = click.option(
     type=click.Path(readable=False, path_type=Path),
     default=CONFIG_PATH,
     is_eager=True,  # -h lists the commands of the plugins that it enables
-    help=f"Another site config than {CONFIG_PATH}.",
+    help=f"Use this site config instead of {CONFIG_PATH}.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -100,8 +100,8 @@ class LazyGroup(click.Group):
             if found is None and cmd_name in self._elsewhere:
                 brings = self._elsewhere[cmd_name]
                 raise UsageError(
-                    f"{ctx.command_path} {cmd_name} comes with {brings}, which is not installed or "
-                    f"disabled: {how_to_install(brings)}"
+                    f"{ctx.command_path} {cmd_name} is a command of {brings}, which "
+                    f"is not installed or is disabled: {how_to_install(brings)}"
                 )
             return found
         module, _, name = self._lazy[cmd_name].partition(":")
@@ -134,7 +134,7 @@ class _Brought:
                 )
                 command = found[-1].item if found else command
         except Exception as error:  # anybody's module
-            click.echo(f"a command of plugin {self.plugin} is left out: {error}", err=True)
+            click.echo(f"a command of plugin {self.plugin} is disabled: {error}", err=True)
             return None
         return command
 

@@ -65,7 +65,7 @@ class Row:
     lazy=(),
     elsewhere={"new": "vtorque-testing"},
     invoke_without_command=True,
-    short_help="List plugins: state, version, what each brings.",
+    short_help="List plugins: state, version, what each provides.",
 )
 @config_option
 @click.option("-v", "--verbose", is_flag=True, help="Also list the hooks of each plugin.")

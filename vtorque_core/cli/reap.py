@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from vtorque_core.site.config import Site
 
 
-@click.command(short_help="Release what ended jobs have left behind.")
+@click.command(short_help="Release the resources of jobs that have ended.")
 @click.argument("job_id", metavar="[JOB]", default="")
 @config_option
-@click.option("--dry-run", is_flag=True, help="Say what would be released.")
+@click.option("--dry-run", is_flag=True, help="Print what would be released.")
 @click.option(
     "--abandon",
     multiple=True,
     metavar="JOB:RECORD",
-    help="Give up one record that cannot be released, and what it holds.",
+    help="Mark one record as released without releasing its resource.",
 )
 @json_option
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing where nothing was left.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing if there was nothing to release.")
 def reap(
     job_id: str,
     config: Path,
@@ -52,7 +52,7 @@ def reap(
 
     site, plugins = load(config, node=True)
     if os.geteuid() != site.owner:
-        raise UsageError("vtorque reap releases what root has acquired: run it as root")
+        raise UsageError("vtorque reap releases resources that root has acquired: run it as root")
     results = reaper.reap(
         site.paths,
         plugins.batch_system(site.batch.system).node(site).alive,
@@ -83,7 +83,7 @@ def reap(
 
 def _found(site: Site, journals: int, job_id: str) -> str:
     """Return a line that names the state directory, because a machine may have several."""
-    what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing is left"
+    what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing to release"
     return f"{site.paths.state} ({site.path}): {what}" + (f" of {job_id}" if job_id else "")
 
 
@@ -98,7 +98,7 @@ def _sweep(site: Site) -> None:
     for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
         with contextlib.suppress(VtorqueError, OSError):
             for version in store.sweep(place, site.paths, over_only=True):
-                click.echo(f"image {version}: no name has it any more: removed", err=True)
+                click.echo(f"image {version}: no image name refers to it: removed", err=True)
     with contextlib.suppress(VtorqueError):
         for table in netfilter.sweep(site.node.libvirt_uri):
-            click.echo(f"nftables inet {table}: its network is not up: removed", err=True)
+            click.echo(f"nftables inet {table}: its network is not active: removed", err=True)

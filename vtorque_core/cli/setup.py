@@ -21,8 +21,8 @@ def setup() -> None:
 
 @setup.command()
 @config_option
-@click.option("--batch", default="local", show_default=True, help="The site's batch system.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--batch", default="local", show_default=True, help="Batch system of the site.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
 def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
     """Make directories, site secret, network, commands and the batch system's hooks.
@@ -45,7 +45,7 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 
 @setup.command()
 @config_option
-@click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
+@click.option("--purge", is_flag=True, help="Also remove images, the site secret and the config.")
 def uninstall(config: Path, purge: bool) -> None:
     """Take back hooks, the guests' network, links to the commands and runtime directories.
 

@@ -140,7 +140,7 @@ def keygen(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise HostFault(f"ssh-keygen -Y {action}: no end after {_SECONDS:g} s") from None
+        raise HostFault(f"ssh-keygen -Y {action}: timed out after {_SECONDS:g} s") from None
     return done.returncode, done.stdout.decode("utf-8", "replace"), last_words(done)
 
 

@@ -103,7 +103,7 @@ def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
                         f"{name}-g{record.guest}.log", "".join(f"{x}\n" for x in lines).encode()
                     )
                     _log.info(
-                        "the end of its %s log is kept: vmgr logs --%s",
+                        "the end of its %s log is available: vmgr logs --%s",
                         *(name, name),
                         extra={"guest": record.guest},
                     )

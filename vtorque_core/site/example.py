@@ -33,9 +33,9 @@ _HEAD = """\
 """
 
 _JOB_LIMITS = """\
-# [[limits]] are for some jobs: what they set counts instead of [options], of several the last one.
-# Which jobs: queue, partition, account, qos, group or user, each a name, a glob or a list of them.
-# What: [limits.options.<key>], as [options.<key>]; [limits.plugins], each true or false.
+# [[limits]] apply to some jobs and override [options]; if several match, the last one wins.
+# Selectors: queue, partition, account, qos, group or user, each a name, a glob or a list of them.
+# Settings: [limits.options.<key>], as [options.<key>]; [limits.plugins], each true or false.
 """
 
 
@@ -55,7 +55,7 @@ def example(plugins: Plugins) -> str:
         keys = _keys(ShareTable, _values(share))
         parts.append(_table(f"shares.{name}", intro, keys, hidden=True))
     limits = "".join(f"#   {name}: {doc}\n" for name, doc in LIMIT_KEYS.items())
-    parts.append(f"# [options.<key>] limits what users may ask for with -vm key=value:\n{limits}")
+    parts.append(f"# [options.<key>] limits what users may request with -vm key=value:\n{limits}")
     for option in plugins.options().values():
         parts.append(_table(f"options.{option.key}", option.help, _option_keys(option)))
     parts.append(_JOB_LIMITS)

@@ -110,13 +110,13 @@ def _share_target(value: str) -> None:
 class Batch:
     """``[batch]``: what queues the jobs."""
 
-    system: str = setting("local", "batch system: local, or the name that a plugin brings")
-    vm_by_default: bool = setting(True, "a job without -vm runs in a VM; false: on bare metal")
+    system: str = setting("local", "batch system: local, or the name of a plugin's batch system")
+    vm_by_default: bool = setting(True, "run jobs without -vm in a VM; false: on bare metal")
     boot_walltime: float = setting(
-        0.0, "added to the walltime that a VM job asks for, since guests start within it", "s"
+        0.0, "added to the requested walltime of VM jobs: guests start within it", "s"
     )
     kill_leftovers: bool = setting(
-        False, "after a VM job that had the whole node, kill what its user has left running"
+        False, "after a VM job that had the whole node, kill the user's remaining processes"
     )
 
 
@@ -127,37 +127,37 @@ class Node:
     name: str = setting("", "this node's name in the batch system; empty: the host name")
     libvirt_uri: str = setting("qemu:///system", "libvirt connection")
     accel: Literal["auto", "kvm", "tcg"] = setting(
-        "auto", "auto: KVM where a probe guest runs in it, else emulation; kvm: or fail; tcg"
+        "auto", "auto: KVM if a probe guest runs, else emulation; kvm: only KVM; tcg: emulation"
     )
-    start_timeout: float = setting(300.0, "from the prologue's start to all guests ready", "s")
-    teardown_timeout: float = setting(60.0, "all of a job's teardown", "s")
-    release_timeout: float = setting(30.0, "the release of one resource", "s")
-    grace: float = setting(10.0, "from TERM to KILL for the job's script", "s")
+    start_timeout: float = setting(300.0, "limit for the start of all guests", "s")
+    teardown_timeout: float = setting(60.0, "limit of a job's whole teardown", "s")
+    release_timeout: float = setting(30.0, "limit of releasing one resource", "s")
+    grace: float = setting(10.0, "time from SIGTERM to SIGKILL for the job's script", "s")
     qemu_user: str = setting(
-        "libvirt-qemu", "QEMU's group, and its user where guests have no uid of their own"
+        "libvirt-qemu", "QEMU's group; also its user if guests have no uid of their own"
     )
     guest_uids: int = setting(
         2146900000,
-        "each guest's QEMU has a uid of its own, one of 1000 from this one on; 0: qemu_user's",
+        "first of 1000 uids: each guest's QEMU runs with its own; 0: with qemu_user",
         None,
         _at_least(0),
     )
     qemu_overhead: int = setting(
-        256, "memory of QEMU itself, per guest, beside the guest's RAM", "MiB"
+        256, "memory for QEMU itself, per guest, in addition to the guest's RAM", "MiB"
     )
-    host_reserve_cores: int = setting(0, "host CPUs that guests never get", None, _at_least(0))
-    host_reserve_ram: int = setting(0, "host memory that guests never get", "MiB")
+    host_reserve_cores: int = setting(0, "CPUs reserved for the host", None, _at_least(0))
+    host_reserve_ram: int = setting(0, "memory reserved for the host", "MiB")
     numa: Literal["preferred", "strict", "none"] = setting(
-        "preferred", "memory on the NUMA node of a guest's CPUs; strict: or no guest"
+        "preferred", "memory from the NUMA node of a guest's CPUs; strict: refuse other memory"
     )
     exclusive: bool = setting(
         True,
-        "a job whose CPU ids are not known waits for other users', unless the batch system keeps "
-        "these from its nodes",
+        "a job whose CPU ids are unknown waits for jobs of other users, unless the "
+        "batch system keeps them off its nodes",
     )
     subordinate_ids: int = setting(
         2147000000,
-        "root in a user's guests is this plus their uid to the shares; 0: as /etc/subuid says",
+        "uid in shares of root in guests: this number plus the user's uid; 0: as in /etc/subuid",
         None,
         _at_least(0),
     )
@@ -175,31 +175,31 @@ class Images:
     """``[images]``: where images come from. The default image is ``[options.img] default``."""
 
     pool: Path = setting(
-        Path("/var/lib/vtorque/images"), "image pool, writable by root alone", None, absolute
+        Path("/var/lib/vtorque/images"), "image pool; only root can write it", None, absolute
     )
     cache: str = setting(
         "",
-        "this node's copies (vmgr images sync), used before the pool",
+        "local copy of the pool on this node (vmgr images sync), used before the pool",
         None,
         absolute,
     )
     keep: float = setting(
         604800.0,
-        "what no name has any more stays as long, since jobs of other nodes that share the pool "
-        "cannot be seen: the longest walltime; 0: no other node uses the pool",
+        "how long unnamed image versions are kept for jobs of other nodes: the "
+        "longest walltime; 0: no other node uses this pool",
         "s",
     )
     signers: str = setting(
         "",
-        "allowed signers file (ssh-keygen): nodes start guests from images that one of them has "
-        "signed only; empty: not asked",
+        "allowed signers file (ssh-keygen): accept only images that one of them has "
+        "signed; empty: accept all",
         None,
         absolute,
     )
-    max_disk: int = setting(2 << 20, "largest disk that vmgr images add takes", "MiB")
+    max_disk: int = setting(2 << 20, "maximum disk size for vmgr images add", "MiB")
     ramdisk: Literal["overlay", "copy"] = setting(
         "overlay",
-        "fs_type=ramdisk: overlay: in memory is what the guest writes; copy: all of its disk",
+        "fs_type=ramdisk: overlay: keep the guest's writes in memory; copy: its whole disk",
     )
 
 
@@ -207,8 +207,8 @@ class Images:
 class KeptTable:
     """``[kept]``: what stays of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
 
-    days: float = setting(30.0, "older ones are removed", "d")
-    mib: int = setting(1024, "beyond that the oldest are removed", "MiB", _at_least(0))
+    days: float = setting(30.0, "records older than this are removed", "d")
+    mib: int = setting(1024, "maximum size of all records", "MiB", _at_least(0))
 
 
 @dataclass(frozen=True)
@@ -229,31 +229,31 @@ class Network:
 
     kind: Literal["network", "bridge", "direct", "user", "none"] = setting(
         "network",
-        "libvirt network, host bridge, macvtap on a host interface, none, or user: QEMU's own, "
-        "which needs no root; guests reach out by it, and not each other",
+        "libvirt network, host bridge, macvtap on a host interface, none, or user: "
+        "QEMU's own network without root, in which guests cannot reach each other",
     )
     source: str = setting("vtorque", "name of that network, bridge or interface")
     addressing: Literal["static", "dhcp", "command"] = setting(
         "static",
-        "static: from node and slot; dhcp: ask the network; command: ask the site's program",
+        "static: from node and slot; dhcp: from the network; command: from the site's program",
     )
-    subnet: str = setting("10.86.0.0/16", "addresses of all guests of all nodes", None, _subnet)
+    subnet: str = setting("10.86.0.0/16", "addresses of all guests on all nodes", None, _subnet)
     gateway: str = setting("", "default route; empty: the subnet's first host", None, _address)
     dns: tuple[str, ...] = setting((), "name servers' addresses", None, _addresses)
     search: tuple[str, ...] = setting(
         (),
-        "domains in which names are looked up, with addressing static or command",
+        "DNS search domains, for addressing static or command",
         None,
         _domains,
     )
     ntp: tuple[str, ...] = setting((), "time servers")
     first: int = setting(
-        16, "number of the first guest's address in the subnet", None, _at_least(1)
+        16, "offset of the first guest's address in the subnet", None, _at_least(1)
     )
-    per_node: int = setting(64, "addresses set aside for each node", None, _at_least(1))
+    per_node: int = setting(64, "number of addresses reserved for each node", None, _at_least(1))
     node_number: str = setting(
         "([0-9]+)$",
-        "regular expression whose group is the node's number in its name; no match: 0",
+        "regular expression; its group is the number in the node's name; no match: 0",
         None,
         _node_number,
     )
@@ -261,10 +261,10 @@ class Network:
         "", "addressing=command: program called with node, guests per node, index"
     )
     node_ports: tuple[str, ...] = setting(
-        (), "ports of the node itself that guests reach, such as tcp/2049", None, _ports
+        (), "ports of the node that guests can reach, such as tcp/2049", None, _ports
     )
     mac_prefix: str = setting(
-        "52:54:00", "first half of the MACs of all guests' interfaces", None, _mac_prefix
+        "52:54:00", "first three bytes of the guests' MAC addresses", None, _mac_prefix
     )
     max_connections: int = setting(
         8192,
@@ -278,8 +278,8 @@ class Network:
         "let guests send IPv6, but never as a router; with addressing dhcp or none only, where "
         "vTorque does not assign the address",
     )
-    filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
-    opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
+    filter: bool = setting(True, "drop packets with a forged MAC or IP address")
+    opt_in_unfiltered: bool = setting(False, "accept that guests can forge addresses")
 
 
 @dataclass(frozen=True)
@@ -291,29 +291,29 @@ class ExtraNetwork:
         "bridge", "host bridge, macvtap on a host interface, or libvirt network"
     )
     addressing: Literal["static", "dhcp", "command", "none"] = setting(
-        "static", "as in [network]; none: the interface is up and has no address"
+        "static", "as in [network]; none: no address"
     )
     subnet: str = setting(
-        "", "addresses of all guests of all nodes; needed to assign any", None, _subnet
+        "", "addresses of all guests on all nodes; required unless dhcp or none", None, _subnet
     )
     gateway: str = setting(
         "", "a second default route, used where [network] has none", None, _address
     )
     first: int = setting(
-        16, "number of the first guest's address in the subnet", None, _at_least(1)
+        16, "offset of the first guest's address in the subnet", None, _at_least(1)
     )
-    per_node: int = setting(64, "addresses set aside for each node", None, _at_least(1))
-    node_number: str = setting("", "as in [network]; empty: what [network] has", None, _node_number)
+    per_node: int = setting(64, "number of addresses reserved for each node", None, _at_least(1))
+    node_number: str = setting("", "as in [network]; empty: as set there", None, _node_number)
     command: str = setting(
         "", "addressing=command: program called with node, guests per node, index"
     )
     node_ports: tuple[str, ...] = setting(
-        (), "ports of the node itself that guests reach by a libvirt network", None, _ports
+        (), "ports of the node that guests can reach by a libvirt network", None, _ports
     )
-    mtu: int = setting(0, "largest packet in bytes; 0: the network's own", None, _mtu)
+    mtu: int = setting(0, "MTU in bytes; 0: the network's own", None, _mtu)
     ipv6: bool = setting(False, "as in [network]")
-    filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
-    opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
+    filter: bool = setting(True, "drop packets with a forged MAC or IP address")
+    opt_in_unfiltered: bool = setting(False, "accept that guests can forge addresses")
 
 
 @dataclass(frozen=True)
@@ -324,18 +324,18 @@ class ShareTable:
         doc="host directory, or server:/export; {user} {home} {uid} {job} are replaced",
         check=_share_source,
     )
-    target: str = setting(doc="where guests mount it; same place holders", check=_share_target)
-    kind: Literal["virtiofs", "nfs"] = setting("virtiofs", "nfs: the guest mounts it by itself")
-    readonly: bool = setting(False, "no guest can write it")
-    user_owned: bool = setting(False, "it is the user's own: root does not look into it")
+    target: str = setting(doc="mount point in guests; same placeholders", check=_share_target)
+    kind: Literal["virtiofs", "nfs"] = setting("virtiofs", "nfs: the guest mounts it itself")
+    readonly: bool = setting(False, "guests cannot write")
+    user_owned: bool = setting(False, "the user owns it: root does not look into it")
 
 
 @dataclass(frozen=True)
 class PluginsTable:
     """``[plugins]``: which of the installed plugins new jobs use."""
 
-    enable: tuple[str, ...] | None = setting(None, "exactly these; absent: all that are installed")
-    disable: tuple[str, ...] = setting((), "not these; running jobs are still torn down with them")
+    enable: tuple[str, ...] | None = setting(None, "only these; absent: all installed plugins")
+    disable: tuple[str, ...] = setting((), "not these; teardown of running jobs still uses them")
 
 
 EXAMPLE_NETWORKS = {"hpc": ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
@@ -352,9 +352,9 @@ TABLES: dict[str, type[Any]] = {
 }
 OTHER_TABLES = ("networks", "shares", "options", "limits", "plugin")
 LIMIT_KEYS = {
-    "default": "value without -vm KEY=",
-    "min": "least value",
-    "max": "greatest value",
-    "allow": "only these values or globs (* ? [abc])",
-    "deny": "none of these values or globs",
+    "default": "default without -vm KEY=",
+    "min": "minimum",
+    "max": "maximum",
+    "allow": "allowed values or globs (* ? [abc])",
+    "deny": "forbidden values or globs",
 }

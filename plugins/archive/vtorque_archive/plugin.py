@@ -26,12 +26,16 @@ class Settings:
 
     directory: str = setting(
         "",
-        doc="where a user's files of ended jobs go, written as the user; {home} {user} {uid} are "
-        "replaced; empty: nothing is written",
+        doc="directory for records of ended jobs, written as the job's owner; {home} "
+        "{user} {uid} are replaced; empty: none",
     )
-    file_mib: int = setting(16, unit="MiB", doc="the most that one node writes of a job attempt")
-    mib: int = setting(256, unit="MiB", doc="the most that a user has there; the oldest go")
-    days: float = setting(90.0, doc="days after which a file goes")
+    file_mib: int = setting(
+        16, unit="MiB", doc="maximum size that one node writes for a job attempt"
+    )
+    mib: int = setting(
+        256, unit="MiB", doc="maximum size for one user; the oldest files are removed first"
+    )
+    days: float = setting(90.0, doc="files older than this are removed")
 
     def __post_init__(self) -> None:
         """Check what types do not say. Raises ValueError."""

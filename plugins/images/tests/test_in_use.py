@@ -202,11 +202,11 @@ def test_the_reaper_collects_what_is_over(
     for making in (pool / ".staging-x", pool / "m" / "v0"):
         making.mkdir()  # another host is just making it
     reap._sweep(site)
-    tables = "nftables inet vt-br9: its network is not up: removed\n"
+    tables = "nftables inet vt-br9: its network is not active: removed\n"
     assert capsys.readouterr().err == tables
     expire(pool)
     reap._sweep(site)
-    gone = f"image m/{old.kernel.parent.name}: no name has it any more: removed\n"
+    gone = f"image m/{old.kernel.parent.name}: no image name refers to it: removed\n"
     assert capsys.readouterr().err == gone + tables
     assert not old.kernel.exists()
     assert (pool / ".staging-x").is_dir()

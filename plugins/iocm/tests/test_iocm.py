@@ -167,8 +167,8 @@ def test_nothing_is_started_for_a_job_without_io_cores():
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("busy", 0.0, "busy must be over 0"),
-        ("busy", 80.0, "at most 1"),
+        ("busy_threshold", 0.0, "busy_threshold must be over 0"),
+        ("busy_threshold", 80.0, "at most 1"),
         ("interval", 0.0, "interval over 0"),
         ("nodes", "*", "nodes is not a regular expression"),
     ],

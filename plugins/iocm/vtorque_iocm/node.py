@@ -20,17 +20,25 @@ QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
 class Settings:
     """Settings in ``[plugin.iocm]``."""
 
-    enabled: bool = setting(True, doc="nodes have I/O cores to give")
-    nodes: str = setting(".*", doc="regular expression of the names of the nodes that have")
-    required: bool = setting(True, doc="refuse a job where a node has none; false: run it without")
-    max_cores: int = setting(4, doc="most I/O cores of a guest, whatever it asks for")
-    interval: float = setting(1.0, doc="time between two looks at the load", unit="s")
-    busy: float = setting(0.8, doc="load of its I/O cores over which a guest gets another, 0 to 1")
-    interfaces: tuple[str, ...] = setting((), doc="host NICs whose interrupts go to I/O cores")
+    enabled: bool = setting(True, doc="nodes provide I/O cores")
+    nodes: str = setting(
+        ".*", doc="regular expression of the names of the nodes that provide I/O cores"
+    )
+    required: bool = setting(
+        True, doc="refuse a job on a node without I/O cores; false: run it without"
+    )
+    max_cores: int = setting(4, doc="maximum number of I/O cores of a guest")
+    interval: float = setting(1.0, doc="time between two measurements of the load", unit="s")
+    busy_threshold: float = setting(
+        0.8, doc="load per I/O core above which a guest gets one more, 0 to 1"
+    )
+    interfaces: tuple[str, ...] = setting(
+        (), doc="host NICs whose interrupts are moved to I/O cores"
+    )
 
     def __post_init__(self) -> None:
-        if not 0 < self.busy <= 1 or self.interval <= 0:
-            raise ValueError("busy must be over 0 and at most 1, interval over 0")
+        if not 0 < self.busy_threshold <= 1 or self.interval <= 0:
+            raise ValueError("busy_threshold must be over 0 and at most 1, interval over 0")
         try:
             re.compile(self.nodes)
         except re.error as error:
@@ -92,7 +100,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
     if any(_has(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)
         needs = [job.acquire(irqs.IrqAffinity(irqs.memo(paths), files))] if files else []
-        job.acquire(Manager.of(paths, settings.interval, settings.busy), needs=needs)
+        job.acquire(Manager.of(paths, settings.interval, settings.busy_threshold), needs=needs)
 
 
 def _has(guest: GuestPlan) -> bool:

@@ -27,21 +27,22 @@ _OWN = ("syslog", "journald", "file")
 class Settings:
     """``[plugin.joblog]``. Each sink is off unless it is named."""
 
-    syslog: str = setting("", doc="facility of records in syslog, such as daemon; empty: none")
-    tag: str = setting("vtorque", doc="what syslog and the journal call their sender")
-    journald: bool = setting(False, doc="send records with all their fields to systemd's journal")
-    file: str = setting("", doc="append records of all jobs to this file, a JSON object a line")
+    syslog: str = setting(
+        "", doc="write records to syslog with this facility, such as daemon; empty: do not"
+    )
+    tag: str = setting("vtorque", doc="identifier of the records in syslog and the journal")
+    journald: bool = setting(False, doc="send records with all fields to systemd's journal")
+    file: str = setting("", doc="append records of all jobs to this file, one JSON object per line")
     level: str = setting(
-        "trace", doc="the least that these sinks get of what [log] level has logged"
+        "trace",
+        doc="minimum level of the records that these sinks get; [log] level applies before it",
     )
 
-    sinks: tuple[str, ...] = setting(
-        (), doc="further sinks, by the names that other distributions give them"
-    )
+    sinks: tuple[str, ...] = setting((), doc="further sinks, by the names of their entry points")
     uid: int = setting(
         2146890001,
-        doc="who the process of syslog, journald and further sinks is: nobody else's uid, without "
-        "an account",
+        doc="uid of the process that writes to syslog, journald and further sinks; must "
+        "not be the uid of an account",
     )
 
     @property

@@ -27,34 +27,38 @@ class Settings:
         doc="directory of root-owned scripts, run as root in each guest after the job",
     )
     epilogue_timeout: float = setting(
-        20.0, "for these scripts in a guest that is about to end; below [node] release_timeout", "s"
+        20.0,
+        "time limit of the epilogue scripts in a guest that is shut down; must be "
+        "below [node] release_timeout",
+        "s",
     )
     precancel: str = setting(
         "/etc/vtorque/guest/precancel",
-        doc="directory of root-owned scripts, run as the user in the job's first guest when the "
-        "job is cancelled",
+        doc="directory of root-owned scripts, run as the user in the job's first guest "
+        "when the job is canceled",
     )
     cloud_config: str = setting(
         "/etc/vtorque/guest/cloud-config",
-        doc="directory of root-owned cloud-config files, which each guest with cloud-init gets",
+        doc="directory of root-owned cloud-config files for each guest with cloud-init",
     )
     user_modules: tuple[str, ...] = setting(
         ("packages", "write_files", "runcmd"),
-        doc="what users may have in a cloud-config of theirs (-vm cloud_config); of these three",
+        doc="cloud-config modules that users may use with -vm cloud_config, of packages, "
+        "write_files, runcmd",
     )
     agent: str = setting(
         "{prefix}/lib/vtorque-agent.{arch}",
-        doc="the agent's binary, brought into images without it; {prefix} is where vTorque is "
-        "installed (/opt/vtorque), {arch} as uname -m says it",
+        doc="agent binary for images that lack it; {prefix} is vTorque's installation "
+        "(/opt/vtorque), {arch} as in uname -m",
     )
     packages_debian: tuple[str, ...] = setting(
-        (), doc="packages that guests of the Debian family install at boot if they lack them"
+        (), doc="packages that Debian guests install at boot if missing"
     )
     packages_redhat: tuple[str, ...] = setting(
-        (), doc="packages that guests of the RedHat family install at boot if they lack them"
+        (), doc="packages that Red Hat guests install at boot if missing"
     )
     security_updates: bool = setting(
-        False, doc="install security updates at each boot (slow: every guest downloads them)"
+        False, doc="install security updates at each boot (slow: each guest downloads them)"
     )
 
 

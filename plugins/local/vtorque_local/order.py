@@ -58,7 +58,7 @@ class Submission:
                 f"(limit: {MAX_TOKEN})"
             )
         if not _TOKEN.fullmatch(self.token):
-            raise UsageError("the -vm request is damaged")
+            raise UsageError("the -vm request is invalid")
         if not (self.ppn < 10_000 and self.walltime < MAX_SECONDS and _MEM.fullmatch(self.mem)):
             raise UsageError("-l: ppn, walltime or mem is too large")
         self.tasks()

@@ -11,9 +11,11 @@ LEAST_PIDS = 64  # a job shell with its helpers has up to 20
 class Settings:
     """``[plugin.local]``."""
 
-    slots: int = setting(1, doc="jobs that run at the same time")
+    slots: int = setting(1, doc="maximum number of running jobs")
     pids: int = setting(
-        16384, doc="processes and threads of a job on this node, guests not counted; 0: no limit"
+        16384,
+        doc="maximum number of processes and threads of a job on this node, without "
+        "guests; 0: no limit",
     )
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ JOB, CONFIG = "42.srv", Path("/none.toml")
 
 @pytest.fixture
 def site():
-    return PluginSite(settings=(Settings(look=0.1, wait=20.0),))
+    return PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=20.0),))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_who_reads_no_more_is_told_nothing(job, site, monkeypatch):
 
 @pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])
 def test_how_far_it_came_is_said(job, home, who, capfd):
-    site = PluginSite(settings=(Settings(look=0.1, wait=1.0),))
+    site = PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=1.0),))
     stop = threading.Event()
 
     def other():
@@ -247,7 +247,7 @@ import pwd
 mine = pwd.struct_passwd((*account, {home!r}, shell))
 pwd.getpwuid = lambda _: mine
 waiting._own_address = lambda _: "127.0.0.1"
-site = PluginSite(settings=(Settings(look=0.1, wait=20.0),))
+site = PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=20.0),))
 sys.exit(waiting.ask(["ssh", "--", "42.srv"], "42.srv", "n1", site, on_first=True, terminal=True))
 """
 

@@ -39,7 +39,7 @@ def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
     [
         ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
         ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
-        ("import signal; signal.pause()", 0.1, r"did not say within 0\.1 s"),
+        ("import signal; signal.pause()", 0.1, r"no answer within 0\.1 s"),
     ],
 )
 def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code, spare, words):

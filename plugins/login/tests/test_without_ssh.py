@@ -55,7 +55,8 @@ def cluster(tmp_path):
         configs[place] = top / "vtorque.toml"
         configs[place].write_text(
             f'[batch]\nsystem = "torque"\n[paths]\nstate = "{top}/state"\nrun = "{top}/run"\n'
-            f'[plugin.pbs]\nbin = "{pbs.bin}"\n[plugin.login]\nlook = 0.1\nwait = 10.0\n'
+            f'[plugin.pbs]\nbindir = "{pbs.bin}"\n[plugin.login]\n'
+            "poll_interval = 0.1\nanswer_timeout = 10.0\n"
         )
     for rank, (node, place) in enumerate((("n1", "node"), ("n2", "node2"))):
         (tmp_path / place / "state").mkdir()

@@ -110,7 +110,7 @@ def _of_running(
         return _as_owner(asked, job.owner, config)
     if of_all and os.geteuid() != 0:  # root reads nothing that comes from elsewhere, live.kept
         nodes = [(each.id, node) for each in jobs for node in each.nodes if not _is_this(node)]
-        gathered.bring(nodes, config, site[Settings].wait)
+        gathered.bring(nodes, config, site[Settings].answer_timeout)
         return None
     node = _node(asked, job, site, config)
     if _is_this(node):
@@ -203,7 +203,7 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
     if rank == 0 or len(job.nodes) == 1:
         return job.nodes[0]
     for node in job.nodes:
-        found = state.on_node(job.id, node, config, site[Settings].wait)
+        found = state.on_node(job.id, node, config, site[Settings].answer_timeout)
         states = (found, *(moved for _, moved in found.elsewhere))
         if any(rank == of for each in states for of, _ in each.guests):
             return node  # also of a guest that was moved: from the job's first node

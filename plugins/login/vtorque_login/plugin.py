@@ -35,7 +35,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
     """Ask each node of the jobs."""
     from vtorque_login.state import of_jobs  # noqa: PLC0415
 
-    yield from of_jobs(jobs, config, site[Settings].wait)
+    yield from of_jobs(jobs, config, site[Settings].answer_timeout)
 
 
 @hookimpl
@@ -52,7 +52,13 @@ def vtorque_beside_script(
 ) -> Iterator[Sequence[str]]:
     """Yield what answers requests in the owner's home, where the batch system has no way."""
     if batch.step is None or batch.step(site) is None:
-        words = [str(site.path), job.id, job.node, str(site[Settings].look), str(os.getpid())]
+        words = [
+            str(site.path),
+            job.id,
+            job.node,
+            str(site[Settings].poll_interval),
+            str(os.getpid()),
+        ]
         yield [sys.executable, "-I", "-m", "vtorque_login.companion", *words]
 
 

@@ -11,17 +11,25 @@ from vtorque_core.api import setting
 class Settings:
     """``[plugin.login]``."""
 
-    look: float = setting(
+    poll_interval: float = setting(
         1.0,
-        doc="Torque, OpenPBS without [plugin.pbs] ssh: how often a job looks for requests in its "
-        "owner's home",
+        doc="Torque and OpenPBS without [plugin.pbs] ssh: how often a job polls its "
+        "owner's home for requests",
         unit="s",
     )
-    wait: float = setting(20.0, doc="how long a command waits for the job's answer there", unit="s")
+    answer_timeout: float = setting(
+        20.0,
+        doc="Torque and OpenPBS without [plugin.pbs] ssh: how long a command waits for "
+        "the job's answer",
+        unit="s",
+    )
 
     def __post_init__(self) -> None:
         """Refuse what could not work. Raises ValueError."""
-        if not 0.1 <= self.look <= 60:
-            raise ValueError(f"look is {self.look:g}: write 0.1 to 60 (s)")
-        if self.wait < 2 * self.look:
-            raise ValueError(f"wait is {self.wait:g}: the least is twice look, {2 * self.look:g} s")
+        if not 0.1 <= self.poll_interval <= 60:
+            raise ValueError(f"poll_interval is {self.poll_interval:g}: write 0.1 to 60 (s)")
+        if self.answer_timeout < 2 * self.poll_interval:
+            raise ValueError(
+                f"answer_timeout is {self.answer_timeout:g} s: it must be at least twice "
+                f"poll_interval, {2 * self.poll_interval:g} s"
+            )

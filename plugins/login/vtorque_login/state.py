@@ -85,9 +85,9 @@ def answer(
 ) -> T:  # fmt: skip
     """Return what ``read`` makes of the JSON that a job's node answers. As the calling user.
 
-    ``wait``: ``[plugin.login] wait`` (s); ``options``: of ``vmgr state``; ``most``: bytes. Raises
-    HostFault with what was said instead, or that it was too much or took longer than twice that
-    and 30 s.
+    ``wait``: ``[plugin.login] answer_timeout`` (s); ``options``: of ``vmgr state``; ``most``:
+    bytes. Raises HostFault with the command's error, or if the answer is longer than ``most`` or
+    takes more than twice ``wait`` and 30 s.
     """
     argv = service.vmgr(config, "state", "--node", node, *options, "--", job_id)
     said, wrong = _said(argv, node, 2 * wait + _SPARE, most)
@@ -120,8 +120,9 @@ def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[by
                         raise HostFault(f"{node}: said more than {most} bytes of the job")
                 if time.monotonic() >= until:
                     raise HostFault(
-                        f"{node}: did not say within {seconds:g} s (twice [plugin.login] wait, "
-                        f"and {_SPARE:g}) what it knows: is it overloaded, or its job gone?"
+                        f"{node}: no answer within {seconds:g} s (twice [plugin.login] "
+                        f"answer_timeout, and {_SPARE:g} s). Check the load of {node}, and "
+                        "whether the job still runs"
                     )
         finally:
             os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own

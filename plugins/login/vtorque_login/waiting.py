@@ -35,7 +35,7 @@ def ask(
 
     Raises HostFault naming what did not come about.
     """
-    wait = site[Settings].wait
+    wait = site[Settings].answer_timeout
     key = os.urandom(channel.KEY)
     with socket.create_server((_own_address(node), 0)) as listener:
         host, port = listener.getsockname()[:2]
@@ -122,12 +122,12 @@ def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str)
     if taken:
         return (
             f"the job has taken the request, but {printable(node)} did not connect to {where} "
-            f"within {wait:g} s ([plugin.login] wait): does a firewall let it, and "
+            f"within {wait:g} s ([plugin.login] answer_timeout): does a firewall let it, and "
             "do the clocks agree?"
         )
     return (
-        f"the job did not answer within {wait:g} s ([plugin.login] wait): has its start begun, "
-        f"is vtorque-login installed on {printable(node)}, and is your home the same there?"
+        f"the job did not answer within {wait:g} s ([plugin.login] answer_timeout): has its start "
+        f"begun, is vtorque-login installed on {printable(node)}, and is your home the same there?"
     )
 
 

@@ -102,7 +102,7 @@ BROKEN: dict[str, tuple[str, Source, str]] = {
         "unpacks to more than 64 MiB",
     ),
     "sif truncated": ("oci", sif(size=1 << 40), "ends beyond its end"),
-    "sif damaged": ("oci", sif(offset=0), "sqfs2tar gave up on it"),
+    "sif damaged": ("oci", sif(offset=0), "sqfs2tar failed"),
     "no image": ("oci", lambda p: made.as_directory({"x": b""}, p), "has neither index"),
     "not there": ("oci", lambda p: p / "missing", "No such file"),
     "compressed": ("oci", recipe("\x1f\x8b"), "is not a tar file"),

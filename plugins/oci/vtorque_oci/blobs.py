@@ -158,4 +158,4 @@ def as_nobody(
         if target.stat().st_size >= most:
             raise too_large(most)
         words = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise Refused(f"{argv[0]} gave up on it: {words or f'exit code {done.returncode}'}")
+        raise Refused(f"{argv[0]} failed: {words or f'exit code {done.returncode}'}")

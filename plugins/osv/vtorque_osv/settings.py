@@ -30,8 +30,8 @@ class Settings:
     """Settings in ``[plugin.osv]``."""
 
     rest: bool = setting(
-        False, doc="allow osv_mode=rest: a server without authentication in each guest"
+        False, doc="allow osv_mode=rest, which runs a server without authentication in each guest"
     )
     rest_timeout: float = setting(
-        30.0, doc="how long a guest's REST server may take to answer", unit="s"
+        30.0, doc="time limit of a request to a guest's REST server", unit="s"
     )

@@ -22,7 +22,7 @@ CLASSES = """
 [[plugin.passthrough.classes]]
 name = "gpu"
 ids = ["10de:20b0"]
-most = 2
+max_per_guest = 2
 device = "nvidia[0-9]*"
 [[plugin.passthrough.classes]]
 name = "render"
@@ -179,7 +179,8 @@ def test_a_card_is_of_the_first_class_that_a_function_of_it_is_of(tmp_path, firs
     """Else the class of a GPU's sound card would give the GPU, whatever limits the GPU's has."""
     ids = {"render": "10de:2204", "sound": "10de:1aef"}
     tables = [
-        f'[[plugin.passthrough.classes]]\nname = "{name}"\nids = ["{ids[name]}"]\nmost = {most}\n'
+        f'[[plugin.passthrough.classes]]\nname = "{name}"\nids = ["{ids[name]}"]\n'
+        f"max_per_guest = {most}\n"
         for name, most in ((first, 1), (({*ids} - {first}).pop(), 2))
     ]
     site = site_of("gpu-node", tmp_path, "".join(tables))
@@ -211,7 +212,7 @@ def test_what_the_node_uses_is_not_given_away(site):
 
 
 def test_a_site_leaves_cards_out_by_address(tmp_path):
-    classes = CLASSES.replace("most = 2", 'addresses = ["0000:5*"]', 1)
+    classes = CLASSES.replace("max_per_guest = 2", 'addresses = ["0000:5*"]', 1)
     (claim,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
     assert claim.items == ("0000:5e:00.0",)
 
@@ -257,7 +258,9 @@ def test_without_required_the_job_runs_without(tmp_path):
 
 
 def test_limits_are_refused_with_their_key(site):
-    with pytest.raises(Refused, match=r"limit: 2 for each guest, set by \[.*\] classes, most"):
+    with pytest.raises(
+        Refused, match=r"limit: 2 for each guest, set by \[.*\] classes, max_per_guest"
+    ):
         guest(site, "gpu:3")
     with pytest.raises(Refused, match=r"there is no class tpu .limit: gpu, render, graphics, nic"):
         guest(site, "tpu")

@@ -32,7 +32,7 @@ class CardClass:
         name: what users write.
         ids: ``vendor:device`` of its functions, as ``lspci -nn`` shows them.
         addresses: globs of the PCI addresses that may be given away.
-        most: cards for one guest, 0: as many as the node has.
+        max_per_guest: cards for one guest, 0: as many as the node has.
         allow_no_reset: also cards that the kernel cannot reset between two jobs.
         device: glob of the device nodes that the guest's driver makes below /dev, which the job's
             user then owns: the n-th is /dev/vtorque/<name><n>.
@@ -45,7 +45,7 @@ class CardClass:
     name: str
     ids: tuple[str, ...]
     addresses: tuple[str, ...] = ("*",)
-    most: int = 0
+    max_per_guest: int = 0
     allow_no_reset: bool = False
     device: str = ""
     resource: str = ""
@@ -69,12 +69,13 @@ class Settings:
 
     classes: tuple[CardClass, ...] = setting(
         (),
-        doc='what jobs may have: [[plugin.passthrough.classes]] name = "gpu", ids = ["10de:20b0"]',
+        doc="card classes that jobs can request: [[plugin.passthrough.classes]] name = "
+        '"gpu", ids = ["10de:20b0"]',
     )
     required: bool = setting(
-        True, doc="refuse a job whose cards the node lacks; false: run without"
+        True, doc="refuse a job on a node without the requested cards; false: run it without"
     )
-    sysfs: str = setting("/sys", doc="where sysfs is (for tests)")
+    sysfs: str = setting("/sys", doc="path of sysfs (for tests)")
 
 
 def cards(text: str) -> dict[str, int]:
@@ -119,9 +120,11 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
         if name not in known:
             names = ", ".join(known) or "none"
             yield Refusal(f"there is no class {name}", PCI.key, request[PCI], names, CLASSES)
-        elif known[name].most and number > known[name].most:
-            most = f"{known[name].most} for each guest"
-            yield Refusal(f"too many of {name}", PCI.key, request[PCI], most, f"{CLASSES}, most")
+        elif known[name].max_per_guest and number > known[name].max_per_guest:
+            most = f"{known[name].max_per_guest} for each guest"
+            yield Refusal(
+                f"too many of {name}", PCI.key, request[PCI], most, f"{CLASSES}, max_per_guest"
+            )
 
 
 @hookimpl

@@ -49,7 +49,7 @@ def test_what_can_be_no_such_request_is_refused(bad):
 )
 def test_qsub_gets_it(tmp_path, harness, site, words):
     found = harness(tmp_path)
-    settings = Settings(bin=str(found.pbs.bin), exclusive=site)
+    settings = Settings(bindir=str(found.pbs.bin), exclusive=site)
     found.site = PluginSite(found.paths, (settings,))
     (found.directory / "j.sh").write_text("#!/bin/sh\n:\n")
     run_vsub(found, ["j.sh"], blob=b'{"v":1}', needs=Needs(4, 2304))

@@ -13,7 +13,7 @@ def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
     monkeypatch.setattr(batch_commands, "RERUN_TIME", LONG)
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n[ $1 = 5.vm ] && {script}\n")
     (tmp_path / "qrerun").chmod(0o755)
-    commands = batch_commands.Commands(Settings(bin=str(tmp_path)), ())
+    commands = batch_commands.Commands(Settings(bindir=str(tmp_path)), ())
     if fails:
         with pytest.raises(HostFault, match="ended with 3"):
             commands.rerun("5.vm")
@@ -27,7 +27,7 @@ def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
     wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n{wait}\ntouch {done}\n")
     (tmp_path / "qrerun").chmod(0o755)
-    batch_commands.Commands(Settings(bin=str(tmp_path)), ()).rerun("5.vm")
+    batch_commands.Commands(Settings(bindir=str(tmp_path)), ()).rerun("5.vm")
     assert not done.exists()
     go.touch()
     eventually(done.exists)  # it was let go on

@@ -33,10 +33,12 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
     What runs for them on a job's node has no PATH of theirs: ``programs``, as for root.
     """
     places = [os.environ.get("PATH", os.defpath), *programs]
-    found = shutil.which(program, path=settings.bin or ":".join(places))
+    found = shutil.which(program, path=settings.bindir or ":".join(places))
     if found is None:
-        where = settings.bin or "PATH"
-        raise UsageError(f"{program}: not found in {where}; the site sets it with [plugin.pbs] bin")
+        where = settings.bindir or "PATH"
+        raise UsageError(
+            f"{program}: not found in {where}; the site sets it with [plugin.pbs] bindir"
+        )
     return found
 
 
@@ -96,7 +98,7 @@ class Commands:
     """The batch system's commands for root on a node."""
 
     def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
-        self._path = settings.bin or ":".join(directories)
+        self._path = settings.bindir or ":".join(directories)
 
     def ask(self, program: str, *args: str, timeout: float = 30.0) -> Answer:
         """Run a command to its end. Raises HostFault if it is missing or takes too long."""
@@ -151,5 +153,5 @@ class Commands:
     def _found(self, program: str) -> str:
         found = shutil.which(program, path=self._path)
         if found is None:
-            raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bin")
+            raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bindir")
         return found

@@ -92,7 +92,7 @@ def torque_blob(word: str, variable_list: str) -> bytes:
     variable = next((each for each in found if hash_word(each) == word), None)
     if variable is None:
         raise Refused(
-            f"the job's request is damaged: its variable {VARIABLE} is missing or changed",
+            f"the job's request is invalid: its variable {VARIABLE} is missing or changed",
             fix="submit the job anew, with vsub",
         )
     return from_token(variable)

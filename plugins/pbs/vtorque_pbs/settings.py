@@ -13,44 +13,44 @@ from vtorque_core.api import setting
 class Settings:
     """``[plugin.pbs]``."""
 
-    bin: str = setting("", doc="directory of qsub, qstat, qmgr, pbsnodes; empty: search PATH")
+    bindir: str = setting("", doc="directory of qsub, qstat, qmgr, pbsnodes; empty: search PATH")
     home: str = setting(
-        "", doc="the nodes' PBS_HOME; empty: /var/spool/torque or /var/spool/pbs, by system"
+        "",
+        doc="PBS_HOME of the nodes; empty: /var/spool/torque (Torque) or /var/spool/pbs (OpenPBS)",
     )
     property: str = setting(
         "vtorque",
-        doc="Torque: node property, OpenPBS: boolean resource, of the nodes that run VM jobs; "
-        "empty: VM jobs ask for none",
+        doc="node property (Torque) or boolean resource (OpenPBS) that VM jobs request; "
+        "empty: none",
     )
     exclusive: str = setting(
         "",
-        doc="what VM jobs ask for, as -l takes it, to have nodes alone: OpenPBS: place=excl; "
-        "Torque with Moab or Maui: naccesspolicy=singleuser",
+        doc="-l value that VM jobs add to get exclusive nodes: place=excl (OpenPBS), "
+        "naccesspolicy=singleuser (Torque with Moab or Maui)",
     )
     node: str = setting("", doc="this node's name in the batch system; empty: the host name")
     prologue_alarm: float = setting(
         600.0,
-        doc="Torque: the smallest $prologalarm; at least [node] teardown_timeout plus 70 s for the "
-        "site's own epilogue and the 10 s that pbs_mom subtracts; more for a slow server",
+        doc="Torque: minimum of $prologalarm; at least [node] teardown_timeout plus 70 s "
+        "(60 s for the site's own epilogue, 10 s that pbs_mom subtracts); more for a "
+        "slow server",
         unit="s",
     )
     epilogue_alarm: float = setting(
         120.0,
-        doc="OpenPBS: alarm of the execjob_end hook; at least teardown_timeout and 20 s",
+        doc="OpenPBS: alarm of the execjob_end hook; at least [node] teardown_timeout and 20 s",
         unit="s",
     )
     ssh: bool = setting(
         False,
-        doc="users reach their jobs' nodes by ssh without a password: on submit hosts vmgr logs, "
-        "ssh, ... then go that way (plugin login)",
+        doc="users can log in to their jobs' nodes by ssh without a password; vmgr on a "
+        "submit host then uses ssh (plugin login)",
     )
-    attempts: int = setting(
-        3, doc="starts of a job that nodes could not provide its guests for, before it is held"
-    )
+    attempts: int = setting(3, doc="number of failed starts after which a job is held")
 
     def __post_init__(self) -> None:
         """Refuse what could not be used. Raises ValueError."""
-        for name in ("bin", "home"):
+        for name in ("bindir", "home"):
             value = getattr(self, name)
             if value and not Path(value).is_absolute():
                 raise ValueError(f"{name} is {value!r}: write an absolute path, or nothing")

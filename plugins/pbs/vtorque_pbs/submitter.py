@@ -196,7 +196,7 @@ class PbsSubmitter:
 
     def _make_known(self) -> None:
         """Have PBS_O_PATH, in which the job shell looks for pbsdsh, lead to the site's commands."""
-        place, path = self._settings.bin, os.environ.get("PATH", "")
+        place, path = self._settings.bindir, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place
 

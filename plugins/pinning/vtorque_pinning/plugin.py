@@ -83,17 +83,22 @@ NUMA: Option[Numa] = Option(
 class Settings:
     """Settings in ``[plugin.pinning]``."""
 
-    user_files: bool = setting(True, doc="users may bring a file that names host CPUs")
+    user_files: bool = setting(True, doc="let users submit a file that names host CPUs")
     required: bool = setting(
-        True, doc="refuse a job whose huge pages the node lacks; false: run it without, and say so"
+        True,
+        doc="refuse a job on a node without enough huge pages; false: run it without, "
+        "with a warning",
     )
     emulator_cpu: bool = setting(
         True,
-        doc="a job with pinned guests has one CPU more on each node, for QEMU's own threads; "
-        "false: these keep off the vCPUs only if the job has a CPU to spare",
+        doc="reserve one more CPU on each node of a job with pinned guests, for QEMU's "
+        "own threads; false: they share the vCPUs' CPUs unless the job has a spare "
+        "one",
     )
     advisor: Literal["ledger", "numad"] = setting(
-        "ledger", doc="who is asked for a NUMA node first; numad's is a wish, and takes 2 s"
+        "ledger",
+        doc="advisor that proposes a NUMA node: the ledger, or numad, whose advice is "
+        "optional and takes 2 s",
     )
 
 

@@ -24,7 +24,7 @@ class Pool:
         self.cloud.mkdir()
         self.said = []
         shape = Shape("small", "n[1-9]", "here")
-        given = {"failures": 2, "timeout": 1, "state": str(top / "state"), **more}
+        given = {"max_failures": 2, "timeout": 1, "state": str(top / "state"), **more}
         self.settings = Settings("test", (shape,), {"here": {"driver": "double"}}, **given)
         self.driver = DirectoryDriver(self.cloud)
         self.machines = Machines(self.settings, {"here": self.driver}, self.said.append)

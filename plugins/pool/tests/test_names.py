@@ -30,7 +30,7 @@ def test_settings_that_make_no_sense_are_refused(shapes, problem):
 
 
 def test_a_shape_says_what_is_wrong_with_it():
-    for more in ({"least": 3}, {"cpus": 0}, {"price": -1.0}):
+    for more in ({"min_nodes": 3}, {"cpus": 0}, {"price": -1.0}):
         with pytest.raises(ValueError, match="shape a"):
             Shape("a", "n[1-2]", "x", **more)
     with pytest.raises(ValueError, match="driver"):

@@ -237,7 +237,7 @@ def test_a_node_is_made_by_one_command_with_all_it_has(tmp_path, batch, features
 
 def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
     server = Server(tmp_path, "torque")
-    server.settings = dataclasses.replace(server.settings, timeout=0.1, at_once=1)
+    server.settings = dataclasses.replace(server.settings, timeout=0.1, max_creating=1)
     server.machines = Machines(server.settings, {"here": server.driver}, server.said.append)
     server.answer("pbsnodes", TORQUE_OFF)
     server.answer("qstat", TORQUE_JOBS)
@@ -277,7 +277,7 @@ def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
 @pytest.mark.parametrize(("first", "failures"), [("free", 0), ("down", 1)])
 def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, failures):
     server = Server(tmp_path, "torque")
-    settings = dataclasses.replace(server.settings, ready=1e-9, ending=1e-9)
+    settings = dataclasses.replace(server.settings, boot_timeout=1e-9, delete_timeout=1e-9)
     round_ = serve.round_of(settings, server.machines, server.pbs)
     (made,) = server.machines.make(["n1"], "test").values()
     server.answer("qstat", b"<Data/>")
@@ -292,7 +292,7 @@ def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, 
 
 def test_nodes_that_are_not_up_in_time_together_are_one_failure(tmp_path):
     server = Server(tmp_path, "torque")
-    settings = dataclasses.replace(server.settings, ready=1e-9, ending=1e-9)
+    settings = dataclasses.replace(server.settings, boot_timeout=1e-9, delete_timeout=1e-9)
     round_ = serve.round_of(settings, server.machines, server.pbs)
     server.machines.make(["n1", "n2", "n3"], "test")
     server.answer("qstat", b"<Data/>")

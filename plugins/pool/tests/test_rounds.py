@@ -11,7 +11,9 @@ from vtorque_pool.slurm import Node
 
 NOW = 10_000.0
 SMALL = Shape("small", "n[1-4]", "here", cpus=2)
-SETTINGS = Settings("test", (SMALL,), {"here": {"driver": "static"}}, batch="torque", at_once=3)
+SETTINGS = Settings(
+    "test", (SMALL,), {"here": {"driver": "static"}}, batch="torque", max_creating=3
+)
 
 
 def machine(node, age=60.0, state="running", name=""):
@@ -78,7 +80,7 @@ def test_an_account_brings_no_more_than_its_limit_and_others_what_they_need():
 
 
 def test_the_least_is_made_without_jobs_and_does_not_leave():
-    least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, least=1),))
+    least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, min_nodes=1),))
     assert said(view(settings=least)) == [("start", "n1")]
     nodes = [Node("n1", "free"), Node("n2", "free")]
     machines = [machine("n1"), machine("n2")]

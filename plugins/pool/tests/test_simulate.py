@@ -91,9 +91,11 @@ def test_ten_thousand_jobs_and_a_thousand_nodes_in_all_sizes(tmp_path):
 
 def test_a_least_over_the_most_is_an_error_that_says_so(tmp_path):
     words = ["simulate", str(trace(tmp_path / "x.swf", [Job(0, 1, 1)])), "--nodes", "4,8"]
-    with pytest.raises(UsageError, match=r"--least 9 is over --nodes 4,8"):
+    with pytest.raises(UsageError, match=r"--min-nodes 9 is over --nodes 4,8"):
         CliRunner().invoke(
-            pool, [*words, "--least", "9", "--html", str(tmp_path / "x")], catch_exceptions=False
+            pool,
+            [*words, "--min-nodes", "9", "--html", str(tmp_path / "x")],
+            catch_exceptions=False,
         )
 
 

@@ -31,10 +31,10 @@ class Site:
         self.cloud.mkdir()
         self.conf = top / "slurm.conf"
         self.conf.write_text("ClusterName=x\nNodeName=n[1-3] CPUs=2\n")
-        shape = Shape("small", "cloud[1-3]", "here", least=1, features=("vtorque",))
+        shape = Shape("small", "cloud[1-3]", "here", min_nodes=1, features=("vtorque",))
         self.settings = Settings(
             "test", (shape,), {"here": {"driver": "double"}}, state=str(top / "state"),
-            log=str(top / "log"), slurm_conf=str(self.conf), bindir=str(self.bin), failures=2,
+            log=str(top / "log"), slurm_conf=str(self.conf), bindir=str(self.bin), max_failures=2,
         )  # fmt: skip
         self.driver = DirectoryDriver(self.cloud)
         self.said = []
@@ -104,7 +104,7 @@ def test_the_second_failure_reserves_what_is_not_up(site):
 
 
 def test_a_node_that_another_process_makes_is_no_failure(site):
-    site.settings = dataclasses.replace(site.settings, timeout=0.1, failures=1)
+    site.settings = dataclasses.replace(site.settings, timeout=0.1, max_failures=1)
     site.machines = Machines(site.settings, {"here": site.driver}, site.said.append)
     lock = take_lock(site.machines.memory.directory / "nodes" / "cloud1", 0)
     try:

@@ -209,14 +209,14 @@ def serve(machines: Machines, batch: Slurm | Pbs) -> None:
 @pool.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--nodes", default="8", help="Most nodes; several with commas.")
-@click.option("--least", default="0", help="Nodes that stay; several with commas.")
+@click.option("--min-nodes", default="0", help="Nodes that stay; several with commas.")
 @click.option("--idle", default="600", help="Seconds until an idle node leaves; several.")
 @click.option("--cpus", default=1, type=click.IntRange(1), help="CPUs of a node.")
 @click.option("--ready", default=120.0, type=click.FloatRange(0), help="Seconds to become ready.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot.")
 def simulate(
-    trace: Path, nodes: str, least: str, idle: str, cpus: int, ready: float, as_json: bool,
+    trace: Path, nodes: str, min_nodes: str, idle: str, cpus: int, ready: float, as_json: bool,
     html: Path | None,
 ) -> None:  # fmt: skip
     """Say how long a trace's jobs (SWF) would wait, and how many machine hours they cost."""
@@ -227,12 +227,14 @@ def simulate(
     wanted = [
         model.Sizes(most, few, seconds, cpus, ready)
         for most in _counts(nodes)
-        for few in _counts(least)
+        for few in _counts(min_nodes)
         for seconds in _counts(idle)
         if few <= most
     ]
     if not wanted:
-        raise UsageError(f"--least {least} is over --nodes {nodes}: no pool has these sizes")
+        raise UsageError(
+            f"--min-nodes {min_nodes} is over --nodes {nodes}: no pool has these sizes"
+        )
     results = [model.run(jobs, sizes) for sizes in wanted]
     if as_json:
         click.echo(json.dumps([each.data() for each in results], indent=2))

@@ -121,7 +121,7 @@ class Machines:
                 room = room if left is None else min(room, left)
         for node in missing[room:]:
             answers[node] = StockOut(f"the quota of {cloud} is used up")
-        with ThreadPoolExecutor(self.settings.at_once) as threads:
+        with ThreadPoolExecutor(self.settings.max_creating) as threads:
             work = {n: threads.submit(self._create, driver, n, why) for n in missing[:room]}
             answers.update({node: each.result() for node, each in work.items()})
         after = self.found([cloud]) if room else before
@@ -231,11 +231,11 @@ class Machines:
             for shape, why in shapes.items():  # eight nodes that one timeout hits are one failure
                 if shape is None or remembered.is_paused(shape.name, time.time()):
                     continue
-                most, pause = self.settings.failures, self.settings.pause
+                most, pause = self.settings.max_failures, self.settings.failure_backoff
                 if remembered.fail(shape.name, why, time.time(), most, pause):
                     paused[shape.name] = why
         for name, why in paused.items():
-            text = f"{name}: paused for {self.settings.pause:g} s after failures"
+            text = f"{name}: paused for {self.settings.failure_backoff:g} s after failures"
             self.log(f"{text}: {why}. To try again at once: vtorque pool release {name}")
         return paused
 

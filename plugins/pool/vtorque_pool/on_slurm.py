@@ -43,7 +43,7 @@ def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
 
 def failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """End machines that did not register in time, and let their nodes be started again."""
-    why = f"no slurmd registered within {machines.settings.ready:g} s"
+    why = f"no slurmd registered within {machines.settings.boot_timeout:g} s"
     problems = machines.end(nodes, why)
     give_up(machines, slurm, dict.fromkeys(nodes, why))
     return 1 if problems else 0
@@ -65,7 +65,9 @@ def pause(machines: Machines, slurm: Slurm, name: str) -> None:
     nodes = slurm.nodes()
     up = {n for n in shape.names if n in nodes and nodes[n].state in {"free", "busy", "draining"}}
     slurm.pause(
-        name, [n for n in shape.names if n not in up] or shape.names, machines.settings.pause
+        name,
+        [n for n in shape.names if n not in up] or shape.names,
+        machines.settings.failure_backoff,
     )
 
 

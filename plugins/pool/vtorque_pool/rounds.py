@@ -76,7 +76,7 @@ def steps(view: View) -> list[Step]:
         done += _mend(view, shape)
     touched = {step.node for step in done}
     wanted = _wanted(view, shapes)
-    starts = view.settings.at_once - sum(len(_building(view, shape)) for shape in shapes)
+    starts = view.settings.max_creating - sum(len(_building(view, shape)) for shape in shapes)
     for shape in shapes:
         grown = list(_grow(view, shape, wanted[shape.name], starts, touched))
         starts -= sum(step.kind == "start" for step in grown)
@@ -117,7 +117,7 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
         elif node is not None and node.state == "unusable":
             age = view.now - machines[0].created
             down = view.now - view.since.unusable.get(name, view.now)
-            if age > view.settings.ready and down > view.settings.ending:
+            if age > view.settings.boot_timeout and down > view.settings.delete_timeout:
                 if node.jobs:
                     yield Step("requeue", name, "its machine does not answer")
                 if machines[0].id in view.seen:  # a user's job can have taken it down
@@ -184,8 +184,8 @@ def _grow(view: View, shape: Shape, wanted: int, starts: int, touched: set[str])
             yield Step("undrain", name, "jobs wait")
             lacking -= 1
     there = sum(bool(view.found.of(name)) for name in shape.names)
-    new = max(lacking, shape.least - there)
-    why = f"{wanted} nodes are wanted by jobs" if lacking > 0 else f"{shape.least} stay"
+    new = max(lacking, shape.min_nodes - there)
+    why = f"{wanted} nodes are wanted by jobs" if lacking > 0 else f"{shape.min_nodes} stay"
     if shape.name in view.paused:
         return
     able = [
@@ -214,9 +214,9 @@ def _shrink(view: View, shape: Shape, wanted: int, touched: set[str]) -> Iterato
         if _state(view, name) == "free"
         and name not in view.held
         and name not in touched
-        and view.now - view.since.idle.get(name, view.now) > view.settings.idle
+        and view.now - view.since.idle.get(name, view.now) > view.settings.idle_timeout
     ]
     free = sum(_state(view, name) == "free" for name in there)
-    most = min(len(there) - shape.least, free - wanted)
+    most = min(len(there) - shape.min_nodes, free - wanted)
     for name in reversed(idle[-most:] if most > 0 else []):
-        yield Step("drain", name, f"idle for over {view.settings.idle:g} s")
+        yield Step("drain", name, f"idle for over {view.settings.idle_timeout:g} s")

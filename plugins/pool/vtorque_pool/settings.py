@@ -21,26 +21,32 @@ class _Nothing(dict[str, Any]):
 class Shape:
     """``[[plugin.pool.shapes]]``: nodes that are alike."""
 
-    name: str = setting(doc="what it is called in messages and tags")
-    nodes: str = setting(doc="names of its nodes, such as cloud[1-8]: so many at most")
-    cloud: str = setting(doc="which of [plugin.pool.clouds] has its machines")
-    image: str = setting("", doc="what they boot, in the cloud's words")
-    flavor: str = setting("", doc="how large they are, in the cloud's words")
-    cpus: int = setting(1, doc="CPUs of one, as the batch system counts them")
-    memory: int = setting(2048, doc="memory of one for jobs", unit="MiB")
-    features: tuple[str, ...] = setting((), doc="features (Slurm) or properties (Torque) of them")
-    least: int = setting(0, doc="so many stay although they are idle")
-    price: float = setting(0.0, doc="what one costs per hour, in the site's currency; 0: not said")
+    name: str = setting(doc="name of the shape in messages and tags")
+    nodes: str = setting(
+        doc="names of the nodes, such as cloud[1-8]; their number is the maximum number of machines"
+    )
+    cloud: str = setting(doc="the entry of [plugin.pool.clouds] that provides the machines")
+    image: str = setting("", doc="image that the machines boot, as the cloud names it")
+    flavor: str = setting("", doc="machine size, as the cloud names it")
+    cpus: int = setting(1, doc="CPUs of a machine, as the batch system counts them")
+    memory: int = setting(2048, doc="memory of a machine that jobs can use", unit="MiB")
+    features: tuple[str, ...] = setting((), doc="Slurm features or Torque properties of the nodes")
+    min_nodes: int = setting(0, doc="number of nodes that are kept when idle")
+    price: float = setting(
+        0.0, doc="price of a machine per hour, in the site's currency; 0: unknown"
+    )
     user_data: str = setting(
-        "", doc="file that cloud-init gets; @NODE@ and @CLUSTER@ in it are replaced. No secrets"
+        "",
+        doc="file passed to cloud-init; @NODE@ and @CLUSTER@ are replaced. Users can "
+        "read it: no secrets",
     )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name, re.ASCII):
             raise ValueError(f"shape {self.name!r}: its name must be like small-1")
-        if self.least < 0 or self.least > len(self.names):
+        if self.min_nodes < 0 or self.min_nodes > len(self.names):
             raise ValueError(
-                f"shape {self.name}: least is {self.least}, its nodes are {self.nodes}"
+                f"shape {self.name}: min_nodes is {self.min_nodes}, its nodes are {self.nodes}"
             )
         if self.cpus < 1 or self.memory < 1 or self.price < 0:
             raise ValueError(f"shape {self.name}: cpus and memory begin at 1, price at 0")
@@ -55,30 +61,54 @@ class Shape:
 class Settings:
     """Settings in ``[plugin.pool]``."""
 
-    cluster: str = setting("vtorque", doc="tag of all machines of this site's pool; no other's")
-    shapes: tuple[Shape, ...] = setting((), doc="the nodes that may come, see doc/pool.md")
-    clouds: Mapping[str, Mapping[str, str]] = setting(
-        _Nothing(), doc="cloud to driver = static, libvirt, ec2, openstack, ... and what that needs"
+    cluster: str = setting(
+        "vtorque", doc="tag of all machines of this pool; must be unique among the pools of a cloud"
     )
-    batch: Literal["slurm", "torque", "openpbs"] = setting("slurm", doc="whose nodes they are")
-    state: str = setting("/var/lib/vtorque-pool", doc="directory of what is held, paused, counted")
-    log: str = setting("/var/log/vtorque-pool.log", doc="every decision with its reason")
+    shapes: tuple[Shape, ...] = setting(
+        (), doc="kinds of nodes that can be created, see doc/pool.md"
+    )
+    clouds: Mapping[str, Mapping[str, str]] = setting(
+        _Nothing(),
+        doc="for each cloud: driver = static, libvirt, ec2 or openstack, and the "
+        "settings of that driver",
+    )
+    batch: Literal["slurm", "torque", "openpbs"] = setting(
+        "slurm", doc="batch system that the nodes join"
+    )
+    state: str = setting(
+        "/var/lib/vtorque-pool",
+        doc="directory of the pool's state: holds, paused shapes, failure counts",
+    )
+    log: str = setting("/var/log/vtorque-pool.log", doc="log file: each decision with its reason")
     textfile: str = setting("", doc="file of metrics for node_exporter's textfile collector")
     slurm_conf: str = setting("/etc/slurm/slurm.conf", doc="Slurm: slurm.conf of this host")
     bindir: str = setting("", doc="directory of scontrol or qmgr; empty: /usr/sbin, /usr/bin")
-    at_once: int = setting(10, doc="machines that are being made at the same time, at most")
-    idle: float = setting(600.0, doc="an idle node leaves after", unit="s")
-    ready: float = setting(900.0, doc="a machine that has not registered is ended after", unit="s")
-    ending: float = setting(120.0, doc="a machine is gone, at the latest, after", unit="s")
-    failures: int = setting(3, doc="failures of a shape, within pause, that pause it")
-    pause: float = setting(1800.0, doc="how long no machine of such a shape is made", unit="s")
+    max_creating: int = setting(
+        10, doc="maximum number of machines that are created at the same time"
+    )
+    idle_timeout: float = setting(600.0, doc="delete a node that was idle for this time", unit="s")
+    boot_timeout: float = setting(
+        900.0, doc="delete a machine that has not registered within this time", unit="s"
+    )
+    delete_timeout: float = setting(120.0, doc="maximum time for deleting a machine", unit="s")
+    max_failures: int = setting(
+        3, doc="pause a shape after this many failures within failure_backoff"
+    )
+    failure_backoff: float = setting(
+        1800.0, doc="how long a shape is paused after failures", unit="s"
+    )
     interval: float = setting(15.0, doc="vtorque pool serve: time between two rounds", unit="s")
-    timeout: float = setting(60.0, doc="one command of the batch system; clouds have one", unit="s")
+    timeout: float = setting(
+        60.0, doc="limit of one command of the batch system; clouds have their own", unit="s"
+    )
     queues: Mapping[str, int] = setting(
-        _Nothing(), doc="Torque, OpenPBS: queue to the nodes that its waiting jobs may bring"
+        _Nothing(),
+        doc="Torque, OpenPBS: for each queue, the maximum number of nodes created for "
+        "its waiting jobs",
     )
     accounts: Mapping[str, int] = setting(
-        _Nothing(), doc="Torque, OpenPBS: the same by account (qsub -A); empty name: without one"
+        _Nothing(),
+        doc='Torque, OpenPBS: the same for each account (qsub -A); "" is for jobs without account',
     )
 
     def __post_init__(self) -> None:
@@ -99,9 +129,19 @@ class Settings:
         for name, cloud in self.clouds.items():
             if not cloud.get("driver"):
                 raise ValueError(f"[plugin.pool.clouds.{name}] names no driver")
-        if self.at_once < 1 or self.failures < 1:
-            raise ValueError("at_once and failures begin at 1")
-        if min(self.idle, self.ready, self.ending, self.pause, self.interval, self.timeout) <= 0:
+        if self.max_creating < 1 or self.max_failures < 1:
+            raise ValueError("max_creating and max_failures must be at least 1")
+        if (
+            min(
+                self.idle_timeout,
+                self.boot_timeout,
+                self.delete_timeout,
+                self.failure_backoff,
+                self.interval,
+                self.timeout,
+            )
+            <= 0
+        ):
             raise ValueError("times must be over 0 s")
 
     def shape_of(self, node: str) -> Shape | None:

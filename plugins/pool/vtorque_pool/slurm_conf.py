@@ -44,9 +44,9 @@ def lines(settings: Settings, conf: Path) -> list[str]:
     programs = conf.parent / "vtorque-pool"
     found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]
     found += [
-        f"ResumeTimeout={round(settings.ready)}",
-        f"SuspendTimeout={round(settings.ending)}",
-        f"SuspendTime={round(settings.idle)}",
+        f"ResumeTimeout={round(settings.boot_timeout)}",
+        f"SuspendTimeout={round(settings.delete_timeout)}",
+        f"SuspendTime={round(settings.idle_timeout)}",
         "ResumeRate=0",
         "SuspendRate=0",
     ]
@@ -68,7 +68,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 def _exceptions(settings: Settings, conf: Path) -> str:
     """Return what never leaves: so many of a shape, and all nodes that are not the pool's."""
-    counted = [f"{shape.nodes}:{shape.least}" for shape in settings.shapes if shape.least]
+    counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [
         value

@@ -22,7 +22,7 @@ class Settings:
     """Settings in ``[plugin.report]``."""
 
     show: bool = setting(
-        False, doc="end the error output of each job with the summary of vmgr report"
+        False, doc="append the summary of vmgr report to each job's standard error"
     )
 
 

@@ -77,7 +77,9 @@ def test_the_batch_system_is_asked_for_the_idle_sibling_too():
 
 
 def test_more_cache_than_there_is():
-    with pytest.raises(NoFit, match=r"scam=.*more than there is .*limit: 11 steps of 4096 KiB"):
+    with pytest.raises(
+        NoFit, match=r"scam=.*more than the cache has .*limit: 11 steps of 4096 KiB"
+    ):
         placed(XEON, cache=64)
 
 

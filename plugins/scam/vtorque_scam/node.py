@@ -28,13 +28,17 @@ class Settings:
     """``[plugin.scam]``."""
 
     required: bool = setting(
-        True, doc="refuse scam=true on a node that lacks a part of it; false: run with the rest"
+        True,
+        doc="refuse scam=true on a node that lacks one of its protections; false: run "
+        "with the others",
     )
     cache: int = setting(
-        4, doc="of each last-level cache under a guest's cores, for it alone", unit="MiB"
+        4,
+        doc="part of each last-level cache under a guest's cores that is reserved for the guest",
+        unit="MiB",
     )
     memory_bandwidth: int = setting(
-        100, doc="percent of the memory bandwidth that a guest may use; 100: no limit"
+        100, doc="memory bandwidth that a guest may use, in percent; 100: no limit"
     )
 
 

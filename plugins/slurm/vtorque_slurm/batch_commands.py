@@ -55,7 +55,7 @@ class Client:
                 cwd="/",
             )
         except subprocess.TimeoutExpired:
-            raise HostFault(f"{name}: no end after {self.settings.timeout:g} s") from None
+            raise HostFault(f"{name}: timed out after {self.settings.timeout:g} s") from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
             raise HostFault(f"{name}: exit {done.returncode}: {printable(said, 300)}")

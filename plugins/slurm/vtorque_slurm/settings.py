@@ -12,27 +12,33 @@ from vtorque_core.api import setting
 class Settings:
     """``[plugin.slurm]``."""
 
-    feature: str = setting("", doc="node feature that VM jobs ask for; empty: none")
-    command: str = setting("sbatch", doc="whose arguments vsub takes: sbatch, or Slurm's own qsub")
-    bindir: str = setting("", doc="directory of sbatch, scontrol, ...; empty: the PATH")
+    feature: str = setting("", doc="node feature that VM jobs request; empty: none")
+    command: str = setting(
+        "sbatch", doc="submit command whose arguments vsub accepts: sbatch, or Slurm's own qsub"
+    )
+    bindir: str = setting("", doc="directory of sbatch, scontrol, ...; empty: search PATH")
     conf: str = setting("/etc/slurm/slurm.conf", doc="slurm.conf of this host")
     options: tuple[str, ...] = setting(
-        (), doc="sbatch options of the site's SPANK plugins; with = at the end: takes a value"
+        (),
+        doc="sbatch options of the site's SPANK plugins; with = at the end: the option "
+        "takes a value",
     )
     exclusive: Literal["", "user", "node"] = setting(
-        "", doc="VM jobs ask for nodes without other users' jobs, or alone (--exclusive)"
+        "",
+        doc="VM jobs request nodes without jobs of other users (user) or without other jobs (node)",
     )
     requeue_limit: int = setting(
-        2, doc="how often a job is requeued because a node failed it; then it is held"
+        2, doc="how often a job is requeued after a node failure before it is held"
     )
     cpu_ids: bool = setting(
         True,
-        doc="guests stay on the job's CPUs; false: where Slurm binds nothing",
+        doc="guests run on the job's CPUs; false: for sites where Slurm does not bind "
+        "tasks to CPUs",
     )
     prolog_time: float = setting(
         420.0,
-        doc="the least PrologEpilogTimeout and BatchStartTimeout that setup install accepts: "
-        "[node] start_timeout, teardown_timeout, and a minute",
+        doc="minimum of PrologEpilogTimeout and BatchStartTimeout that setup install "
+        "accepts: [node] start_timeout plus teardown_timeout plus 60 s",
         unit="s",
     )
-    timeout: float = setting(20.0, doc="one question to Slurm's controller", unit="s")
+    timeout: float = setting(20.0, doc="time limit of one query of Slurm's controller", unit="s")

@@ -45,7 +45,7 @@ def recorded(top, url, tables=None, **settings):
     template = top.with_suffix(".json")
     template.write_bytes(EXAMPLE.read_bytes())  # a checkout may be writable by its group
     template.chmod(0o600)
-    plugin = {"snap": {"url": url, "template": str(template), "deadline": 10.0, **settings}}
+    plugin = {"snap": {"url": url, "template": str(template), "timeout": 10.0, **settings}}
     plugins = load({"linux-guest", "snap"})
     return RecordedNode.make(top, MACHINE, plugins, tables={"plugin": plugin, **(tables or {})})
 
@@ -142,7 +142,7 @@ def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path,
     """Neither the job nor its CPUs wait for it: the release notes the task, and is done."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://localhost:{listener.getsockname()[1]}"
-        node = recorded(tmp_path / "node", url, deadline=0.5)
+        node = recorded(tmp_path / "node", url, timeout=0.5)
         assert not node.start(node.job(ASKED)).error
         assert "not done within 0.5 s" in told(node)[0]
         node.release()
@@ -202,7 +202,7 @@ def test_a_killed_start_leaves_no_task(tmp_path, documented):
 def test_a_start_that_is_killed_before_the_answer_leaves_no_task(tmp_path):
     """snapteld has created the task; nobody has its id."""
     with double(slow=1000) as url, orphans() as left:
-        node = recorded(tmp_path / "node", url, deadline=20.0)
+        node = recorded(tmp_path / "node", url, timeout=20.0)
         job = SnapJob(node, node.job(ASKED), left, url)
         before = job.look()
         pid = os.fork()

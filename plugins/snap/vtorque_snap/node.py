@@ -22,21 +22,24 @@ class Settings:
     """``[plugin.snap]``."""
 
     url: str = setting("http://localhost:8181", doc="snapteld's REST API")
-    version: Literal["v1", "v2"] = setting("v2", doc="of that API")
+    version: Literal["v1", "v2"] = setting("v2", doc="version of that API")
     template: str = setting(
-        "/etc/vtorque/snap-task.json", doc="the task: metrics, interval, publisher (JSON)"
+        "/etc/vtorque/snap-task.json", doc="JSON file of the task: metrics, interval, publisher"
     )
     name: str = setting(
-        "snapTask-[username]-[jobid]", doc="of the task; needs [node] if snapteld is elsewhere"
+        "snapTask-[username]-[jobid]",
+        doc="name of the task; needs [node] if snapteld runs on another host",
     )
-    user: str = setting("snap", doc="who logs in, if there is a password")
+    user: str = setting("snap", doc="user name for snapteld, if password is set")
     password: str = setting(
-        "", doc="snapteld's password, by https or to this node", secret_file=True
+        "", doc="password for snapteld; sent over https or on this node only", secret_file=True
     )
-    ca: str = setting("", doc="certificates that an https server's is checked by (PEM file)")
-    deadline: float = setting(2.0, doc="most that a job waits for snapteld", unit="s")
+    ca: str = setting("", doc="CA certificates of an https server (PEM file)")
+    timeout: float = setting(
+        2.0, doc="limit of the requests to snapteld at a job's start or end", unit="s"
+    )
     required: bool = setting(False, doc="fail a job whose task does not start; false: only warn")
-    nodes: str = setting(".*", doc="regular expression of the names of the nodes that have Snap")
+    nodes: str = setting(".*", doc="regular expression of the names of the nodes that run Snap")
 
     def __post_init__(self) -> None:
         url, here = urlsplit(self.url), is_local(self.url)
@@ -50,8 +53,8 @@ class Settings:
             raise ValueError("password would go over the network in clear text: use https")
         if "[jobid]" not in self.name or not (here or "[node]" in self.name):
             raise ValueError("name must have [jobid] in it, and [node] if url is another machine")
-        if not 0.5 <= self.deadline <= 20:  # the release of a record may take 30 s
-            raise ValueError(f"deadline = {self.deadline:g} s: must be 0.5 to 20 s")
+        if not 0.5 <= self.timeout <= 20:  # the release of a record may take 30 s
+            raise ValueError(f"timeout = {self.timeout:g} s: must be 0.5 to 20 s")
         if ":" in self.user:
             raise ValueError("user must have no colon (RFC 7617)")
         try:
@@ -92,7 +95,7 @@ def _task(job: NodeJob, settings: Settings) -> SnapTask:
     body = manifest(
         read_trusted(settings.template), name, values, [guest.name for guest in job.guests]
     )
-    return SnapTask(name, settings.access, settings.deadline, _notes(job.site), body)
+    return SnapTask(name, settings.access, settings.timeout, _notes(job.site), body)
 
 
 def _notes(site: Site) -> str:
@@ -111,7 +114,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     try:
         values = {"jobid": "1", "username": "someone", "node": "node"}
         manifest(read_trusted(settings.template), "name", values, ["guest"])
-        tasks = within(settings.access, settings.deadline, lambda client: client.tasks())
+        tasks = within(settings.access, settings.timeout, lambda client: client.tasks())
     except HostFault as error:
         yield HealthResult(bad, str(error), fix="[plugin.snap] in the site config, or snapteld")
         return

@@ -32,7 +32,7 @@ def tools(tmp_path, monkeypatch):
             return run_tool(str(tmp_path / program), *args, **more)
 
         monkeypatch.setattr(abilities, "run_tool", run)
-        site = {Settings: Settings(checkpoints=place, reach=reach)}
+        site = {Settings: Settings(checkpoints=place, remote_command=reach)}
         first, second, third = abilities.check(site)
         assert {first.status, third.status} == {"ok"}
         assert (second.status == "warning") == (bool(place) and second.message != "checkpoint: yes")
@@ -50,7 +50,7 @@ def test_tools_that_could(tools):
 
 def test_a_site_without_a_way_from_node_to_node(tools):
     _, moves = tools(reach="", **NEW)
-    assert moves == "migrate: no: [plugin.survive] reach names no way to other nodes"
+    assert moves == "migrate: no: [plugin.survive] remote_command names no way to other nodes"
 
 
 def test_a_site_without_a_place_for_checkpoints(tools):

@@ -585,12 +585,12 @@ def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_stands_still(
     loop, paths, done, shell, monkeypatch
 ):
     def fails(_cpu):
-        raise HostFault("libvirtd --version: no end after 10 s")
+        raise HostFault("libvirtd --version: timed out after 10 s")
 
     job = started(paths)
     shell(job)
     monkeypatch.setattr(checkpoint.tools, "tools", fails)
-    assert "no end after 10 s" in ask(loop, job)
+    assert "timed out after 10 s" in ask(loop, job)
     assert phase(job) == "run" and done.did() == []
 
 
@@ -838,20 +838,20 @@ def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
 
 
 def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
-    loop = made(paths, Settings(checkpoints=str(top), quota=700))
+    loop = made(paths, Settings(checkpoints=str(top), checkpoint_quota=700))
     job = started(paths)
     old = top / str(job.uid) / "41.srv.0"
     old.mkdir(parents=True)
     (old / "g0.memory").write_bytes(b"x" * (100 << 20))
     said = ask(loop, job)
-    assert "of 700M that a user may have ([plugin.survive] quota) 100M are used" in said
+    assert "and 100M of 700M are in use ([plugin.survive] checkpoint_quota)" in said
     assert goes_on(loop, job)
     shut(loop)
 
 
 def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done, top):
     """Each has addresses that nobody else gets meanwhile."""
-    loop = made(paths, Settings(checkpoints=str(top), most=2))
+    loop = made(paths, Settings(checkpoints=str(top), max_checkpointed_jobs=2))
     job = started(paths)
     store = Store(top, job.uid)
     for name in ("40.srv.0", "41.srv.0", "41.srv.0-3"):
@@ -859,7 +859,7 @@ def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done,
         of = name.partition(".0")[0]
         finish(store, Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
     said = ask(loop, job)
-    assert "checkpoints of 2 jobs are kept, of 2 at most ([plugin.survive] most)" in said
+    assert "2 of at most 2 jobs have checkpoints ([plugin.survive] max_checkpointed_jobs)" in said
     assert goes_on(loop, job)
     shut(loop)
 
@@ -916,14 +916,14 @@ def test_what_becomes_larger_than_was_expected_is_not_kept(
 
 def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top, shell):
     """Each would fit alone; what one may become counts before it is written."""
-    settings = Settings(checkpoints=str(top), quota=700)
+    settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     with store.locked():
         room.require_room(store, part, guests, settings)
         room.require_room(store, part, guests, settings)  # after a kill
-    with pytest.raises(Refused, match="640M are used"):
+    with pytest.raises(Refused, match="640M of 700M are in use"):
         room.require_room(store, store.make(two.key), guests, settings)
     assert store.used() == 640 << 20
     store.drop(one.key)
@@ -1032,7 +1032,7 @@ class Both:
     """Two nodes with two guests each of a job, and their watchers, by turns."""
 
     def __init__(self, tmp_path, top):
-        self.settings = Settings(checkpoints=str(top), checkpoints_shared=True, ask=0.5)
+        self.settings = Settings(checkpoints=str(top), checkpoints_shared=True, query_interval=0.5)
         self.places = [running_journal.paths_below(tmp_path / name) for name in ("n1", "n2")]
         self.paths, self.top, self.dead = self.places[0], top, ()
         self.loops = [made(paths, self.settings) for paths in self.places]

@@ -96,7 +96,7 @@ def test_a_job_is_saved_and_only_then_requeued_and_another_is_left_and_told(node
 def test_the_spare_nodes_come_first_in_their_order(node):
     started(node)
     node.fails("migrate-n3", "n3 has no room")
-    (done,) = of(node, spare=("n3", "n4")).run()
+    (done,) = of(node, spare_nodes=("n3", "n4")).run()
     assert done == Done("42.srv", "ada", MOVED, "to n4")
     assert node.did()[1:] == ["migrate --to n3 -- 42.srv", "migrate --to n4 -- 42.srv"]
 
@@ -105,7 +105,7 @@ def test_what_no_spare_node_takes_is_requeued_and_what_cannot_be_says_all_reason
     started(node)
     started(node, "43.srv", asked="")
     node.fails("migrate-n3", "n3 has no room")
-    first, second = of(node, spare=("n3",)).run()
+    first, second = of(node, spare_nodes=("n3",)).run()
     assert (first.done, second.done) == (REQUEUED, LEFT)
     assert second.why.startswith("not moved to n3: n3 has no room; it has not asked")
 
@@ -115,7 +115,7 @@ def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
     started(node)
     node.refuses["drain"] = error
     with pytest.raises(type(error)):
-        list(of(node, spare=("n3",)).run())
+        list(of(node, spare_nodes=("n3",)).run())
     assert node.did() == []
     assert Last.read(node.paths) == Last()
 
@@ -126,7 +126,7 @@ def test_a_node_that_is_ill_is_drained_only_where_few_others_are(node):
     with pytest.raises(Refused, match="2 others"):
         list(of(node, in_turn=True).run())
     assert node.did() == [] and Last.read(node.paths) == Last()
-    (done,) = of(node, in_turn=True, drain_most=3).run()
+    (done,) = of(node, in_turn=True, max_drained_nodes=3).run()
     assert done.done == REQUEUED
     assert node.did()[:2] == [
         "drain asks to be drained: its disk is slow",
@@ -165,7 +165,7 @@ def test_whose_start_from_the_beginning_is_not_lost_work(node):
 def test_a_job_whose_guests_end_is_let_alone(node):
     job = started(node)
     job.journal.phase("teardown")
-    (done,) = of(node, spare=("n3",)).run()
+    (done,) = of(node, spare_nodes=("n3",)).run()
     assert (done.done, done.why) == (LEFT, "its guests start, or end")
 
 
@@ -176,7 +176,7 @@ def test_a_dry_run_does_nothing(node):
     assert (first.done, second.done) == (REQUEUED, LEFT)
     on_two = started(node, "44.srv", asked="")
     on_two.kept.add_facts(node="n2", nodes=["n1", "n2"], immovable=[])
-    first, second, third = of(node, spare=("n1", "n3"), reach="ssh {node}").planned()
+    first, second, third = of(node, spare_nodes=("n1", "n3"), remote_command="ssh {node}").planned()
     assert (first.done, first.why) == (REQUEUED, "saved first"), "its only node is its first one"
     assert (second.done, third.done) == (LEFT, LEFT)
     assert "moved" not in second.why
@@ -193,7 +193,7 @@ def test_a_job_for_which_no_command_can_be_called_holds_up_no_other(node, monkey
         return ["/nonexistent/vmgr"] if words[-1] == "42.srv" else called(config, *words)
 
     monkeypatch.setattr(drain.service, "vmgr", vmgr)
-    done = list(of(node, spare=("n3",)).run())
+    done = list(of(node, spare_nodes=("n3",)).run())
     assert [each.done for each in done] == [MOVED, LEFT, MOVED]
     assert "No such file" in done[1].why
     assert Last.read(node.paths).left == ("42.srv",)

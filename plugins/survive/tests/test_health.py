@@ -43,7 +43,7 @@ def node(tmp_path, monkeypatch):
         (tmp_path / "code").write_text(str(code))
 
     says(0)
-    settings = Settings(health=str(command), health_every=1.0)
+    settings = Settings(health_command=str(command), health_interval=1.0)
     found = SimpleNamespace(paths=paths, settings=settings, says=says, asks=asks, drains=drains)
     found.drained = lambda: did.read_text().splitlines()
     found.its = Health(paths, Path("/etc/x"), settings)
@@ -123,7 +123,9 @@ def test_failures_count_also_with_another_watcher(node):
 
 def test_it_is_asked_no_more_often_than_the_site_wants(node):
     node.its._said = Said(time.time(), 0, "")
-    node.its._settings = Settings(health=node.settings.health, health_every=600.0)
+    node.its._settings = Settings(
+        health_command=node.settings.health_command, health_interval=600.0
+    )
     taken_back(node)
     assert node.its._child is None
     node.its._said = Said(time.time() + 1000, 0, "")  # the clock was set
@@ -133,10 +135,10 @@ def test_it_is_asked_no_more_often_than_the_site_wants(node):
 
 def test_a_command_that_hangs_is_a_failure_and_leaves_nothing(node, monkeypatch):
     monkeypatch.setattr(health, "TIME", 0.2)
-    Path(node.settings.health).write_text("#!/bin/sh\nsleep 600\n")
+    Path(node.settings.health_command).write_text("#!/bin/sh\nsleep 600\n")
     ask(node)
     assert Said.read(node.paths).failed == 1
-    assert "no end after" in Said.read(node.paths).said
+    assert "timed out after" in Said.read(node.paths).said
 
 
 def test_a_command_that_others_can_change_is_not_asked_and_nothing_is_drained(node, monkeypatch):
@@ -189,8 +191,9 @@ def test_of_doctor_what_has_failed_counts(tmp_path):
         health._ask(("/bin/sh", "-c", "exit 4"))
 
 
-@pytest.mark.parametrize("bad", [{"health": "well"}, {"health": "/a/../b"}, {"health_every": 0.0},
-                                 {"drain_at_once": 0}, {"drain_most": 0}])  # fmt: skip
+@pytest.mark.parametrize("bad", [{"health_command": "well"}, {"health_command": "/a/../b"},
+                                 {"health_interval": 0.0},
+                                 {"drain_parallelism": 0}, {"max_drained_nodes": 0}])  # fmt: skip
 def test_settings_that_could_not_work(bad):
     with pytest.raises(ValueError, match="write "):
         Settings(**bad)

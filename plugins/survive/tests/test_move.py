@@ -123,7 +123,7 @@ class World:
 
     def __init__(self, top, guests=1, *, disks=False):
         self.top, self.guests, self.disks = top, guests, disks
-        self.settings = Settings(reach="reach {node}")
+        self.settings = Settings(remote_command="reach {node}")
         self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
         self.ways = []
         self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
@@ -1094,13 +1094,15 @@ def test_a_refused_move_leaves_no_file(world, monkeypatch):
 
 def test_a_site_has_to_want_it(world):
     world.settings = Settings()
-    with pytest.raises(Refused, match=r"no way from node to node \(\[plugin.survive\] reach\)"):
+    with pytest.raises(
+        Refused, match=r"no way from node to node \(\[plugin.survive\] remote_command\)"
+    ):
         move.migrate(world.n2.here, JOB, "n3")
 
 
 def test_a_way_without_a_node_is_refused():
-    with pytest.raises(ValueError, match="where the node's name goes"):
-        Settings(reach="ssh n1")
+    with pytest.raises(ValueError, match="it must contain "):
+        Settings(remote_command="ssh n1")
 
 
 def test_a_job_that_stands_still_is_refused(world):
@@ -1129,5 +1131,10 @@ def test_what_no_node_asks_is_refused(world, question):
 
 def test_a_word_that_a_shell_could_take_for_something_is_not_sent():
     with pytest.raises(Refused, match="no shell may see"):
-        reach.argv(Settings(reach="ssh {node}"), "n3", ("a;b",))
-    assert reach.argv(Settings(reach="ssh -x {node}"), "n3", ("a",)) == ["ssh", "-x", "n3", "a"]
+        reach.argv(Settings(remote_command="ssh {node}"), "n3", ("a;b",))
+    assert reach.argv(Settings(remote_command="ssh -x {node}"), "n3", ("a",)) == [
+        "ssh",
+        "-x",
+        "n3",
+        "a",
+    ]

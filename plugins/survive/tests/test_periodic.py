@@ -55,14 +55,16 @@ def test_every_so_often_from_its_start_on(paths, now):
     os.utime(periodic._file(paths, job.job.key), (STARTED + 3650, STARTED + 3650))
     assert at(now, job, paths, 7200) is None, "from the last one on"
     assert at(now, job, paths, 7250) is False
-    assert at(now, job, paths, 7250, least=7200.0) is None, "the site's word has changed since"
+    assert at(now, job, paths, 7250, min_checkpoint_interval=7200.0) is None, (
+        "the site's word has changed since"
+    )
 
 
 def test_before_the_walltime_ends_it_ends_once(paths, now):
     job = running(paths, "before-walltime", walltime="02:00:00")
     assert at(now, job, paths, 6899) is None
     assert at(now, job, paths, 6900) is True
-    assert at(now, job, paths, 6500, before=700.0) is True
+    assert at(now, job, paths, 6500, checkpoint_before_end=700.0) is True
     os.utime(periodic._file(paths, job.job.key), (STARTED + 6900, STARTED + 6900))
     assert at(now, job, paths, 6959) is None, "it was tried"
     assert at(now, job, paths, 6960) is True, "and is again: it still has its walltime"

@@ -24,7 +24,7 @@ def way(tmp_path):
     def leads(body):
         program.write_text(f"{shebang()}\nimport json, os, sys\n{body}\n")
         program.chmod(0o755)
-        return Settings(reach=f"{program} {{node}}")
+        return Settings(remote_command=f"{program} {{node}}")
 
     return leads
 
@@ -71,7 +71,7 @@ def test_a_socket_behind_which_is_the_other_nodes_libvirtd(way, tmp_path):
 @pytest.mark.parametrize("uri", ["qemu+ssh://n3/system", "qemu:///system?socket=x", "/run/libvirt"])
 def test_libvirts_other_ways_are_refused(tmp_path, uri):
     with pytest.raises(Refused, match="guests are moved from one like qemu:///system"):
-        reach.Bridge(Settings(reach="ssh {node}"), "n3", uri, tmp_path / "bridge")
+        reach.Bridge(Settings(remote_command="ssh {node}"), "n3", uri, tmp_path / "bridge")
 
 
 @pytest.fixture

@@ -258,7 +258,7 @@ def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
 
 
 def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths):
-    site = Configured(paths, Settings(checkpoints="/srv", cpu="Westmere"))
+    site = Configured(paths, Settings(checkpoints="/srv", cpu_model="Westmere"))
     seen = {}
     for value in (NEVER, 3600):
         guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: value}))

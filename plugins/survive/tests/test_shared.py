@@ -233,7 +233,7 @@ def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypa
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared, "_READ", 0.2)
     monkeypatch.setattr(shared, "_tell", lambda *_: time.sleep(600))
-    with pytest.raises(HostFault, match=r"all nodes are to see: no end after 0.2 s") as raised:
+    with pytest.raises(HostFault, match=r"all nodes are to see: timed out after 0.2 s") as raised:
         list(shared.away([planned.guest_plan()], site))
     assert raised.value.stage == "checkpoints' place"
 

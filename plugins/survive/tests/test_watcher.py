@@ -186,7 +186,7 @@ def test_a_change_that_was_killed_is_made_again(loop, paths, domains, dies):
     if dies == "resume":
         assert ask(loop, job, "suspend") == ""
     domains.dies = dies
-    assert "and no word" in ask(loop, job, dies)
+    assert "without a result" in ask(loop, job, dies)
     shut(loop)
     domains.dies = ""
     before = len(domains.did())

@@ -30,7 +30,11 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield warning(f"checkpoint: no: {why_not}", fix)
     else:
         yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
-    why_not = missing if settings.reach else "[plugin.survive] reach names no way to other nodes"
+    why_not = (
+        missing
+        if settings.remote_command
+        else "[plugin.survive] remote_command names no way to other nodes"
+    )
     yield ok(f"migrate: no: {why_not}" if why_not else "migrate: yes, where the batch system can")
 
 

@@ -74,10 +74,13 @@ CHECKPOINT = Option(
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse a job that asks for checkpoints, or goes on with one, and could not."""
     asked: list[Option[Any]] = [RESUME] * (request[RESUME] not in ("", BEGINNING))
-    every, least = request[CHECKPOINT], site[Settings].least
+    every, least = request[CHECKPOINT], site[Settings].min_checkpoint_interval
     asked += [CHECKPOINT] * (every != NEVER)
     if every < least:
-        limit, where = f"jobs are saved every {least:g} s at most", "[plugin.survive] least"
+        limit, where = (
+            f"jobs are saved every {least:g} s at most",
+            "[plugin.survive] min_checkpoint_interval",
+        )
         yield Refusal(limit, CHECKPOINT.key, CHECKPOINT.show(every), where=where)
     if every < BEFORE_WALLTIME and request[DISK]:
         message = f"a job with {DISK.key} writes to its file after it was saved while it goes on"

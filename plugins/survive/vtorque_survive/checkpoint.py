@@ -318,7 +318,7 @@ def _cancel(config: Path, job: RunningJob) -> None:
 def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:
     """Remove older ones if the job has asked for that, and list them. Best effort."""
     try:
-        periodic.trim(paths, job, store, settings.keep)
+        periodic.trim(paths, job, store, settings.kept_checkpoints)
         listing.publish(paths, store)
     except (OSError, VtorqueError) as error:
         log.warning("its older checkpoints: %s", error)
@@ -353,7 +353,7 @@ class _Saving:
         """Return the time.time() until which guests stand still at most for other nodes'."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
-        return since + _ANSWERS + self.settings.ask + self.longest
+        return since + _ANSWERS + self.settings.query_interval + self.longest
 
 
 def _make(of: _Saving) -> None:
@@ -369,7 +369,7 @@ def _make(of: _Saving) -> None:
                 suspend.bring(paths, job, suspend.PAUSED, SAVED)
             on_step("before still")
             nodes.tell(STILL)
-            answers = time.time() + _ANSWERS + of.settings.ask
+            answers = time.time() + _ANSWERS + of.settings.query_interval
             nodes.wait(STILL, min(until, answers), "its guests do not stand still")
             on_step("after still")
             _write(of, manifest)

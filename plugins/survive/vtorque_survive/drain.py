@@ -82,7 +82,7 @@ class Drain:
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
-            if spare := [node for node in self.settings.spare if self._movable(job, node)]:
+            if spare := [node for node in self.settings.spare_nodes if self._movable(job, node)]:
                 why += f", unless it can be moved to {' or '.join(spare)}"
             yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
@@ -99,12 +99,12 @@ class Drain:
         lock = take_lock(self.paths.run / LOCK, 0.0)
         try:
             if self.in_turn:
-                turn.take(self.batch, self.settings.drain_most, self.reason)
+                turn.take(self.batch, self.settings.max_drained_nodes, self.reason)
             else:
                 _draining(self.batch).drain(self.reason)
             left = []
             jobs = self._jobs()
-            with ThreadPoolExecutor(self.settings.drain_at_once) as threads:
+            with ThreadPoolExecutor(self.settings.drain_parallelism) as threads:
                 for job, done in zip(jobs, threads.map(self._one, jobs), strict=True):
                     self._tell(job, done)
                     left += [done.job] if done.done == LEFT else []
@@ -118,7 +118,7 @@ class Drain:
 
     def _one(self, job: RunningJob) -> Done:
         why = []
-        for node in self.settings.spare if suspend.phase(job) else ():
+        for node in self.settings.spare_nodes if suspend.phase(job) else ():
             _, wrong = _vmgr(self.config, "migrate", "--to", node, "--", job.job.id)
             if not wrong:
                 return Done(job.job.id, job.job.owner, MOVED, f"to {node}")
@@ -213,7 +213,7 @@ def _vmgr(config: Path, *words: str) -> tuple[str, str]:
             capture_output=True, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "", f"no end after {_TIME:g} s"
+        return "", f"timed out after {_TIME:g} s"
     except OSError as error:
         return "", str(error)
     out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))

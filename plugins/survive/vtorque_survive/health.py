@@ -83,7 +83,7 @@ class Health:
 
     def look(self) -> None:
         """Ask if it is time to, and drain the node if it is ill."""
-        if not self._settings.health:
+        if not self._settings.health_command:
             return
         try:
             self._collect()
@@ -100,7 +100,7 @@ class Health:
             log.warning("the node's health: %s", error)
 
     def _is_due(self) -> bool:
-        return not 0 <= time.time() - self._said.asked < self._settings.health_every
+        return not 0 <= time.time() - self._said.asked < self._settings.health_interval
 
     def _take(self, error: str) -> None:
         count = self._said.failed + 1 if error else 0
@@ -155,15 +155,19 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Say what doctor has to of it; no failure of the health command's, which is asked there."""
     settings, last, said = site[Settings], Last.read(site.paths), Said.read(site.paths)
     try:
-        if settings.health not in ("", DOCTOR):
-            require_root_owned(Path(settings.health), uid=os.geteuid())
+        if settings.health_command not in ("", DOCTOR):
+            require_root_owned(Path(settings.health_command), uid=os.geteuid())
     except (OSError, VtorqueError) as error:
-        yield failed(f"[plugin.survive] health: {error}", "no node's health is asked until then")
+        yield failed(
+            f"[plugin.survive] health_command: {error}", "no node's health is asked until then"
+        )
         return
-    if settings.health and said.failed:
+    if settings.health_command and said.failed:
         yield warning(f"health: {said.said} ({said.failed} times in a row)", "mend that")
     else:
-        yield ok("health: well, or not asked yet" if settings.health else "health: not asked")
+        yield ok(
+            "health: well, or not asked yet" if settings.health_command else "health: not asked"
+        )
     if last.at:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
         left = f"; left to run: {', '.join(last.left)}" if last.left else ""
@@ -181,10 +185,10 @@ def _take_back(paths: Paths, config: Path) -> None:
 
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:
     """Return what is to be asked. Raises ConfigError, OSError: others than root could change it."""
-    if settings.health == DOCTOR:
+    if settings.health_command == DOCTOR:
         return service.place_of(config).call("doctor", "--json")
-    require_root_owned(Path(settings.health), uid=os.geteuid())
-    return (settings.health,)
+    require_root_owned(Path(settings.health_command), uid=os.geteuid())
+    return (settings.health_command,)
 
 
 def _ask(argv: tuple[str, ...]) -> None:

@@ -60,7 +60,11 @@ def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
     except FileNotFoundError:
         return None
     ends = wanted == BEFORE_WALLTIME
-    at = _before_end(job, settings.before) if ends else last + max(wanted, settings.least)
+    at = (
+        _before_end(job, settings.checkpoint_before_end)
+        if ends
+        else last + max(wanted, settings.min_checkpoint_interval)
+    )
     if last >= at:
         at = last + _AGAIN
     return ends if at <= time.time() else None

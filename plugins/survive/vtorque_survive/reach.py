@@ -1,4 +1,4 @@
-"""The site's way from root of this node to root of another: ``[plugin.survive] reach``.
+"""The site's way from root of this node to root of another: ``[plugin.survive] remote_command``.
 
 Words of a command, run without a shell. What is asked stands in its standard input: a remote shell
 (ssh(1)) sees words of this installation alone.
@@ -29,13 +29,16 @@ _ENDS = 5.0  # seconds for what carried a connection that is closed
 
 def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
     """Return how a command is run on another node. Raises Refused: the site has no way there."""
-    if not settings.reach:
-        raise Refused("this site has no way from node to node ([plugin.survive] reach)")
+    if not settings.remote_command:
+        raise Refused("this site has no way from node to node ([plugin.survive] remote_command)")
     if not _NODE.fullmatch(node):
         raise Refused(f"{printable(node)} is no node's name")
     if wrong := [word for word in words if not _WORD.fullmatch(word)]:
         raise Refused(f"{printable(wrong[0])}: no shell may see such a word")
-    return [*(word.replace("{node}", node) for word in shlex.split(settings.reach)), *words]
+    return [
+        *(word.replace("{node}", node) for word in shlex.split(settings.remote_command)),
+        *words,
+    ]
 
 
 def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) -> Any:

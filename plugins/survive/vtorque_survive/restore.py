@@ -105,7 +105,7 @@ def _unlink(path: str) -> None:
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Give guests that may be saved the site's processor; a saved one has what it had."""
-    model = site[Settings].cpu
+    model = site[Settings].cpu_model
     if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
         yield CpuModel(model)
 
@@ -255,7 +255,7 @@ def bring(job: NodeJob) -> None:
     """Bring the guests' own disks, and what the job shell of before knew of its session."""
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
-    cpu = settings.cpu if asks else ""
+    cpu = settings.cpu_model if asks else ""
     if settings.checkpoints and not first.job.attempt and not first.rank:  # once, before it has any
         _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
     if (saved := saved_guest(first)) is not None:

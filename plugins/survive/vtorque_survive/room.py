@@ -20,10 +20,11 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
     Raises Refused.
     """
     of = {each.job for each in store.all()} | {job_id}
-    if settings.most and len(of) > settings.most:
+    if settings.max_checkpointed_jobs and len(of) > settings.max_checkpointed_jobs:
         raise Refused(
-            f"checkpoints of {len(of) - 1} jobs are kept, of {settings.most} at most ([plugin."
-            "survive] most): remove some (vmgr checkpoints)"
+            f"{len(of) - 1} of at most {settings.max_checkpointed_jobs} jobs have "
+            "checkpoints ([plugin.survive] max_checkpointed_jobs): remove some (vmgr "
+            "checkpoints)"
         )
 
 
@@ -37,10 +38,11 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
     need = _need(guests)
     had, _ = taken(part)
     used = store.used() - had
-    if settings.quota and used + need > settings.quota * _MIB:
+    if settings.checkpoint_quota and used + need > settings.checkpoint_quota * _MIB:
         raise Refused(
-            f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
-            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: remove some"
+            f"it needs up to {show_mib(need // _MIB)}, and {show_mib(used // _MIB)} "
+            f"of {show_mib(settings.checkpoint_quota)} are in use ([plugin.survive] "
+            "checkpoint_quota): remove some"
         )
     free = shutil.disk_usage(part).free + had - store.promised()
     if need > free:

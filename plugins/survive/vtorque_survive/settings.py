@@ -13,93 +13,105 @@ DOCTOR = "doctor"  # in place of a health command
 class Settings:
     """``[plugin.survive]``."""
 
-    look: float = setting(
+    poll_interval: float = setting(
         0.5,
-        doc="how often a node looks whether the batch system has stopped a job's processes here",
+        doc="how often a node checks whether the batch system has suspended a job's processes",
         unit="s",
     )
-    ask: float = setting(
+    query_interval: float = setting(
         1.0,
-        doc="how often a node without a process of a job of several nodes asks the batch system "
-        "for it, and looks whether its first node has it saved",
+        doc="how often a node without a process of a multi-node job queries the batch "
+        "system about it, and checks whether its first node has saved it",
         unit="s",
     )
 
     checkpoints: str = setting(
         "",
-        doc="where checkpoints of jobs go: a directory of root's; empty: there are none",
+        doc="directory for checkpoints, which only root can access; empty: no checkpoints",
     )
     checkpoints_shared: bool = setting(
         False,
-        doc="checkpoints is a directory that all nodes see, in which users' memory lies in the "
-        "clear: jobs go on with it on any node of the same kind",
+        doc="all nodes mount the directory checkpoints, which has users' memory in plain "
+        "text; jobs can be restored on any node of the same kind",
     )
-    cpu: str = setting(
+    cpu_model: str = setting(
         "",
-        doc="processor (virsh cpu-models) of guests whose job asks for checkpoints, so that they "
-        "go on where there is another that has all of it; empty: the node's own",
+        doc="CPU model (virsh cpu-models) of guests whose job requests checkpoints, so "
+        "that nodes with other processors can restore them; empty: the node's own",
     )
-    quota: int = setting(0, doc="how much of that a user may have on a node; 0: all", unit="MiB")
-    most: int = setting(
-        8, doc="of how many jobs a user may have checkpoints, which keep their addresses; 0: any"
+    checkpoint_quota: int = setting(
+        0, doc="maximum size of a user's checkpoints on a node; 0: no limit", unit="MiB"
     )
-    least: float = setting(
-        600.0, doc="how often a job may have itself saved at most, by checkpoint=every:", unit="s"
+    max_checkpointed_jobs: int = setting(
+        8,
+        doc="maximum number of jobs of a user with checkpoints, which keep their "
+        "addresses; 0: no limit",
     )
-    before: float = setting(
+    min_checkpoint_interval: float = setting(
+        600.0, doc="minimum time between two automatic checkpoints (checkpoint=every:)", unit="s"
+    )
+    checkpoint_before_end: float = setting(
         300.0,
-        doc="how long before its walltime ends a job with checkpoint=before-walltime is saved",
+        doc="how long before the end of its walltime a job with "
+        "checkpoint=before-walltime is saved",
         unit="s",
     )
-    keep: int = setting(
-        2, doc="how many of the checkpoints that a job has by checkpoint= are kept, the last ones"
+    kept_checkpoints: int = setting(
+        2, doc="number of automatic checkpoints (checkpoint=) that are kept for a job"
     )
 
-    health: str = setting(
+    health_command: str = setting(
         "",
-        doc="command that says whether a node with jobs is well (exit code 0), or doctor: vtorque "
-        "doctor's errors; a node that is ill twice in a row is drained; empty: never",
+        doc="health check of a node with jobs: a command (exit status 0: healthy), or "
+        "doctor; a node that fails twice in a row is drained; empty: none",
     )
-    health_every: float = setting(300.0, doc="how often that is asked", unit="s")
-    spare: tuple[str, ...] = setting(
-        (), doc="nodes that the site keeps free: where the jobs of a drained node are moved first"
+    health_interval: float = setting(300.0, doc="time between two health checks", unit="s")
+    spare_nodes: tuple[str, ...] = setting(
+        (), doc="spare nodes: the first choice for migrating jobs of a drained node"
     )
-    drain_most: int = setting(
+    max_drained_nodes: int = setting(
         2,
-        doc="how many nodes may be drained by vTorque, and not be given jobs again yet, for one "
-        "that is ill to be drained, too",
+        doc="no automatic drain while this many nodes are drained by vTorque",
     )
-    drain_at_once: int = setting(
-        1, doc="how many jobs of a drained node are moved or saved at the same time"
+    drain_parallelism: int = setting(
+        1, doc="number of jobs of a drained node that are migrated or saved at the same time"
     )
-    reach: str = setting(
+    remote_command: str = setting(
         "",
-        doc="how root reaches root of another node, to move guests there (vmgr migrate): a command "
-        "with {node} in it, without a shell; empty: guests are not moved",
+        doc="command that runs words as root on another node, for vmgr migrate; {node} "
+        "is replaced, no shell is used; empty: no migration",
     )
 
     def __post_init__(self) -> None:
         """Refuse what could not work. Raises ValueError."""
-        for name, value, least in (("look", self.look, 0.1), ("ask", self.ask, 0.5)):
+        for name, value, least in (
+            ("poll_interval", self.poll_interval, 0.1),
+            ("query_interval", self.query_interval, 0.5),
+        ):
             if not least <= value <= 60:
                 raise ValueError(f"{name} is {value:g}: write {least:g} to 60 (s)")
         if self.checkpoints and not is_plain(self.checkpoints):
             raise ValueError(f"checkpoints is {self.checkpoints!r}: write an absolute path")
         for name, value, least in (
-            ("least", self.least, 1),
-            ("before", self.before, 1),
-            ("health_every", self.health_every, 1),
+            ("min_checkpoint_interval", self.min_checkpoint_interval, 1),
+            ("checkpoint_before_end", self.checkpoint_before_end, 1),
+            ("health_interval", self.health_interval, 1),
         ):
             if value < least:
                 raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
-        for name in ("keep", "drain_at_once", "drain_most"):
+        for name in ("kept_checkpoints", "drain_parallelism", "max_drained_nodes"):
             if (number := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {number}: write 1 or more")
-        if self.health not in ("", DOCTOR) and not is_plain(self.health):
-            raise ValueError(f"health is {self.health!r}: write an absolute path, or {DOCTOR}")
-        if self.reach and "{node}" not in self.reach:
-            raise ValueError(f"reach is {self.reach!r}: write {{node}} where the node's name goes")
-        for name, number in (("quota", self.quota), ("most", self.most)):
+        if self.health_command not in ("", DOCTOR) and not is_plain(self.health_command):
+            raise ValueError(
+                f"health_command is {self.health_command!r}: write an absolute path, or {DOCTOR}"
+            )
+        if self.remote_command and "{node}" not in self.remote_command:
+            raise ValueError(f"remote_command is {self.remote_command!r}: it must contain {{node}}")
+        for name, number in (
+            ("checkpoint_quota", self.checkpoint_quota),
+            ("max_checkpointed_jobs", self.max_checkpointed_jobs),
+        ):
             if number < 0:
                 raise ValueError(f"{name} is {number}: write a number, or 0")
 

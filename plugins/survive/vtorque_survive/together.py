@@ -229,7 +229,7 @@ class Lookout:
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
-        self._every, self._lines = settings.ask, Lines(_TIME)
+        self._every, self._lines = settings.query_interval, Lines(_TIME)
         self._jobs: dict[str, tuple[int, float]] = {}  # whose, and when it was here last
         self._asked: dict[str, tuple[str, bool]] = {}
 

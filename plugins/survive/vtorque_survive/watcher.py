@@ -355,12 +355,12 @@ def main() -> None:
         made = Checkpoints(Path(config), settings)
         wishes = Wishes(paths, settings.checkpoints, shared=settings.checkpoints_shared)
         health = Health(paths, Path(config), settings)
-        loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes, health)
+        loop = Loop(paths, Batch(Path(config), settings.query_interval), made, wishes, health)
         if settings.checkpoints:
             loop.holds = Holds(Path(config))
-        if settings.reach:
+        if settings.remote_command:
             loop.moves = Moves(Path(config))
-        serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
+        serve(loop, events, settings.poll_interval, (paths.run / f"{NAME}.lock").exists)
 
 
 if __name__ == "__main__":

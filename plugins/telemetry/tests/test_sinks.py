@@ -109,10 +109,10 @@ def basic(word):
 
 
 def test_nobody_reads_without_leave(endpoint, tmp_path):
-    with pytest.raises(HostFault, match="set token, basic or client_ca"):
+    with pytest.raises(HostFault, match="set token, basic_auth or client_ca"):
         endpoint()
-    assert scrape(endpoint(open=True)) == (200, TEXT)
-    both = endpoint(token=secret(tmp_path, "s3cret"), basic=secret(tmp_path, "prom:pass:word"))
+    assert scrape(endpoint(allow_anonymous=True)) == (200, TEXT)
+    both = endpoint(token=secret(tmp_path, "s3cret"), basic_auth=secret(tmp_path, "prom:pass:word"))
     assert scrape(both, "Bearer s3cret") == (200, TEXT)
     assert scrape(both, basic("prom:pass:word")) == (200, TEXT)
     for word in (None, "Bearer", "Bearer s3cre", "Bearer s3cret2", basic("prom:pass"), "s3cret"):
@@ -154,13 +154,13 @@ def test_tls_and_client_certificates(endpoint, tmp_path):
     with pytest.raises((OSError, http.client.HTTPException)):  # no TLS at all
         scrape(sink)
     with pytest.raises(HostFault, match="certificate"):
-        endpoint(certificate=at["client.pem"], key=at["server.key"], open=True)
+        endpoint(certificate=at["client.pem"], key=at["server.key"], allow_anonymous=True)
 
 
 def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint, monkeypatch):
     monkeypatch.setattr(prometheus, "_TIMEOUT", 0.5)
     monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
-    sink = endpoint(open=True)
+    sink = endpoint(allow_anonymous=True)
     silent = [socket.create_connection(("127.0.0.1", sink.port)) for _ in range(20)]
 
     def reads():
@@ -177,7 +177,7 @@ def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint, monke
 
 def test_a_client_that_never_comes_to_an_end_is_cut_off(endpoint, monkeypatch):
     monkeypatch.setattr(prometheus, "_WHOLE", 0.5)
-    sink = endpoint(open=True)
+    sink = endpoint(allow_anonymous=True)
     with socket.create_connection(("127.0.0.1", sink.port)) as slow:
         slow.settimeout(0.1)
         end = time.monotonic() + 30
@@ -194,7 +194,7 @@ def test_a_client_that_never_comes_to_an_end_is_cut_off(endpoint, monkeypatch):
 
 
 def test_series_of_an_ended_job_are_gone_at_once(endpoint):
-    sink = endpoint(open=True)
+    sink = endpoint(allow_anonymous=True)
     sink.end({"1"})
     assert scrape(sink)[1] == text(SAMPLES[2:])
     sink.write([], soon())
@@ -202,14 +202,14 @@ def test_series_of_an_ended_job_are_gone_at_once(endpoint):
 
 
 def test_an_address_in_use_is_said(endpoint):
-    taken = endpoint(open=True).port
+    taken = endpoint(allow_anonymous=True).port
     with pytest.raises(HostFault, match=f"127.0.0.1:{taken}: Address already in use"):
-        Endpoint(Settings(listen=f"127.0.0.1:{taken}", open=True))
+        Endpoint(Settings(listen=f"127.0.0.1:{taken}", allow_anonymous=True))
 
 
 def test_nobody_is_answered_before_the_first_samples():
     """Until then the process is root's."""
-    sink = Endpoint(Settings(listen="127.0.0.1:0", open=True))
+    sink = Endpoint(Settings(listen="127.0.0.1:0", allow_anonymous=True))
     with socket.create_connection(("127.0.0.1", sink.port)) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         client.settimeout(0.2)
@@ -219,7 +219,7 @@ def test_nobody_is_answered_before_the_first_samples():
         client.settimeout(180)
         assert client.recv(12) == b"HTTP/1.0 200"
     sink.close()
-    Endpoint(Settings(listen="127.0.0.1:0", open=True)).close()
+    Endpoint(Settings(listen="127.0.0.1:0", allow_anonymous=True)).close()
 
 
 # -- textfile ----------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_what_influxdb_gets(influx, tmp_path):
         ("/api/v2/write?org=o&bucket=b&precision=ms", "Token tok", lines(SAMPLES))
     ]
     old = Influx(
-        Settings(influx_url=f"{double.url}/write?db=v", influx_basic=secret(tmp_path, "u:p"))
+        Settings(influx_url=f"{double.url}/write?db=v", influx_basic_auth=secret(tmp_path, "u:p"))
     )
     old.write(SAMPLES, soon())
     old.close()
@@ -449,7 +449,7 @@ def test_a_failing_sink_is_reported_once_until_it_works(caplog):
 def test_settings_that_make_no_sense_are_refused():
     for bad, said in (
         ({"interval": 0.1}, "interval is 0.1 s"),
-        ({"deadline": 0}, "deadline"),
+        ({"write_timeout": 0}, "write_timeout"),
         ({"app_series": -1}, "app_series"),
         ({"listen": "9177"}, "listen"),
         ({"listen": "h:99999"}, "listen"),

@@ -55,8 +55,8 @@ class Influx:
         self._headers = {"Content-Type": "text/plain; charset=utf-8"}
         if settings.influx_token:
             self._headers["Authorization"] = f"Token {read_secret(settings.influx_token)}"
-        elif settings.influx_basic:
-            word = base64.b64encode(read_secret(settings.influx_basic).encode()).decode()
+        elif settings.influx_basic_auth:
+            word = base64.b64encode(read_secret(settings.influx_basic_auth).encode()).decode()
             self._headers["Authorization"] = f"Basic {word}"
         self._tls = None
         if url.scheme == "https":

@@ -139,7 +139,7 @@ def main() -> None:
     opened = {name: sink for name, each in tried.items() if (sink := _sink(name, each))}
     lasts = math.inf if len(opened) == len(tried) else _AGAIN
     end = time.monotonic() + lasts
-    outlets = [Outlet(name, sink, settings.deadline) for name, sink in opened.items()]
+    outlets = [Outlet(name, sink, settings.write_timeout) for name, sink in opened.items()]
     samples = Samples(settings, outlets)
     with socket.socket(fileno=0) as source:
         while time.monotonic() < end and (received := receive(source)):

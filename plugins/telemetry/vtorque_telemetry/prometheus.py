@@ -1,8 +1,8 @@
 """The endpoint that Prometheus scrapes: text over HTTP or HTTPS, to those who may read it.
 
 It has all users' samples, so it answers nobody without a token, a password or a certificate, unless
-the site says ``open = true``. What it tells is the last samples; a job that has ended is not among
-them, so that its series go stale.
+the site says ``allow_anonymous = true``. It serves the last samples. A job that has ended is
+not among them, so that its series go stale.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class Endpoint:
 
         As root; who has connected is answered from the first :meth:`write` on, which root's is not.
         """
-        if not (settings.token or settings.basic or settings.client_ca or settings.open):
+        if not (
+            settings.token or settings.basic_auth or settings.client_ca or settings.allow_anonymous
+        ):
             raise HostFault(
                 "everybody who reaches the endpoint could read all users' samples: set token, "
-                "basic or client_ca in [plugin.telemetry], or open = true"
+                "basic_auth or client_ca in [plugin.telemetry], or allow_anonymous = true"
             )
         host = settings.listen.rpartition(":")[0]
         self._server = _Server((host.strip("[]"), settings.port), _words(settings), _tls(settings))
@@ -74,8 +76,8 @@ def _words(settings: Settings) -> tuple[bytes, ...]:
     words = []
     if settings.token:
         words.append(f"Bearer {read_secret(settings.token)}".encode())
-    if settings.basic:
-        words.append(b"Basic " + base64.b64encode(read_secret(settings.basic).encode()))
+    if settings.basic_auth:
+        words.append(b"Basic " + base64.b64encode(read_secret(settings.basic_auth).encode()))
     return tuple(words)
 
 

@@ -11,43 +11,57 @@ from vtorque_core.api import setting
 class Settings:
     """Settings in ``[plugin.telemetry]``."""
 
-    enabled: bool = setting(True, doc="measure jobs at all")
-    interval: float = setting(2.0, doc="time between two samples, at least 0.5 s", unit="s")
-    deadline: float = setting(1.0, doc="time that an exporter has for one write", unit="s")
+    enabled: bool = setting(True, doc="measure jobs")
+    interval: float = setting(2.0, doc="time between two samples; at least 0.5 s", unit="s")
+    write_timeout: float = setting(1.0, doc="time limit of one write of an exporter", unit="s")
     app_series: int = setting(
-        200, doc="series that a job's own metrics may have on a node; 0: none"
+        200, doc="maximum number of series of a job's own metrics on a node; 0: none"
     )
     exporters: tuple[str, ...] = setting(
-        (), doc="where samples go beside the job's report: prometheus, textfile, influxdb, ..."
+        (),
+        doc="exporters that get the samples besides the job's report: prometheus, "
+        "textfile, influxdb, ...",
     )
     uid: int = setting(
-        2146890000, doc="who measures and exports: nobody else's uid, without an account"
+        2146890000,
+        doc="uid of the process that measures and exports; must not be the uid of an account",
     )
     listen: str = setting(
         "127.0.0.1:327",
-        doc="prometheus: address and port of the endpoint; users can take one from 1024 on",
+        doc="prometheus: address and port of the endpoint; users can occupy a port from 1024 on",
     )
-    token: str = setting("", doc="prometheus: the bearer token to ask for", secret_file=True)
-    basic: str = setting("", doc="prometheus: name:password to ask for", secret_file=True)
-    open: bool = setting(
-        False, doc="prometheus: all who reach the address may read all users' samples"
+    token: str = setting(
+        "", doc="prometheus: bearer token that clients must send", secret_file=True
+    )
+    basic_auth: str = setting(
+        "", doc="prometheus: name:password that clients must send", secret_file=True
+    )
+    allow_anonymous: bool = setting(
+        False, doc="prometheus: allow unauthenticated clients to read the samples of all users"
     )
     certificate: str = setting("", doc="prometheus: TLS certificate of the endpoint (PEM)")
-    key: str = setting("", doc="prometheus: its key", secret_file=True)
-    client_ca: str = setting("", doc="prometheus: who signs the certificates of clients (PEM)")
+    key: str = setting("", doc="prometheus: private key of the certificate", secret_file=True)
+    client_ca: str = setting("", doc="prometheus: CA of the clients' certificates (PEM)")
     textfile: str = setting(
         "/var/lib/prometheus/node-exporter-vtorque/vtorque.prom",
-        doc="textfile: the file for node_exporter's textfile collector, in a directory of its own",
+        doc="textfile: file for node_exporter's textfile collector; its directory must "
+        "contain nothing else",
     )
-    textfile_mode: str = setting("0640", doc="textfile: its mode; it has all users' samples")
-    textfile_group: str = setting("", doc="textfile: its group; empty: as its directory's")
+    textfile_mode: str = setting(
+        "0640", doc="textfile: mode of the file, which has the samples of all users"
+    )
+    textfile_group: str = setting(
+        "", doc="textfile: group of the file; empty: group of the directory"
+    )
     influx_url: str = setting(
         "http://127.0.0.1:8086/write?db=vtorque",
-        doc="influxdb: where lines are written, /write?db= (v1) or /api/v2/write?org=&bucket=",
+        doc="influxdb: URL to post to, /write?db= (v1) or /api/v2/write?org=&bucket= (v2)",
     )
-    influx_token: str = setting("", doc="influxdb: the token (v2)", secret_file=True)
-    influx_basic: str = setting("", doc="influxdb: name:password (v1)", secret_file=True)
-    influx_ca: str = setting("", doc="influxdb: who signs its certificate (PEM); empty: the host's")
+    influx_token: str = setting("", doc="influxdb: token (v2)", secret_file=True)
+    influx_basic_auth: str = setting("", doc="influxdb: name:password (v1)", secret_file=True)
+    influx_ca: str = setting(
+        "", doc="influxdb: CA of the server's certificate (PEM); empty: the host's CAs"
+    )
 
     @property
     def port(self) -> int:
@@ -57,8 +71,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.interval < 0.5:
             raise ValueError(f"interval is {self.interval:g} s, must be at least 0.5 s")
-        if not 0 < self.deadline <= 60:
-            raise ValueError(f"deadline is {self.deadline:g} s, must be over 0 and at most 60 s")
+        if not 0 < self.write_timeout <= 60:
+            raise ValueError(
+                f"write_timeout is {self.write_timeout:g} s, must be over 0 and at most 60 s"
+            )
         if not 0 <= self.app_series <= 10_000:
             raise ValueError(f"app_series is {self.app_series}, must be 0 to 10000")
         if not 0 < self.uid < 2**32 - 1:

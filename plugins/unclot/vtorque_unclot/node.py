@@ -27,7 +27,9 @@ LINK = "/dev/vtorque/shmem"
 class Settings:
     """``[plugin.unclot]``."""
 
-    shm_reserve: int = setting(64, doc="of /dev/shm, left to all other programs", unit="MiB")
+    shm_reserve: int = setting(
+        64, doc="part of /dev/shm that is reserved for other programs", unit="MiB"
+    )
 
 
 @dataclass(frozen=True)

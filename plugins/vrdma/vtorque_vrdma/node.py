@@ -56,15 +56,18 @@ class Settings:
     """``[plugin.vrdma]``."""
 
     backends: tuple[Backend, ...] = setting(
-        (Backend("rxe"),), doc="rxe, sriov or hyv by node; the first that fits counts"
+        (Backend("rxe"),),
+        doc="RDMA backend of each node: rxe, sriov or hyv; the first entry that matches is used",
     )
-    cards: tuple[str, ...] = setting((), doc="sriov: network interfaces of the physical functions")
-    network: str = setting("", doc="rxe: the network it runs over; empty: the first")
+    cards: tuple[str, ...] = setting(
+        (), doc="sriov: network interfaces (physical functions) of the cards"
+    )
+    network: str = setting("", doc="rxe: network that carries RDMA; empty: the first")
     allow_unfiltered: bool = setting(
-        False, doc="accept that the node cannot filter what guests send by RDMA (sriov, macvtap)"
+        False, doc="accept that the node cannot filter RDMA traffic of guests (sriov, macvtap)"
     )
-    required: bool = setting(True, doc="refuse a job whose node has no RDMA; false: run without")
-    sysfs: str = setting(SYSFS, doc="where sysfs is (for tests)")
+    required: bool = setting(True, doc="refuse a job on a node without RDMA; false: run it without")
+    sysfs: str = setting(SYSFS, doc="path of sysfs (for tests)")
 
     def backend(self, node: str) -> str:
         """Return the kind of a node; empty: none."""

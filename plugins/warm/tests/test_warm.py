@@ -28,10 +28,10 @@ SHAPE = "img=micro vcpus=1 ram=256M"
 
 def test_a_shape_says_what_is_kept():
     assert parsed(SHAPE) == SMALL
-    assert parsed("ram=2G img=debian vcpus=4 least=0 most=3 age=12h") == Shape(
+    assert parsed("ram=2G img=debian vcpus=4 min=0 max=3 max_age=12h") == Shape(
         "debian", 4, 2048, 0, 3, 43200.0
     )
-    assert parsed(f"{SHAPE} least=3").most == 3
+    assert parsed(f"{SHAPE} min=3").most == 3
     assert str(parsed("ram=2048M vcpus=4 img=x")) == "img=x vcpus=4 ram=2G"
 
 
@@ -42,9 +42,9 @@ def test_a_shape_says_what_is_kept():
         (f"{SHAPE} cores=2", "there is no cores"),
         (f"{SHAPE} img=micro", "write each word once"),
         (f"{SHAPE} least", "as key=value"),
-        (f"{SHAPE} least=3 most=2", "least at most most"),
-        (f"{SHAPE} most=65", "most 64"),
-        (f"{SHAPE} age=1s", "at least 60 s"),
+        (f"{SHAPE} min=3 max=2", "min at most max"),
+        (f"{SHAPE} max=65", "max at most 64"),
+        (f"{SHAPE} max_age=1s", "at least 60 s"),
         ("img=micro vcpus=0 ram=256M", "at least 1"),
         ("img=micro vcpus=1 ram=much", "is not a size"),
     ],
@@ -57,10 +57,10 @@ def test_a_shape_that_cannot_be_is_said(text, wrong):
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        ({"memory": "lots"}, "memory is 'lots'"),
-        ({"ports": 1}, "must be 2 to 24"),
-        ({"pause": 0.0}, "over 0"),
-        ({"rest": 601.0}, "0 to 600 s"),
+        ({"max_memory": "lots"}, "max_memory is 'lots'"),
+        ({"hotplug_ports": 1}, "must be 2 to 24"),
+        ({"failure_backoff": 0.0}, "over 0"),
+        ({"eviction_backoff": 601.0}, "0 to 600 s"),
     ],
 )
 def test_settings_that_cannot_be_are_said(given, wrong):
@@ -81,7 +81,7 @@ def test_nothing_is_kept_by_default():
 
 
 def test_of_a_shape_there_are_as_many_as_lately_began_in_an_hour():
-    settings = Settings(shapes=(f"{SHAPE} least=1 most=3",))
+    settings = Settings(shapes=(f"{SHAPE} min=1 max=3",))
     many = [job(ago=ago) for ago in (60, 61, 62, 63)]
 
     def number(history):
@@ -98,7 +98,7 @@ def test_of_a_shape_there_are_as_many_as_lately_began_in_an_hour():
 
 def test_memory_alone_gives_what_was_asked_for_most():
     history = [job(ram=1024), job(ram=1024), job(ram=512), job(ram=8192), job(ram=8192, ago=60)]
-    found = policy.wanted(Settings(memory="2G"), history, NOW)
+    found = policy.wanted(Settings(max_memory="2G"), history, NOW)
     assert {str(shape): number for shape, number in found} == {
         "img=micro vcpus=1 ram=1G": 1,
         "img=micro vcpus=1 ram=512M": 1,
@@ -151,7 +151,7 @@ def made(tmp_path, monkeypatch):
     state.keeper = Keeper(
         paths, Path("/c"), boot, end, lambda spare: spare.key in state.dead, lambda: clock[0]
     )
-    state.settings = Settings(shapes=(f"{SHAPE} least=2 most=2 age=1h",))
+    state.settings = Settings(shapes=(f"{SHAPE} min=2 max=2 max_age=1h",))
     return state
 
 
@@ -260,7 +260,7 @@ def vars_of(spare):
 
 @pytest.mark.parametrize(("memory", "number"), [("300M", 0), ("711M", 1), ("712M", 2)])
 def test_memory_is_a_limit_for_what_they_hold_with_qemus_overhead(made, memory, number):
-    made.settings = Settings(shapes=(f"{SHAPE} least=5 most=5",), memory=memory)
+    made.settings = Settings(shapes=(f"{SHAPE} min=5 max=5",), max_memory=memory)
     for _ in range(4):
         made.keeper.look()
     assert len(made.there) == number
@@ -298,7 +298,7 @@ def test_an_image_that_is_gone_is_looked_for_with_growing_pauses(made, monkeypat
         made.clock[0] = failure.again
 
 
-@pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} least=0",)])
+@pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} min=0",)])
 def test_the_failure_of_a_shape_that_is_not_wanted_any_more_is_forgotten(made, left):
     made.fail = "no image"
     made.keeper.look()
@@ -351,7 +351,7 @@ def test_it_ends_when_nothing_is_wanted_and_nothing_there(made):
 
 
 def test_another_policy_says_the_shapes(made):
-    made.settings = Settings(memory="1G", policy="mine")
+    made.settings = Settings(max_memory="1G", policy="mine")
     made.policy = lambda settings, history, now: [(Shape("micro", 3, 512), 1)]
     made.keeper.look()
     assert process.said(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
@@ -398,7 +398,7 @@ def steps_of(site, tmp_path):
 def test_setup_starts_the_service_and_an_uninstall_ends_it_with_its_guests(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
     assert steps_of(site_of(places), tmp_path) == []
-    site = site_of(f'{places}[plugin.warm]\nmemory = "1G"\n')
+    site = site_of(f'{places}[plugin.warm]\nmax_memory = "1G"\n')
     (step,) = steps_of(site, tmp_path)
     assert not step.done()
     said = []

@@ -64,7 +64,7 @@ def _start(site: Site) -> None:
 
 
 def _wanted(site: Site) -> bool:
-    return bool(site[Settings].shapes or site[Settings].memory)
+    return bool(site[Settings].shapes or site[Settings].max_memory)
 
 
 def check(site: Site) -> Iterator[HealthResult]:

@@ -139,7 +139,7 @@ class Keeper:
         if self._waited - taken - wait and self._starting():
             if now >= self.rests:
                 self._dropped += 1
-            pause = settings.rest * 2 ** min(self._dropped - 1, 10)
+            pause = settings.eviction_backoff * 2 ** min(self._dropped - 1, 10)
             self.rests = now + min(_LONGEST_PAUSE, pause)
             log.info("a job needs the memory of some: none is booted for %.0f s", self.rests - now)
 
@@ -193,7 +193,7 @@ class Keeper:
                 continue
             ended = failure.jobs - self._jobs() if _IN_USE in failure.why else ()
             if ended or failure.version != versions[shape.img]:
-                failure.again = min(failure.again, failure.at + settings.pause)
+                failure.again = min(failure.again, failure.at + settings.failure_backoff)
 
     def _jobs(self) -> frozenset[str]:
         return frozenset(each.job.key for each in Running(self.paths).jobs())
@@ -207,7 +207,7 @@ class Keeper:
     def _boot(self, shape: Shape, settings: Settings, version: str) -> None:
         begun = time.monotonic()
         try:
-            key = self.boot(self.config, NAME, settings.ports, shape.wanted)
+            key = self.boot(self.config, NAME, settings.hotplug_ports, shape.wanted)
             (spare,) = (each for each in spares.spares(self.paths) if each.key == key)
             noted = {"shape": str(shape), "img": shape.img, "version": version}
             replace_file(str(spare.directory / NOTE), json.dumps(noted).encode(), mode=0o600)
@@ -225,7 +225,7 @@ class Keeper:
     def _failed(self, shape: Shape, why: str, settings: Settings, version: str = "") -> None:
         before = self.failures.get(str(shape))
         times = before.times + 1 if before else 1
-        pause = min(_LONGEST_PAUSE, settings.pause * 2 ** min(times - 1, 10))
+        pause = min(_LONGEST_PAUSE, settings.failure_backoff * 2 ** min(times - 1, 10))
         now = self.clock()
         self.failures[str(shape)] = Failure(times, now + pause, why, now, version, self._jobs())
         log.warning("%s: %s; again in %.0f s", shape, why, pause)

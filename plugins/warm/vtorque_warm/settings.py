@@ -35,27 +35,27 @@ class Shape:
 
 
 def parsed(text: str) -> Shape:
-    """Return the shape of ``img=micro vcpus=2 ram=1G least=1 most=3``. Raises ValueError."""
+    """Return the shape of ``img=micro vcpus=2 ram=1G min=1 max=3``. Raises ValueError."""
     words = [word.partition("=") for word in text.split()]
     given = {key: value for key, _, value in words}
     if len(given) < len(words) or any(not value for value in given.values()):
         raise ValueError(f"shapes: {text!r}: write each word once, as key=value")
-    unknown = sorted({*given} - {*_KEYS, "least", "most", "age"})
+    unknown = sorted({*given} - {*_KEYS, "min", "max", "max_age"})
     missing = [key for key in _KEYS if key not in given]
     if unknown or missing:
         wrong = f"there is no {unknown[0]}" if unknown else f"{missing[0]} is missing"
-        raise ValueError(f"shapes: {text!r}: {wrong}; it has img, vcpus, ram, least, most, age")
+        raise ValueError(f"shapes: {text!r}: {wrong}; it has img, vcpus, ram, min, max, max_age")
     try:
         vcpus, ram = count(given["vcpus"]), size_mib(given["ram"])
-        least = count(given.get("least", "1"))
-        most = count(given.get("most", str(max(1, least))))
-        age = duration(given.get("age", "1d"))
+        least = count(given.get("min", "1"))
+        most = count(given.get("max", str(max(1, least))))
+        age = duration(given.get("max_age", "1d"))
     except ValueError as error:
         raise ValueError(f"shapes: {text!r}: a value {error}") from None
     if not vcpus or most < max(1, least) or most > _MOST or age < _YOUNGEST:
         raise ValueError(
-            f"shapes: {text!r}: vcpus is at least 1, least at most most, most {_MOST}, and age "
-            f"at least {_YOUNGEST:g} s"
+            f"shapes: {text!r}: vcpus is at least 1, min at most max, max at most {_MOST}, and "
+            f"max_age at least {_YOUNGEST:g} s"
         )
     return Shape(given["img"], vcpus, ram, least, most, age)
 
@@ -69,41 +69,45 @@ class Settings:
 
     shapes: tuple[str, ...] = setting(
         (),
-        doc="guests to keep ready: img=micro vcpus=2 ram=1G least=1 most=3 age=1d; none by default",
+        doc="warm guests to keep: img=micro vcpus=2 ram=1G min=1 max=3 max_age=1d; empty: none",
     )
-    memory: str = setting(
+    max_memory: str = setting(
         "",
-        doc="at most so much memory for all of them, such as 8G; without shapes those that jobs "
-        "asked for most; empty: what the shapes need",
+        doc="maximum memory of all warm guests, such as 8G; without shapes, the shapes "
+        "that jobs requested most are kept; empty: as the shapes need",
     )
-    ports: int = setting(8, doc="devices that can be plugged into one: NIC, seed, shares, disks")
-    pause: float = setting(
-        10.0, doc="after a guest that did not get ready; then twice that", unit="s"
+    hotplug_ports: int = setting(
+        8, doc="maximum number of devices that can be hot-plugged: NICs, seed, shares, disks"
     )
-    rest: float = setting(
+    failure_backoff: float = setting(
+        10.0, doc="delay after a failed boot; doubled each time", unit="s"
+    )
+    eviction_backoff: float = setting(
         60.0,
-        doc="after a job needed the memory of one: none is booted; then twice that, up to 10 min, "
-        "until a job takes one",
+        doc="delay after a job needed the memory of a warm guest; doubled up to 10 min, "
+        "until a job takes a guest",
         unit="s",
     )
     policy: str = setting(
-        "", doc="who says which shapes: an entry point of vtorque1.warm; empty: this plugin"
+        "", doc="entry point of vtorque1.warm that chooses the shapes; empty: this plugin"
     )
 
     def __post_init__(self) -> None:
         """Check what types do not say. Raises ValueError."""
         self.kept()
-        if self.memory:
+        if self.max_memory:
             try:
-                size_mib(self.memory)
+                size_mib(self.max_memory)
             except ValueError as error:
-                raise ValueError(f"memory is {self.memory!r}: {error}") from None
-        if not 2 <= self.ports <= 24:
-            raise ValueError(f"ports is {self.ports}, must be 2 to 24")
-        if not 0 < self.pause <= 3600:
-            raise ValueError(f"pause is {self.pause:g} s, must be over 0 and at most 3600 s")
-        if not 0 <= self.rest <= 600:
-            raise ValueError(f"rest is {self.rest:g} s, must be 0 to 600 s")
+                raise ValueError(f"max_memory is {self.max_memory!r}: {error}") from None
+        if not 2 <= self.hotplug_ports <= 24:
+            raise ValueError(f"hotplug_ports is {self.hotplug_ports}, must be 2 to 24")
+        if not 0 < self.failure_backoff <= 3600:
+            raise ValueError(
+                f"failure_backoff is {self.failure_backoff:g} s, must be over 0 and at most 3600 s"
+            )
+        if not 0 <= self.eviction_backoff <= 600:
+            raise ValueError(f"eviction_backoff is {self.eviction_backoff:g} s, must be 0 to 600 s")
 
     def kept(self) -> list[Shape]:
         """Return the shapes. Raises ValueError."""
@@ -112,4 +116,4 @@ class Settings:
     @property
     def budget(self) -> int | None:
         """MiB for all guests; None: no limit but their number."""
-        return size_mib(self.memory) if self.memory else None
+        return size_mib(self.max_memory) if self.max_memory else None

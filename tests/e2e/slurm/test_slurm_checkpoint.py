@@ -21,7 +21,7 @@ SITE = f"""
 [plugin.survive]
 checkpoints = "{PLACE}"
 checkpoints_shared = true
-cpu = "Nehalem"
+cpu_model = "Nehalem"
 """
 ASKED = ("--open-mode=append", "-vm", "checkpoint=every:1h")
 COUNTS = """#!/bin/sh

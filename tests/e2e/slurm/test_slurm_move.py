@@ -45,7 +45,7 @@ def site(clean):
     """Have all nodes reach each other, and jobs' guests move."""
     with reaching.serving(clean) as lost:
         clean.lost = lost
-        table = f'\n[plugin.survive]\nreach = "{reaching.COMMAND}"\n'
+        table = f'\n[plugin.survive]\nremote_command = "{reaching.COMMAND}"\n'
         table += f'[plugin.linux-guest]\nprologue = "{SCRIPTS}"\n'
         for machine in slurm.MACHINES:
             clean.root(machine, "cp", CONF, f"{CONF}.before")
@@ -224,7 +224,7 @@ def test_its_owner_sees_it_there_and_has_it_stand_still(site, job_id):
 @pytest.fixture
 def watched(site):
     """Have all nodes ask their health, and n3 be the spare one; before there is a job."""
-    with ill.asked(site, spare='["n3"]'):
+    with ill.asked(site, spare_nodes='["n3"]'):
         yield site
 
 
@@ -258,7 +258,7 @@ def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
 def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
     """What it says to Slurm; that it is unattended is seen above."""
     for node in slurm.NODES:
-        site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\ndrain_most = 1|", CONF)
+        site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\nmax_drained_nodes = 1|", CONF)
     drains = ("vtorque", "drain", "--in-turn", "--reason", ill.WHY)
     try:
         argvs = [in_root(site, node, *drains, node) for node in ("n2", "n3")]

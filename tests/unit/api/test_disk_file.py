@@ -47,5 +47,5 @@ def test_what_is_there_is_not_taken_and_no_size_is_none(tmp_path):
     with pytest.raises(HostFault, match="File exists"):
         DiskFile(str(tmp_path / "d.raw"), 4).create()
     assert (tmp_path / "d.raw").read_text() == "mine"
-    with pytest.raises(HostFault, match="a disk of 0 MiB is none"):
+    with pytest.raises(HostFault, match="invalid disk size 0 MiB"):
         DiskFile(str(tmp_path / "e.raw")).create()

@@ -157,8 +157,8 @@ def test_what_root_learns_later_it_does_not_know(monkeypatch):
 
 @pytest.mark.parametrize(
     ("work", "said"),
-    [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "it broke"),
-     (too_long, "says too much")],
+    [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "the parser crashed"),
+     (too_long, "output is too large")],
 )  # fmt: skip
 def test_what_goes_wrong_is_said(work, said):
     with reader():
@@ -198,9 +198,9 @@ def kill_reader():
 def test_its_time_is_limited(monkeypatch):
     monkeypatch.setattr(module, "CPU", 1)
     with reader():
-        with pytest.raises(Unreadable, match="it broke"):
+        with pytest.raises(Unreadable, match="the parser crashed"):
             list(read_apart(spins, until=later()))
-        with pytest.raises(Unreadable, match="it has not ended in time"):
+        with pytest.raises(Unreadable, match="it did not finish in time"):
             list(read_apart(sleeps, until=later(0.1)))
 
 
@@ -259,7 +259,7 @@ def test_one_that_was_taken_over_multiplies_and_reaches_nobody():
 
 @pytest.mark.parametrize("work", [floods, empties])
 def test_it_says_no_more_than_is_wanted(work):
-    with reader(), pytest.raises(Unreadable, match="says too much"):
+    with reader(), pytest.raises(Unreadable, match="output is too large"):
         list(read_apart(work, until=later(), most=100_000))
 
 

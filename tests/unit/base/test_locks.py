@@ -70,7 +70,7 @@ def test_a_child_does_not_keep_its_parents_locks(paths):
     with node_lock(paths, LONG):
         pass
     os.kill(child.pid, 9)
-    assert "ended with -9" in child.wait()
+    assert "exited with status -9" in child.wait()
 
 
 def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):

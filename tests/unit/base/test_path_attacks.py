@@ -291,7 +291,7 @@ ATTACKS = {
     "a secret that a group can read": Attack(
         lambda top: ((top / "s").write_bytes(b"s" * 32), (top / "s").chmod(0o640)),
         lambda top: guests.load_secret(top / "s"),
-        statement(trust, "require_secret", "others than root can reach"),
+        statement(trust, "require_secret", "users other than root can access it"),
         lambda _, done: isinstance(done, bytes),
     ),
 }  # fmt: skip

@@ -109,7 +109,7 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     assert call("vmgr", "logs", "-h").stderr == "", "who wants another's command need not know"
     done = call("vmgr", "-h")
     assert done.returncode == 0 and "Show the log" in done.stdout, "others' commands are there"
-    assert "a command of plugin acme is left out: No module named 'acme_lost'" in done.stderr
+    assert "a command of plugin acme is disabled: No module named 'acme_lost'" in done.stderr
 
 
 @pytest.mark.parametrize("form", sparing.each(2, ["--config={}", "--config {}"]))

@@ -318,7 +318,7 @@ def test_a_hook_that_is_none_is_refused(monkeypatch):
     from vtorque_core.cli import hook
 
     monkeypatch.setattr(hook, "become_clean", lambda: None)
-    with pytest.raises(UsageError, match="there are hook prologue and hook epilogue"):
+    with pytest.raises(UsageError, match="use hook prologue or hook epilogue"):
         hook.run(["hook", "prolog"])
 
 

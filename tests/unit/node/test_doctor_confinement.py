@@ -55,7 +55,7 @@ def test_a_confined_node_is_fine(said):
 
 def test_no_security_module_is_said(said):
     ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"})
-    assert status == "warning" and "no security module but by a uid for each guest" in message
+    assert status == "warning" and "a uid for each guest, but by no security module" in message
     assert "security_driver" in fix and "AppArmor" in fix
 
 

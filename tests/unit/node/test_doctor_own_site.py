@@ -59,7 +59,7 @@ def test_whose_kvm_it_is(
         device.touch()
     monkeypatch.setattr(doctor, "_KVM", device)
     monkeypatch.setattr(os, "access", lambda *_: mine)
-    chosen = kvm.Accel("tcg", "no working KVM (Permission denied)")
+    chosen = kvm.Accel("tcg", "KVM fails (Permission denied)")
     monkeypatch.setattr(kvm, "choose", lambda *_: chosen)
     (result,) = doctor.check_accel(SITE)
     assert (result.status, result.message) == ("warning", chosen.warning)

@@ -60,5 +60,5 @@ def test_it_is_a_process_of_its_own_with_a_time_limit(site, tmp_path, monkeypatc
     (fault,) = reap.tell_ended(
         site, plugins, [report("1", JobHeader(JobAttempt("1", 0, "ada", 7), "local"))]
     )
-    assert "vtorque_ended: no end after 0.5 s" in fault
+    assert "vtorque_ended: timed out after 0.5 s" in fault
     assert int((tmp_path / "pid").read_text()) != os.getpid()

@@ -31,7 +31,7 @@ def held(paths: Paths) -> contextlib.ExitStack:
 
 def test_one_user_gets_eight_and_one(paths: Paths, held: contextlib.ExitStack) -> None:
     with (
-        pytest.raises(HostFault, match="too many guests start now"),
+        pytest.raises(HostFault, match="too many guests are starting at once"),
         libvirt_worker(paths, MANY, 0, NONE),
     ):
         pass

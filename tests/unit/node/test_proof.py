@@ -174,7 +174,7 @@ def test_a_file_of_the_users_is_read_if_it_is_the_one(paths):
         proofs.user_file(paths, READY, "vm_prologue")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(HostFault, match="is no regular file"):
+    with pytest.raises(HostFault, match="is not a regular file"):
         proofs.user_file(paths, READY, "vm_prologue")
     path.unlink()
     with pytest.raises(HostFault, match="No such file"):

@@ -79,8 +79,8 @@ def test_the_command_says_where_it_looked_also_for_nothing(paths, start, tmp_pat
         return CliRunner().invoke(command, argv, catch_exceptions=False).output
 
     where = f"{paths.state} ({config}): "
-    assert said() == where + "nothing is left\n"
-    assert said("42.srv") == where + "nothing is left of 42.srv\n"
+    assert said() == where + "nothing to release\n"
+    assert said("42.srv") == where + "nothing to release of 42.srv\n"
     assert json.loads(said("--json")) == {"state": str(paths.state), "jobs": []}
     assert said("--quiet") == ""
     start("42.srv").take(Card(str(tmp_path / "card")))
@@ -100,7 +100,7 @@ def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
     gone = {"42.srv": Life.GONE}
     result = reaped(paths, gone)["42.srv", 0]
     assert (result.action, result.ok) == ("partial", False)
-    assert result.message == "1 of 1 records stay open"
+    assert result.message == "1 of 1 records could not be released"
     assert result.report.lines() == ["42.srv:1 acme-card failed: card is busy (try 1)"]
     for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
         with pytest.raises(UsageError, match="--abandon"):

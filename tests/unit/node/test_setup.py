@@ -94,4 +94,4 @@ def test_setup_goes_on_without_libvirt():
     node = dataclasses.replace(site.node, libvirt_uri=uri)
     setup._probe_libvirt(dataclasses.replace(site, node=node), said.append)
     (line,) = said
-    assert line.endswith("the first job of this node will wait 2 s longer")
+    assert line.endswith("the first job on this node will start 2 s later")

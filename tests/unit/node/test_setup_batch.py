@@ -231,7 +231,7 @@ def test_a_site_edit_of_a_hook_is_neither_removed_nor_written_over(node):
     hook.write_bytes(edited)
     with pytest.raises(HostFault, match="was edited since vTorque wrote it: move it away"):
         node.install()
-    with pytest.raises(HostFault, match="1 steps are not taken back"):
+    with pytest.raises(HostFault, match="1 steps could not be undone"):
         node.uninstall()
     assert hook.read_bytes() == edited
     assert (hook.parent / "prologue.orig").read_bytes() == b"#!/bin/sh\necho site\n"
@@ -279,7 +279,7 @@ def test_an_edited_config_keeps_its_edits(node):
     node.install()
     node.config.write_text(node.config.read_text() + "exclusive = false\n")
     node.uninstall()
-    assert "only [batch] system is set back" in "".join(node.said)
+    assert "only [batch] system is restored" in "".join(node.said)
     data = tomllib.loads(node.config.read_text())
     assert data["batch"]["system"] == "local"
     assert data["node"] == {"grace": 3, "exclusive": False}
@@ -485,7 +485,7 @@ def test_a_plugin_that_has_no_steps_today_leaves_the_others_theirs(node):
     node.udev.broken = ""
     node.install()
     node.udev.broken = "no udev here"
-    with pytest.raises(HostFault, match="1 steps are not taken back"):
+    with pytest.raises(HostFault, match="1 steps could not be undone"):
         node.uninstall()
     assert "udev: no udev here" in node.said
     assert not (node.cluster.top / "prologue").exists()

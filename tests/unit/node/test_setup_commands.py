@@ -109,7 +109,9 @@ def test_files_of_an_older_version_are_renewed_and_of_another_installation_are_n
     assert install(top) == [f"write {file}"]
     assert file.read_bytes() == now
     file.write_bytes(b"# other\n# Written by vTorque setup install of /opt/other\n")
-    assert install(top) == [f"warning: {file} is there and not this installation's: left as it is"]
+    assert install(top) == [
+        f"warning: {file} exists and belongs to another installation: not changed"
+    ]
 
 
 def test_a_directory_that_others_can_write_gets_nothing_and_is_told(top):
@@ -164,7 +166,7 @@ def test_modulefiles_are_made_and_taken_back(top):
     tcl.write_text("#%Module1.0\n")
     lua.write_text("older\n" + lua.read_text().splitlines()[-1] + "\n")
     assert install(top, str(modules)) == [
-        f"warning: {tcl} is there and not this installation's: left as it is",
+        f"warning: {tcl} exists and belongs to another installation: not changed",
         f"write {lua}",
     ]
     uninstall(top, str(modules))

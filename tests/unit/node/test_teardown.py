@@ -70,8 +70,8 @@ def test_a_spare_guest_keeps_its_uid_while_a_record_of_its_job_stays(paths, star
     ("mood", "error"),
     [
         ("fail", "card is busy"),
-        ("hang", "no end after {limit:g} s"),
-        ("die", "ended with 3 and no word"),
+        ("hang", "timed out after {limit:g} s"),
+        ("die", "exited with status 3 without a result"),
         ("exit", "SystemExit: leaving"),
     ],
 )
@@ -118,7 +118,7 @@ def hang(tmp_path, limit):
             (tmp_path / f"pid{limit}").write_text(str(os.getpid()))
         time.sleep(1000)
 
-    assert Child(work, limit).wait() == f"no end after {limit:g} s"
+    assert Child(work, limit).wait() == f"timed out after {limit:g} s"
     pid = (tmp_path / f"pid{limit}").read_text()
     eventually(lambda: not alive(pid))
 
@@ -127,7 +127,7 @@ def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):
     journal = start()
     journal.take(Card(str(tmp_path / "a")))
     report = teardown(journal.path, paths, loaded(), deadline=0)
-    assert "time for the teardown was up" in report.failed[0].message
+    assert "teardown_timeout exceeded" in report.failed[0].message
     assert (tmp_path / "a").exists()
     assert teardown(journal.path, paths, loaded()).clean
 
@@ -194,7 +194,7 @@ def last_look(tmp_path, limit):
     assert json.loads(log.read_text()) == ["42.srv", 0, "u", []]
     assert [note.partition(",")[0] for note in report.notes] == ["plugin acme1", "plugin acme2"]
     assert "counters are gone" in report.notes[0]
-    assert "no end after" in report.notes[1]
+    assert "timed out after" in report.notes[1]
     assert numbers(report.failed) == [1]
     (tmp_path / "card.mood").unlink()
     report = teardown(journal.path, paths, plugins, release_timeout=limit)

@@ -46,14 +46,14 @@ def test_jobs_get_amounts_until_there_are_no_more(paths):
 
 
 def test_what_can_never_fit_is_refused(paths):
-    never = "ask for less: this never fits this node$"
+    never = "request less: this never fits this node$"
     with pytest.raises(Refused, match=rf"scratch=5G: .*limit: 4G free of 4G on this node.*{never}"):
         place(start(paths, "1"), [(*VM, scratch(5120))], NODE, paths)
     cards = PoolClaim("card", ("a", "b"), count=3)
     with pytest.raises(Refused, match=rf"limit: 2 on this node, 2 free\); {never}"):
         place(start(paths, "2"), [(*VM, cards)], NODE, paths)
     place(start(paths, "3"), [(*VM, scratch(4000))], NODE, paths)
-    with pytest.raises(InUse, match="or wait until other jobs here have ended"):
+    with pytest.raises(InUse, match="or wait until other jobs have ended"):
         place(start(paths, "4"), [(*VM, scratch(4000))], NODE, paths)
 
 

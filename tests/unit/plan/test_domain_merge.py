@@ -152,12 +152,12 @@ def test_what_a_guest_can_have_only_once(one: ListElement, other: ListElement, w
 
 
 def test_one_plugin_naming_two_things_alike() -> None:
-    with pytest.raises(Conflict, match=r"ua-p-x is brought by plugin p \(vtorque-p 1.0\) twice"):
+    with pytest.raises(Conflict, match=r"ua-p-x is provided by plugin p \(vtorque-p 1.0\) twice"):
         merge([by("p", Disk("x", "/1", "raw")), by("p", Channel("x", "port", "/2"))])
 
 
 def test_two_plugins_whose_aliases_meet() -> None:
-    with pytest.raises(Conflict, match=r"ua-a-b-c is brought by both"):
+    with pytest.raises(Conflict, match=r"ua-a-b-c is provided by both"):
         merge([by("a-b", Disk("c", "/1", "raw")), by("a", Disk("b-c", "/2", "raw"))])
 
 

@@ -82,7 +82,7 @@ def test_what_the_node_can_never_give_is_refused(paths):
         ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=2: 6 CPUs .*limit: 4 CPUs"),
         ([(PoolClaim("card", ("a",), 2),)], r"card=2: .*limit: 1 on this node"),
         ([(PoolClaim("card", ("a",)),)] * 2, r"card=2: .*1 on this node, 0 free"),
-        ([(PoolClaim("card", (), key="pci"),)], r"pci=1: .* need 1 of card .*ask for less"),
+        ([(PoolClaim("card", (), key="pci"),)], r"pci=1: .* need 1 of card .*request less"),
         ([vm(), (PoolClaim("card", ()),)], r"card=1: .*limit: 0 on this node"),
     ):
         with pytest.raises(Refused, match=what):
@@ -291,7 +291,7 @@ def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths):
 
 def test_what_cannot_be_resized(paths):
     place(start(paths, "1"), [vm(exclusive=True)], SHARED, paths)
-    with pytest.raises(Refused, match="guest 0 of job 1 has no vcpu cores that may grow"):
+    with pytest.raises(Refused, match="guest 0 of job 1 has no vcpu cores that can be extended"):
         resize(paths, "1.0", 0, "vcpu", 2)
     with pytest.raises(FileNotFoundError):
         resize(paths, "9.0", 0, "io", 2)

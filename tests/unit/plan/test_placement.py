@@ -176,7 +176,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_others():
             r"hugepages=2G: .*huge pages of 1048576 KiB \(limit: 0M of 0M free, set by vm.nr_huge",
         ),
         (guest(1, more=[CacheClaim(1 << 20, key="scam")]), {}, r"scam=.*limit: 11 steps of 4096"),
-        (guest(1, own=False, more=[CacheClaim(1, key="scam")]), {}, "no core is the guest's own"),
+        (guest(1, own=False, more=[CacheClaim(1, key="scam")]), {}, "the guest has no own core"),
     ],
 )
 def test_what_does_not_fit_says_value_limit_and_who_sets_it(claims, share, why):
@@ -188,7 +188,7 @@ def test_what_does_not_fit_says_value_limit_and_who_sets_it(claims, share, why):
     ("more", "why"),
     [
         ([CoreClaim("io", 3, at_most=2, key="iocm")], r"iocm=3: from 3 to 2 cores.*limit: 1 to 2"),
-        ([CoreClaim("io", 0, key="iocm")], "iocm=0: no core at all"),
+        ([CoreClaim("io", 0, key="iocm")], "iocm=0: a guest needs at least one core"),
         ([CoreClaim("vcpu", 4, cpus=(1, 2), key="pins")], "pins=1,2: .*must name 4 different CPUs"),
         ([CoreClaim("vcpu", 4, cpus=(1, 2, 2, 3), key="pins")], "must name 4 different CPUs"),
         ([RamClaim(numa="strict"), RamClaim(numa="preferred", key="numa")], "numa=preferred: numa"),

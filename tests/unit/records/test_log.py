@@ -95,15 +95,18 @@ def test_more_verbose_is_more():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no log level"),
-        (",", "is no log level"),
-        ("loud", "the level 'loud': there are trace, debug"),
-        ("ALL:", "the level ''"),
-        ("vtorque_core.node:debug", "the component 'vtorque_core.node': write ALL, a phase"),
+        ("", "is not a log level"),
+        (",", "is not a log level"),
+        ("loud", "the unknown level 'loud': write one of trace, debug"),
+        ("ALL:", "the unknown level ''"),
+        (
+            "vtorque_core.node:debug",
+            "the unknown component 'vtorque_core.node': write ALL, a phase",
+        ),
         ("boot:debug,boot:info", "boot twice"),
-        ("x" * 2000 + ":debug", "is no log level"),
+        ("x" * 2000 + ":debug", "is not a log level"),
         (",".join(f"plugin{n}:debug" for n in range(21)), "up to 20"),
-        ("é:debug", "the component"),
+        ("é:debug", "the unknown component"),
     ],
 )
 def test_what_is_no_level(text, words):
@@ -443,7 +446,7 @@ def test_a_site_says_how_much_its_users_may_have_logged():
         with pytest.raises(Refused, match="is more than allowed") as raised:
             granted(text, limits)
         assert "limit: ALL:INFO, set by [options.log] max" in str(raised.value)
-    with pytest.raises(Refused, match="log=loud: has the level 'loud'"):
+    with pytest.raises(Refused, match="log=loud: has the unknown level 'loud'"):
         granted("loud")
-    with pytest.raises(ConfigError, match=r"\[log\] level: has the level 'loud'"):
+    with pytest.raises(ConfigError, match=r"\[log\] level: has the unknown level 'loud'"):
         granted("", '[log]\nlevel = "ALL:loud"')

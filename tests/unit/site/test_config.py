@@ -259,7 +259,7 @@ ERRORS = [
     (
         "[plugin.strange]",
         1,
-        "strange is not installed: ask its author for the distribution that brings it, or remove",
+        "strange is not installed: ask its author for the distribution that provides it, or remove",
     ),
     (
         "[plugins]\nenable = ['acme', 'iocm']",
@@ -275,7 +275,7 @@ ERRORS = [
     (
         "[plugins]\nenable = ['strange']",
         2,
-        "there is no such plugin: ask its author for the distribution that brings it, or remove",
+        "there is no such plugin: ask its author for the distribution that provides it, or remove",
     ),
     (
         "[plugins]\n\ndisable = ['iocn']",

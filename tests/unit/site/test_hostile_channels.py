@@ -107,7 +107,7 @@ def test_slurms_comment(slurm, name):
     """Where it is found at all; otherwise there is no VM job, whose shell then finds no proof."""
     word = slurm_channel.find(f"a comment of mine {TOKENS[name][0]}")
     if word is not None:
-        with pytest.raises(Refused, match="the job's request is damaged"):
+        with pytest.raises(Refused, match="the job's request is invalid"):
             slurm._request("7", word)
 
 

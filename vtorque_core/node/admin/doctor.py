@@ -33,9 +33,9 @@ _CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
-    "seccomp_sandbox": "QEMU may use system calls that it does not need",
-    "dynamic_ownership": "libvirt leaves files to whoever owns them",
-    "clear_emulator_capabilities": "QEMU keeps the capabilities of its parent",
+    "seccomp_sandbox": "QEMU is not confined by its seccomp sandbox",
+    "dynamic_ownership": "libvirt does not reset the owner of files",
+    "clear_emulator_capabilities": "QEMU keeps its parent's capabilities",
 }
 
 # Debian's packages. The first are for jobs that root starts; the others for those of a user's own
@@ -117,7 +117,7 @@ def examine(
         item = contribution.item
         yield from _run(contribution.plugin, item.name, item.check, site)
     for name, error in sorted(plugins.broken.items()):
-        fix = f"reinstall {plugins.distributions.get(name, name)} or disable it in [plugins]"
+        fix = f"reinstall {plugins.distributions.get(name, name)}, or disable it in [plugins]"
         yield Finding("import", name, "failed", error, fix)
 
 
@@ -148,7 +148,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
         trust.require_root_owned(prefix, site.owner)
         trust.require_tree(prefix, site.owner)
     except VtorqueError as error:
-        yield failed(str(error), "install vTorque as root into a place of root's")
+        yield failed(str(error), "install vTorque as root where only root can write")
     else:
         yield ok(f"{prefix} is {_whose(site)}")
 
@@ -159,7 +159,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
         models = node_hardware.security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
     except (OSError, VtorqueError) as error:
-        yield failed(f"libvirt's confinement is unknown: {error}", "mend libvirt first")
+        yield failed(f"libvirt's confinement is unknown: {error}", "fix libvirt first")
         return
     again = "and restart libvirtd"
     found = sorted({"apparmor", "selinux"} & set(models))
@@ -167,7 +167,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
     if found:
         yield ok(f"QEMU is confined by {found[0]}")
     elif site.node.guest_uids and os.uname().machine == "x86_64":  # others boot disks by UEFI
-        yield warning("QEMU is confined by no security module but by a uid for each guest", module)
+        yield warning("QEMU is confined by a uid for each guest, but by no security module", module)
     else:
         yield failed(
             "one guest's QEMU may open another's files: there is no security module, nor a uid for "
@@ -215,12 +215,12 @@ def check_namespaces(_: Site) -> Iterator[HealthResult]:
     problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _CHILD_TIMEOUT)
     if problem:
         yield failed(
-            f"no user namespace for virtiofsd: {problem}",
+            f"virtiofsd cannot create a user namespace: {problem}",
             "as root: sysctl kernel.unprivileged_userns_clone=1 "
             "kernel.apparmor_restrict_unprivileged_userns=0, whichever this kernel has",
         )
     else:
-        yield ok("virtiofsd can have a user namespace")
+        yield ok("virtiofsd can create a user namespace")
 
 
 def check_network(site: Site) -> Iterator[HealthResult]:
@@ -232,7 +232,7 @@ def check_network(site: Site) -> Iterator[HealthResult]:
         return
     yield from _check_one_network(site, site.network, "run vtorque setup install")
     for name, network in site.networks.items():
-        make = f"run vtorque setup install, or mend [networks.{name}]"
+        make = f"run vtorque setup install, or fix [networks.{name}]"
         yield from _check_one_network(site, network, make)
 
 
@@ -248,21 +248,21 @@ def _check_one_network(
     elif Path("/sys/class/net", network.source).exists():
         yield ok(f"{network.kind} {network.source} exists")
     else:
-        fix = "make it, or mend the network's table in the config"
+        fix = "create it, or change the network's table in the config"
         yield failed(f"{network.kind} {network.source} does not exist", fix)
 
 
 def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[HealthResult]:
     source = network.source
     if not netfilter.node_guard(network, site.node.libvirt_uri):
-        yield ok(f"libvirt network {source} is on a bridge of the site's own: not guarded")
+        yield ok(f"libvirt network {source} uses a bridge of the site: not protected by vTorque")
     elif netfilter.guarded(source):
         open_ports = ", ".join(network.node_ports) or "no port"
         yield ok(f"guests of {source} reach {open_ports} of this node")
     else:
         yield warning(
             f"guests of {source} reach this node's own services: its packet filter was flushed",
-            "run vtorque setup install; the next job's start puts it back too",
+            "run vtorque setup install; the next job start also repairs it",
         )
 
 
@@ -289,7 +289,7 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
             if first + count > base:
                 yield failed(
                     f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
-                    "choose a number that is larger than all ids there",
+                    "choose a number above all ids there",
                 )
 
 
@@ -308,7 +308,7 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
     for path in (site.paths.state, site.paths.run):
         if not path.is_dir():
             missing = failed(f"{path} does not exist", "run vtorque setup install")
-            yield ok(f"{path} is made by the first job") if site.owner else missing
+            yield ok(f"{path} is created by the first job") if site.owner else missing
             continue
         status = path.stat()
         if status.st_uid != site.owner or status.st_mode & 0o022:
@@ -317,7 +317,7 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
             yield ok(f"{path} is {_whose(site)}")
     free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
     if free < LEAST_FREE:
-        yield warning(f"{site.paths.state}: {free} MiB free", "make room for job disks")
+        yield warning(f"{site.paths.state}: {free} MiB free", "free space for job disks")
 
 
 def _whose(site: Site) -> str:
@@ -344,7 +344,7 @@ def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterato
     for step in steps:
         try:
             if step.done():
-                yield ok(f"{batch}: done: {step.text}")
+                yield ok(f"{batch}: {step.text}")
             else:
                 yield _not_done(step, batch)
         except (VtorqueError, OSError) as error:
@@ -356,7 +356,7 @@ def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterato
 def _not_done(step: SetupStep, batch: str) -> HealthResult:
     said = f"{batch}: not done: {step.text}"
     if isinstance(step, Mark):
-        return warning(said, "when nothing has failed: vtorque doctor --mark")
+        return warning(said, "if no check failed: vtorque doctor --mark")
     again = f"run vtorque setup install --batch {batch}"
     return failed(said, step.problem if isinstance(step, Check) else again)
 

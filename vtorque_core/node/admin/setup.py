@@ -85,7 +85,7 @@ def _probe_libvirt(site: Site, say: Say) -> None:
     try:
         node_hardware.topology(site.node.libvirt_uri)
     except HostFault as error:
-        say(f"{error}: the first job of this node will wait 2 s longer")
+        say(f"{error}: the first job on this node will start 2 s later")
 
 
 def _guard(site: Site) -> None:

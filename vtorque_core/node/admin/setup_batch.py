@@ -73,7 +73,7 @@ def install(
     continues.
     """
     steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
-    again = f"when this is mended, run vtorque setup install --batch {batch} again"
+    again = f"after fixing this, run vtorque setup install --batch {batch} again"
     by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
     if by_hand and not dry_run:
         raise HostFault(f"{'. Also: '.join(by_hand)}. Nothing of {batch} was changed: {again}")
@@ -125,7 +125,7 @@ def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
             continue
         troubles += sum(not _undo(step, say) for step in reversed(steps))
     if troubles:
-        raise HostFault(f"{troubles} steps are not taken back, see above; then run this again")
+        raise HostFault(f"{troubles} steps could not be undone, see above; then run this again")
     memory.unlink(missing_ok=True)
 
 
@@ -175,7 +175,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
     edit.write(config, back)
     if back == known["before"]:
         return f"restored {config}"
-    return f"{config} was edited since: only [batch] system is set back to {_system(back)}"
+    return f"{config} was edited: only [batch] system is restored to {_system(back)}"
 
 
 def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:

@@ -46,7 +46,7 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
             if there == content:
                 continue
             if there is not None and not _is_ours(there, content):
-                say(f"warning: {path} is there and not this installation's: left as it is")
+                say(f"warning: {path} exists and belongs to another installation: not changed")
                 continue
             kind = f"link {path} to {content}" if isinstance(content, Path) else f"write {path}"
             say(f"would {kind}" if dry_run else kind)

@@ -37,7 +37,7 @@ def kill(paths: Paths, job: JobHeader) -> str:
         return ""
     why = _spared(paths, job)
     if why:
-        return f"{job.job.id}: processes of {job.job.owner} are left alone: {why}"
+        return f"{job.job.id}: processes of {job.job.owner} are not killed: {why}"
     killed: set[int] = set()
     end = time.monotonic() + _SECONDS
     while time.monotonic() < end:
@@ -49,7 +49,7 @@ def kill(paths: Paths, job: JobHeader) -> str:
                 killed.add(pid)
         time.sleep(0.02)
     left = sum(1 for _ in _processes(job.job.uid))
-    rest = f"; {left} do not end" if left else ""
+    rest = f"; {left} did not exit" if left else ""
     return f"{job.job.id}: {len(killed)} leftover processes of {job.job.owner} killed{rest}"
 
 
@@ -66,7 +66,7 @@ def _spared(paths: Paths, job: JobHeader) -> str:
     try:
         who = subprocess.run(["who"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"who is logged in cannot be said: {error}"
+        return f"cannot find out who is logged in: {error}"
     if any(line.split(" ", 1)[0] == job.job.owner for line in who.stdout.splitlines()):
         return "they are logged in (who)"
     return ""

@@ -238,7 +238,7 @@ def _release(
     except JournalError as error:
         return "unreadable", str(error), None
     left = len(report.failed) + len(report.orphaned) + len(report.held)
-    message = f"{left} of {len(state.open)} records stay open" if left else ""
+    message = f"{left} of {len(state.open)} records could not be released" if left else ""
     return "partial" if left else "released", message, report
 
 
@@ -247,7 +247,7 @@ def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] |
     try:
         return None if retired(paths, state.key) else ("alive", "", None)
     except JournalError as error:
-        return "unknown", f"whether a job has it is unknown: {error}", None
+        return "unknown", f"cannot find out whether the job still runs: {error}", None
 
 
 def _at_work(paths: Paths, name: str) -> bool:

@@ -218,7 +218,7 @@ class _Teardown:
         for seq in seqs:
             if seq in self.open:
                 self.journal.released(seq, abandoned=True)
-                self.report.notes.append(f"{seq} {self.open[seq].kind} abandoned: not released")
+                self.report.notes.append(f"{seq} {self.open[seq].kind} abandoned without release")
                 del self.open[seq], self.pending[seq]
 
     def keep(self, path: str) -> None:
@@ -307,7 +307,7 @@ class _Teardown:
         if resource.volatile and not self.same_boot:
             self._done(record)
         elif self.left() <= 0:
-            self._failed(record, "not tried: the time for the teardown was up")
+            self._failed(record, "not tried: teardown_timeout exceeded")
         elif resource.scope == "node":
             self._release_shared(record, resource)
         else:

@@ -200,7 +200,7 @@ def _await_proof(
             detail = [printable(line) for line in found.detail]
             raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
         if ended:  # and this proof was read after that
-            why = "root's prologue has ended while it was starting the guests (was it killed?)"
+            why = "root's prologue ended while it was starting the guests (was it killed?)"
             raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
         if found.state == "requeued" and not locked:
             locked = proofs.lock(paths, job_id)  # root waits for this lock, then requeues the job
@@ -209,7 +209,7 @@ def _await_proof(
             if found.state == "requeued":
                 why = f"{printable(found.reason, 2000)}; the job could not be requeued"
                 raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
-            why = "the guests were not ready by the start's deadline; nothing was run"
+            why = "the guests were not ready before [node] start_timeout; nothing was run"
             raise _Stop(errors.EXIT_NO_PROOF, why)
         if meanwhile is not None:
             meanwhile()
@@ -251,8 +251,8 @@ def _await_sisters(
         why = f"{command[0]}: not found on this node"
     except subprocess.TimeoutExpired:
         why = (
-            f"the guests of the job's {len(ready.nodes)} nodes were not all ready {left:.0f} s "
-            "after those here"
+            f"the guests of the job's {len(ready.nodes)} nodes were not all ready "
+            f"{left:.0f} s after those of this node"
         )
     raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
 
@@ -341,13 +341,13 @@ def _run(
 ) -> int:
     guest = next((guest for guest in ready.guests if guest.rank == 0), None)
     if guest is None:
-        raise _Stop(errors.EXIT_NO_PROOF, "the proof names no guest of rank 0; nothing was run")
+        raise _Stop(errors.EXIT_NO_PROOF, "the proof has no guest of rank 0; nothing was run")
     job = Streams(s.stdin if terminal else None, s.stdout, s.stderr, terminal=terminal)
     try:
         driver = plugins(ready.plugin).guest_type(ready.guest_type).driver()
         return driver.run(guest, script, job)
     except GuestDied as error:
-        why = printable(str(error), 500) or "its stream broke"
+        why = printable(str(error), 500) or "the stream failed"
         message = f"the guest {guest.hostname} ({guest.name}) died while the job ran: {why}"
         raise _Stop(errors.EXIT_GUEST_DIED, message) from None
     except Refused as error:
@@ -364,8 +364,8 @@ def _keep(ready: Proof, code: int, streams: Streams) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     _say(
         streams,
-        f"the script has ended with {code}; keep=true: its guests stay until the job is ended "
-        f"(vmgr ssh {ready.job.id}, vmgr cancel {ready.job.id})",
+        f"the script has exited with status {code}; keep=true: its guests run until "
+        f"the job ends (vmgr ssh {ready.job.id}, vmgr cancel {ready.job.id})",
     )
     signal.sigwait(ending)
 
@@ -376,7 +376,7 @@ def _read_script(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _Stop(errors.EXIT_FAILED, f"{what} is no regular file")
+                raise _Stop(errors.EXIT_FAILED, f"{what} is not a regular file")
             content = file.read(MAX_SCRIPT + 1)
     except OSError as error:
         why = f"{what} cannot be read: {error.strerror}"

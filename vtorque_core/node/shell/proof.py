@@ -113,10 +113,10 @@ class Proof:
         try:
             document = json.loads(data)
             if document.pop("schema") != SCHEMA:
-                raise ValueError(f"it is not of schema {SCHEMA}")
+                raise ValueError(f"its schema is not {SCHEMA}")
             missing = {f.name for f in fields(cls)} - set(document)
             if missing:
-                raise ValueError(f"it has no {', '.join(sorted(missing))}")
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             proof: Proof = convert(cls, document)
             whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
             if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
@@ -268,7 +268,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostFault(f"{path} is no regular file", stage="proof")
+                raise HostFault(f"{path} is not a regular file", stage="proof")
             content = file.read(MAX_FILE + 1)
     if digest(content) != proof.files[name]:
         raise HostFault(f"{path} was changed: it is not the job's {name}", stage="proof")

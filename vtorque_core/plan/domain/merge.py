@@ -131,7 +131,7 @@ def _claim(claimed: dict[Any, Contributed], key: Any, one: Contributed, what: st
     other = claimed.setdefault(key, one)
     if other is not one:
         both = f"both {other} and {one}" if other.plugin != one.plugin else f"{one} twice"
-        raise Conflict(f"{what} is brought by {both}")
+        raise Conflict(f"{what} is provided by {both}")
 
 
 def _singles(given: list[Contributed]) -> Iterator[Merged]:

@@ -151,11 +151,11 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
         raise Refused(
             f"from {count} to {most} cores cannot be: the least is more than the most"
             if count >= 1
-            else "no core at all cannot be claimed",
+            else "a guest needs at least one core",
             key=key,
             value=str(count),
             limit=f"1 to {most}" if most >= 1 else None,
-            fix="make the minimum at most the maximum",
+            fix="set the minimum to at most the maximum",
         )
     cpus = _agreed("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
@@ -179,6 +179,6 @@ def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
                 f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
                 key=key,
                 value=str(value),
-                fix="ask for one of them",
+                fix="request only one of them",
             )
     return found[0][0] if found else None

@@ -274,7 +274,7 @@ def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
     ]
     if not mine or not mine[0].args["most"]:
         raise Refused(
-            f"guest {guest} of job {state.header.job.id} has no {use} cores that may grow"
+            f"guest {guest} of job {state.header.job.id} has no {use} cores that can be extended"
         )
     return mine
 

@@ -40,7 +40,7 @@ def topology(uri: str) -> Topology:
         try:
             known = with_default_group(known, _SCHEMATA.read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
-            raise HostFault(f"{_SCHEMATA} cannot be read: {error}") from None
+            raise HostFault(f"{_SCHEMATA} is unreadable: {error}") from None
     return known if known.nodes else flat(host_cpus(uri), host_memory_mib(uri))
 
 

@@ -10,8 +10,8 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.plan.placement.demand import Demand
 from vtorque_core.plan.placement.job_cores import NoFit, Taken
 
-_WAIT = "ask for less, or wait until other jobs here have ended"
-_FIX = {True: "ask for less: this never fits this node", False: _WAIT}  # by: it never fits
+_WAIT = "request less, or wait until other jobs have ended"
+_FIX = {True: "request less: this never fits this node", False: _WAIT}  # by: it never fits
 
 
 def family(pool: str) -> str:
@@ -107,9 +107,7 @@ def caches(
     for claim in d.caches:
         banks = [b for b in machine.caches if b.level == claim.level and set(b.cpus) & set(vcpus)]
         if not banks or not all(bank.granularity_kib for bank in banks):
-            why = (
-                "no core is the guest's own" if not vcpus else "this node cannot divide its caches"
-            )
+            why = "the guest has no own core" if not vcpus else "this node cannot divide its caches"
             raise _no_cache(claim, why, "0 KiB")
         held = taken.items.get("cache", frozenset()) | used
         groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
@@ -129,7 +127,7 @@ def _free(
 ) -> list[str]:
     free = [name for name in names if name not in held]
     if len(free) < need:
-        raise _no_cache(claim, "more than there is", f"{len(free)} {what}")
+        raise _no_cache(claim, "more than the cache has", f"{len(free)} {what}")
     return free[:need]
 
 

@@ -223,7 +223,10 @@ def test_site_epilogue_is_asked_for_where_the_guest_has_one(
     [
         ("echo bye; exit 0", "INFO site epilogue of vn1 (rank 3): done: bye"),
         ("echo why >&2; exit 3", "WARNING site epilogue of vn1 (rank 3): exit code 3: why"),
-        ("sleep 1000", "WARNING site epilogue of vn1 (rank 3): not run to its end: it has not"),
+        (
+            "sleep 1000",
+            "WARNING site epilogue of vn1 (rank 3): not run to its end: it did not finish in time",
+        ),
     ],
 )
 def test_root_has_the_site_epilogue_run_where_nobody_has(

@@ -245,7 +245,7 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise HostFault(f"{tool}: no end after {UNPACK_TIMEOUT:g} s") from None
+            raise HostFault(f"{tool}: timed out after {UNPACK_TIMEOUT:g} s") from None
         _bounded(b"", plain.seek(0, 2))
         if done.returncode != 0:
             words = done.stderr.decode("utf-8", "replace").strip()[-500:]

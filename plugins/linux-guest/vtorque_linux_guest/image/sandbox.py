@@ -57,7 +57,7 @@ def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
             cwd="/",
         )
     except subprocess.TimeoutExpired:
-        raise HostFault(f"{argv[0]}: no end after {timeout:g} s", stage=stage) from None
+        raise HostFault(f"{argv[0]}: timed out after {timeout:g} s", stage=stage) from None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace")
         words = said[-_LAST_WORDS:] or "it said nothing"

@@ -87,7 +87,7 @@ class PbsHarness:
     def site_of(self, node):
         home = self.root / "node/spool"
         return contract.PluginSite(
-            self.paths, (plugin.Settings(bin=str(self.pbs.bin), node=node, home=str(home)),)
+            self.paths, (plugin.Settings(bindir=str(self.pbs.bin), node=node, home=str(home)),)
         )
 
     def serve(self, up):

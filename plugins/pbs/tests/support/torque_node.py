@@ -18,5 +18,5 @@ class Site:
 def adapter_at(root, node):
     """Return the node part of ``node``; ``root`` is the double's directory."""
     paths = Paths(root / "state", root / "run", root / "jobshell")
-    settings = Settings(bin=str(root / "bin"), node=node, home=str(root / node))
+    settings = Settings(bindir=str(root / "bin"), node=node, home=str(root / node))
     return TorqueNode(Site(paths, settings), settings)

@@ -62,11 +62,11 @@ run = "{top}/vtorque-run"
 cluster = "test"
 state = "{top}/pool"
 log = "{top}/pool.log"
-idle = 4
-ready = {ready}
-ending = 4
-failures = 2
-pause = 60
+idle_timeout = 4
+boot_timeout = {ready}
+delete_timeout = 4
+max_failures = 2
+failure_backoff = 60
 timeout = 20
 
 [[plugin.pool.shapes]]
