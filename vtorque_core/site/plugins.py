@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import linecache
 import os
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import importlib_metadata
 import pluggy
-from importlib_metadata import EntryPoint
+from importlib_metadata import Distribution, EntryPoint
 
 from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.errors import Conflict, Refused, VtorqueError
@@ -70,8 +71,13 @@ def entry_points(*groups: str) -> list[EntryPoint]:
     """Return the entry points of these groups in the order of ``sys.path``.
 
     The library's ``entry_points()`` fails completely for one malformed file. Here an unreadable
-    distribution is skipped.
+    distribution is skipped. Each process reads the files once.
     """
+    return list(_entry_points(groups, tuple(sys.path)))
+
+
+@functools.cache
+def _entry_points(groups: tuple[str, ...], _path: tuple[str, ...]) -> list[EntryPoint]:
     found: dict[str, list[EntryPoint]] = {}
     for distribution in importlib_metadata.distributions():
         with contextlib.suppress(Exception):
@@ -83,8 +89,13 @@ def entry_points(*groups: str) -> list[EntryPoint]:
 
 def owner(point: EntryPoint) -> str:
     """Return ``name version`` of an entry point's distribution."""
-    metadata = point.dist and point.dist.metadata
-    return f"{metadata['Name']} {metadata['Version']}" if metadata else point.module
+    return _name_version(point.dist) if point.dist else point.module
+
+
+@functools.cache
+def _name_version(distribution: Distribution) -> str:
+    metadata = distribution.metadata
+    return f"{metadata['Name']} {metadata['Version']}"
 
 
 def installed() -> dict[str, list[EntryPoint]]:
