@@ -150,7 +150,7 @@ def test_a_first_job_from_an_empty_home(clean):
     assert said.endswith(f" as {ONE} in {clean.home}\n")
     assert os.uname().nodename not in said.split()
     assert (clean.home / "made").stat().st_uid == clean.entry.pw_uid
-    assert "the image micro is made now" in told
+    assert "building the image micro, once" in told
     assert [w for w in clean.processes().values() if "local serve" in w]
     for path, mode in ((clean.run_dir, 0o40700), (clean.run_dir / "local.sock", 0o140600)):
         assert path.lstat().st_mode == mode

@@ -65,7 +65,7 @@ def test_that_an_image_is_made_is_said_before_it_is_and_once(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\nmatrix.vm.vcpus = [1, 2]\n')
     goes_on = tmp_path / "told"
     makes = f"""
-        echo 'vsub: the image micro is made now, once' >&2
+        echo 'vsub: building the image micro, once' >&2
         while [ ! -e {goes_on} ]; do sleep 0.01; done
         echo '   2.0 s  kernel' >&2
     """
@@ -77,7 +77,7 @@ def test_that_an_image_is_made_is_said_before_it_is_and_once(tmp_path):
         goes_on.touch()
 
     assert check.refused(file, found, matrix.cells(found), vsub, tell) == {}
-    assert told == ["vsub: the image micro is made now, once"]
+    assert told == ["vsub: building the image micro, once"]
 
 
 def test_a_try_has_fewer_repetitions(tmp_path, run, monkeypatch):

@@ -15,7 +15,7 @@ from vtorque_experiment.create import source
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
 
-_AT_ONCE = ("vsub: warning: ", "vsub: the image micro is made now")  # what users wait for
+_AT_ONCE = ("vsub: warning: ", "vsub: building the image micro")  # what users wait for
 MOST = 50  # questions, of some half a second each
 
 
