@@ -1,4 +1,4 @@
-"""The core's checks of a node. Plugins add theirs with ``vtorque_health_checks``.
+"""Check a node. Plugins add checks with ``vtorque_health_checks``.
 
 A check yields results with fixes and never raises.
 """
@@ -154,7 +154,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
-    """Check what confines a QEMU after a guest has broken out of it."""
+    """Check the confinement of QEMU against a guest that breaks out."""
     try:
         models = node_hardware.security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
@@ -196,7 +196,7 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
-    """Check that KVM executes guest instructions and, on a personal site, who may use it."""
+    """Check that KVM works and, on a personal site, that the user may open it."""
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if not chosen.warning:
         yield ok(f"guests run with {chosen.type}")
@@ -267,7 +267,7 @@ def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[Health
 
 
 def check_shares(site: Site) -> Iterator[HealthResult]:
-    """Check what each share exposes, and that no user has the id of guest root."""
+    """Check each share's exposure, and that no user has the id of guest root."""
     for name, share in site.shares.items():
         if share.kind == "nfs":
             yield warning(
@@ -334,7 +334,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
-    """Check that all steps of the batch system's installation still hold.
+    """Check that all installation steps of the batch system still hold.
 
     ``marks``: omit the node's mark, which is set later.
     """
@@ -381,7 +381,6 @@ def check_user(site: Site, name: str) -> Iterator[HealthResult]:
 
 
 def _enter_home(user: pwd.struct_passwd) -> None:
-    """Enter a home as its user. Raises OSError and HostFault."""
     if os.geteuid() == 0:
         os.initgroups(user.pw_name, user.pw_gid)
         os.setgid(user.pw_gid)

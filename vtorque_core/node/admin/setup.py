@@ -1,6 +1,6 @@
-"""Prepare a node (directories, site secret, guest network), and undo that.
+"""Prepare a node (directories, site secret, guest network), or undo that. As root.
 
-As root, from ``vtorque setup install|uninstall``. Idempotent; each step reports what it did.
+Idempotent; each step reports its changes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     Args:
         site: the site config.
         say: prints a line.
-        secret: the site secret of the other nodes; None: this node's.
+        secret: the other nodes' site secret; None keeps this node's.
         dry_run: only print.
 
     Raises:
-        HostFault: libvirt does not answer, a path is not root's, or jobs run with another secret.
+        HostFault: libvirt does not answer, root does not own a path, or jobs use another secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.wanted(site):
@@ -76,12 +76,12 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
 
 
 def _probe(site: Site) -> None:
-    """Probe KVM now, so that the first job need not: 3 s where KVM opens but does not work."""
+    """Probe KVM in advance: this takes 3 s on machines where KVM opens but does not work."""
     kvm.choose("auto", site.paths.run, site.node.qemu_user)
 
 
 def _probe_libvirt(site: Site, say: Say) -> None:
-    """Let libvirt probe QEMU now: 2 s, cached until QEMU changes."""
+    """Let libvirt probe QEMU in advance, which takes 2 s and is cached."""
     try:
         node_hardware.topology(site.node.libvirt_uri)
     except HostFault as error:
@@ -95,7 +95,7 @@ def _guard(site: Site) -> None:
 
 
 def require_idle(site: Site, *, spares: bool = True) -> None:
-    """Raise HostFault while a job, or with ``spares`` a warm guest, has resources here."""
+    """Raise HostFault if a job, or with ``spares`` a warm guest, holds resources on this node."""
     names = [path.name for path in reading.journals(site.paths)]
     held = [name for name in names if spares or not name.startswith(PREFIX)]
     if held:
@@ -134,7 +134,7 @@ def _take_secret(site: Site, secret: bytes) -> None:
 
 
 def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
-    """Return the guests' libvirt networks without duplicates, ``[network]`` first."""
+    """Return the guests' distinct libvirt networks, ``[network]`` first."""
     wanted: dict[str, Network | ExtraNetwork] = {}
     for network in of_site(site).values():
         if network.kind == "network":
@@ -143,7 +143,7 @@ def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
 
 
 def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
-    """Define or start a network. The site may have defined those of ``[networks]``."""
+    """Start a network, and define it unless the admin has."""
     keep = network is not site.network
     hypervisor.start_network(site.node.libvirt_uri, network_xml(network), keep=keep)
 
@@ -151,8 +151,9 @@ def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
 def network_xml(network: Network | ExtraNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
-    ``[network]`` and networks with a gateway use NAT. Others connect only the guests of the node,
-    and without a subnet the node has no address there. See https://libvirt.org/formatnetwork.html.
+    ``[network]`` and networks with a gateway use NAT. Other networks connect only the guests of the
+    node. Without a subnet, the node has no address in the network. See
+    https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"

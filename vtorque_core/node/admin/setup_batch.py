@@ -1,7 +1,7 @@
 """Install the batch system's hooks, the job shell and plugins' steps. As root.
 
-``<state>/setup.json`` (0600) records the steps and the previous config, so that uninstall works
-after any interruption.
+``<state>/setup.json`` (0600) records the steps and the previous config, so that an interrupted
+installation can be uninstalled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
-    """Return the steps after which the batch system calls this installation, in order.
+    """Return the installation steps of the batch system and of plugins, in order.
 
     Raises HostFault and ConfigError.
     """
@@ -55,11 +55,10 @@ def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
 
 
 def jobshell_script(place: Installation) -> bytes:
-    """Return the program that the batch system starts, as the user, instead of the job's shell.
+    """Return the program that the batch system starts as the user, instead of the user's shell.
 
     PYTHON* variables and the user's files have no effect (:attr:`Installation.command`). A script's
-    sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION). The environment is passed on
-    unchanged.
+    sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
@@ -67,10 +66,10 @@ def jobshell_script(place: Installation) -> bytes:
 def install(
     site: Site, plugins: Plugins, config: Path, batch: str, say: Say, *, dry_run: bool = False
 ) -> None:
-    """Apply all steps that do not hold yet, and set ``batch`` in the config.
+    """Apply all missing steps, and set ``batch`` in the config.
 
-    Raises HostFault before any change if the admin must act first; otherwise the next run
-    continues.
+    Raises HostFault before any change if the admin must act first. A failed installation continues
+    at the next call.
     """
     steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
@@ -101,7 +100,7 @@ def install(
 
 
 def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
-    """Undo the steps in reverse order, and restore previous files unless edited.
+    """Undo the steps in reverse order, and restore previous files unless they were edited.
 
     Raises HostFault at the end if a step failed.
     """

@@ -2,8 +2,7 @@
 
 Creates links in ``[paths] commands``, completion files for bash, zsh and fish in ``../share``, and
 the module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` has no
-completion, because its options are the batch system's. Never touches other files, and never fails
-because of them.
+completion, because it takes the batch system's options. Files of others are never changed.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
-    """Link the commands and write completion files; report what is impossible.
-
-    Does nothing if ``commands`` is empty.
-    """
+    """Link the commands and write completion files; report problems. Empty ``commands``: none."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
@@ -87,7 +83,6 @@ def _wanted(commands: str, modulefiles: str) -> Iterator[tuple[Path, Content]]:
 
 
 def _completion(shell: str, program: str) -> bytes:
-    """Return click's completion script, which calls the program."""
     import click  # noqa: PLC0415 - here only
     from click.shell_completion import ShellComplete, get_completion_class  # noqa: PLC0415
 
@@ -120,7 +115,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _is_ours(there: Content, wanted: Content) -> bool:
-    """Return True if vTorque wrote it, perhaps another version."""
+    """Return True if any version of vTorque wrote the file."""
     older = isinstance(wanted, bytes) and isinstance(there, bytes) and there.endswith(_mark())
     return older or there == wanted
 

@@ -1,7 +1,6 @@
-"""Epilogue: release everything in the job's journals, whatever the batch system says.
+"""Epilogue: release everything in the job's journals. As root, on the node.
 
-As root on the node; may run repeatedly, and without a prologue. Its stdout is for the user, because
-batch systems put it into the job's output.
+May run repeatedly, and without a prologue. Batch systems put its stdout into the job's output.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
-    If the job shell reported a dead guest, the end of the guest's console is printed first; only
-    root can read it. If the site config is invalid, or others can write it, the default directories
-    are used. A directory that a user controls could contain forged journals, which tell root what
-    to remove.
-
-    Afterwards, if the config is valid, accounting, leftovers and ``vtorque_ended`` follow.
+    If a guest died, this first prints the end of its console, which only root can read. If the site
+    config is invalid or others can write it, this uses the default directories: a user could put
+    forged journals into other directories. With a valid config, accounting, leftovers and
+    ``vtorque_ended`` follow.
 
     Args:
         config: the site config.
@@ -104,8 +101,8 @@ def _after(
 ) -> None:
     """Update accounting, kill leftovers and call plugins. Failures are only reported.
 
-    Runs in children with time limits, because a batch system's server may hang. ``lost``: the start
-    was killed, so the batch system is asked to requeue the job.
+    Runs in children with time limits, because a batch system's server may hang. ``lost``: requeue
+    the job, because its start was killed.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
@@ -139,7 +136,6 @@ def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
 
 
 def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
-    """Yield the end of dead guests' consoles, printable."""
     from vtorque_core.records import console  # noqa: PLC0415
 
     try:

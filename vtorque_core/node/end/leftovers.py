@@ -1,7 +1,7 @@
-"""Kill leftover processes of a job's owner after a job that had the whole node.
+"""Kill processes that a job's owner leaves on a node after a whole-node job.
 
 As root in the epilogue, with ``[batch] kill_leftovers``. uid and ``whole_node`` come from the
-journal, not from user-writable data.
+journal, which users cannot write.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ _SECONDS = 5.0  # a user who forks faster than we kill keeps some
 def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the owner's processes on this node, and return a line about it or an empty string.
 
-    Does nothing if other processes of the owner are legitimate: the job did not have the whole
-    node, another job of the owner has resources here, the owner is logged in, or the node was
-    rebooted.
+    Does nothing if the job did not have the whole node, another job of the owner has resources on
+    it, the owner is logged in, or the node was rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""
@@ -79,7 +78,6 @@ def _processes(uid: int) -> Iterator[int]:
 
 
 def _is_theirs(pid: str | int, uid: int) -> bool:
-    """Return True if all uids of the process are the user's, and it is not a zombie."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -90,7 +88,7 @@ def _is_theirs(pid: str | int, uid: int) -> bool:
 
 
 def _kill(pid: int, uid: int) -> bool:
-    """Kill the process if it is still the user's; its pid may have been reused."""
+    """Kill the process unless its pid now belongs to another user."""
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(pid)) as handle:
         if _is_theirs(pid, uid):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,7 +1,4 @@
-"""Reaper: release the resources of jobs that no longer exist.
-
-Uses the journals, and asks the batch system only whether a job exists.
-"""
+"""Reaper: release the resources of jobs that no longer exist, according to the journals."""
 
 from __future__ import annotations
 
@@ -88,10 +85,10 @@ def release_job(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[TeardownReport]:
-    """Tear down all attempts of a job on this node, for the epilogue. As root.
+    """Tear down all attempts of a job on this node, and remove its proof.
 
-    Then removes the job's proof, even if a full disk kept it out of the journal. Raises
-    JournalError, or Busy if the prologue does not end within ``deadline`` seconds.
+    For the epilogue, as root. Raises JournalError, or Busy if the prologue does not end within
+    ``deadline`` seconds.
     """
     reports = []
     with job_lock(paths, job_id, deadline):
@@ -126,12 +123,12 @@ def reap(
 
     Args:
         paths: the site's paths.
-        alive: returns the state of jobs; missing ones are unknown.
+        alive: returns the state of jobs; omitted jobs are unknown.
         plugins_for: loads the plugins of a journal.
-        batch: name of the batch system behind ``alive``; jobs of others are unknown.
+        batch: the batch system that ``alive`` asks; jobs of others are unknown.
         dry_run: only report.
         only: one job id.
-        abandon: records to treat as released, of ended jobs: ``"42.srv:7"``, or with the journal's
+        abandon: records of ended jobs to treat as released: ``"42.srv:7"``, or with the journal's
             name ``"42.srv.0:7"``.
         release_timeout: seconds for one record.
         deadline: seconds for one job.
@@ -185,10 +182,10 @@ def reap_until_clean(
     job_id: str,
     alive: Callable[[Sequence[str]], Mapping[str, Life]],
 ) -> None:
-    """Reap in a separate process until the job holds nothing here, for at most a day. As root.
+    """Reap in a separate process until the job holds nothing, for at most a day. As root.
 
-    For an epilogue that could not release everything: libvirtd was down, or the start was still
-    running. One such process per node also handles the leftovers of others.
+    For an epilogue that could not release everything, for example because libvirtd was down. One
+    process per node handles all such jobs.
     """
 
     def go_on(begun: Callable[[], None]) -> int:
@@ -243,7 +240,7 @@ def _release(
 
 
 def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
-    """Return why a warm guest stays if a job has it or may just have claimed it."""
+    """Return why a warm guest stays, if a job has claimed it or may be about to."""
     try:
         return None if retired(paths, state.key) else ("alive", "", None)
     except JournalError as error:
@@ -251,7 +248,6 @@ def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] |
 
 
 def _at_work(paths: Paths, name: str) -> bool:
-    """Return True if the node-wide process of this name holds its lock."""
     try:
         descriptor = os.open(paths.run / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -274,7 +270,6 @@ def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
 
 
 def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
-    """Return the record numbers by journal. Raises UsageError."""
     found: dict[Path, set[int]] = {}
     for text in wanted:
         name, _, number = text.rpartition(":")
@@ -299,10 +294,10 @@ AFTER = 30.0  # seconds for each thing that is done after the release
 
 
 def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
-    """Call ``vtorque_ended`` for each completely released attempt; return errors. As root.
+    """Call ``vtorque_ended`` for each completely released attempt, and return errors. As root.
 
-    Each plugin runs in a child. Uses the site's current plugins, so that new ones can keep records,
-    but not those that were disabled for the job.
+    Each plugin runs in a child. Uses the site's current plugins, without those disabled for the
+    job.
     """
     faults = []
     for report in reports:

@@ -3,12 +3,10 @@
 Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
-2. Records are released in reverse order, in parallel for several guests: a record waits for the
-later ones
-   of its guest and of the whole job. Plugin code and blocking releases run in a child with a time
-   limit.
-3. A record that an open record needs is not released. A failed release stays open and affects no
-other.
+2. Records are released in reverse order, in parallel for several guests. A record waits for later
+records of its guest and of the whole job. Plugin code and blocking releases run in a child with a
+time limit.
+3. A failed release leaves its record open. Only records that the open record needs stay, too.
 4. When no record is open, the journal is deleted.
 """
 
@@ -66,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result for one record. ``message`` says why it is still open and what to do."""
+    """Result for one record. ``message`` says why it is still open and how to fix that."""
 
     seq: int
     kind: str
@@ -81,7 +79,7 @@ class TeardownReport:
 
     Attributes:
         notes: problems that leave nothing behind.
-        usage: of the guests that still ran, at the first try.
+        usage: usage of the guests that still ran at the first attempt.
         ended: the job if everything is released, otherwise None.
     """
 
@@ -97,11 +95,11 @@ class TeardownReport:
 
     @property
     def clean(self) -> bool:
-        """True if nothing of the job is left here."""
+        """True if the job holds nothing on this node."""
         return not (self.held or self.failed or self.orphaned)
 
     def lines(self) -> list[str]:
-        """Return lines for the admin; empty if all went well."""
+        """Return lines for the admin; empty on success."""
         lines = [f"{self.job}: {note}" for note in self.notes]
         for word, outcomes in (("failed", self.failed), ("orphaned", self.orphaned)):
             lines += [f"{self.job}:{o.seq} {o.kind} {word}: {o.message}" for o in outcomes]
@@ -121,13 +119,12 @@ def teardown(
     abandon: Collection[int] = (),
     keep: str = "",
 ) -> TeardownReport:
-    """Release all resources in the journal; delete the journal if none is left. As root.
+    """Release all resources in the journal, and then delete the journal. As root.
 
-    Acquires the job's lock unless this process holds it. Therefore a second epilogue waits, and
-    finds nothing to do. Call this function while no other thread runs, because it forks.
+    Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
 
     Args:
-        journal_path: the journal. If it is missing, there is nothing to do.
+        journal_path: the journal; may be missing.
         paths: vTorque's directories.
         plugins: the plugins that the journal names, loaded with ``node=True``, even if disabled.
         release_timeout: seconds for one record.
@@ -135,7 +132,9 @@ def teardown(
         abandon: records to mark as released without releasing them.
         keep: path of a file to keep. The journal is then kept, too.
 
-    Raises Busy (lock), JournalError (corrupt).
+    Raises:
+        Busy: another process holds the lock.
+        JournalError: the journal is corrupt.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
@@ -176,8 +175,8 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 def retired(paths: Paths, key: str) -> bool:
     """Mark a warm guest as not claimable. Return False if a job has it.
 
-    Hold the lock of the guest's journal. Raises Busy (node's lock), HostFault and JournalError,
-    also for another unreadable journal, whose job may have it.
+    Hold the lock of the guest's journal. Raises Busy (node's lock), HostFault, and JournalError
+    even for another unreadable journal, because its job may have the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -229,7 +228,6 @@ class _Teardown:
     # -- 1. the last look ---------------------------------------------------------------------
 
     def last_look(self, told: log.Log) -> None:
-        """Call ``vtorque_teardown`` of each plugin, once per job. Errors are logged."""
         if any(mark.name == "release" for mark in self.state.phases):
             log.enter("release")
             return
@@ -330,7 +328,7 @@ class _Teardown:
             self._failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: Record, resource: Resource) -> None:
-        """Release a node-wide resource with its last open record, otherwise close only this one."""
+        """Release a node-wide resource with its last open record; otherwise close this record."""
         own = (self.journal.path, record.seq)
         try:
             with node_lock(self.paths, self.left()):
@@ -396,12 +394,12 @@ def _drop_connections() -> None:
 
 
 def _age(record: Record) -> float:
-    """Return the age of a record of this boot in seconds, independent of clock changes."""
+    """Return the seconds since a record of this boot was written, independent of clock changes."""
     return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
 
 def _until_settled(release: Callable[[], None], seconds: float) -> None:
-    """Release repeatedly until a killed creator's request to another process must be over."""
+    """Release repeatedly until requests of a killed creator to other processes have ended."""
     end = time.monotonic() + seconds
     release()
     while time.monotonic() < end:

@@ -1,7 +1,6 @@
 """Run plugins' commands beside the job script and after it: ``vtorque_{beside,after}_script``.
 
-In the job shell, as the job's owner, because its stderr is the job's with every batch system. The
-commands neither change the job's exit status nor delay it for long.
+In the job shell, as the job's owner. The commands do not change the job's exit status.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def beside(
 
 
 def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
-    """Run the commands of all plugins after the script, ignoring signals from now on.
+    """Run the commands of all plugins after the script, and ignore signals from now on.
 
     Otherwise the end of the walltime could change the exit status.
     """

@@ -1,8 +1,7 @@
-"""Job shell: started by the batch system instead of the user's shell, as the user.
+"""Job shell: the batch system starts it as the user, instead of the user's shell.
 
-It waits for root's proof, passes the script to the guest type's driver, and ends with the script's
-exit status. On any error it prints one line and runs nothing; it can never run the script on the
-host.
+It waits for root's proof, passes the script to the guest type's driver, and returns the script's
+exit status. On an error it prints one line. It never runs the script on the host.
 """
 
 from __future__ import annotations
@@ -73,9 +72,9 @@ _LIMITS = ("CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
 def import_drivers(plugins: Plugins) -> None:
-    """Import guest types' drivers while guests start. Never raises.
+    """Import guest types' drivers while guests start.
 
-    A driver's error is reported later, if the job needs that driver.
+    Never raises: a failed import is repeated later.
     """
     with contextlib.suppress(Exception):
         for guest_type in plugins.guest_types().values():
@@ -155,14 +154,14 @@ def run_job(
 
 
 def _be_found(lock: Path) -> None:
-    """Lock a file, if root created it, until this process ends: see live.suspend."""
+    """Lock a file of root until this process ends; see live.suspend."""
     with contextlib.suppress(OSError):
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class _Stop(Exception):
-    """Exit with this status after printing this line and ``detail``."""
+    """Exit with a status after printing a line and ``detail``."""
 
     def __init__(self, code: int, message: str, detail: Sequence[str] = ()) -> None:
         self.code = code
@@ -228,8 +227,7 @@ def _await_sisters(
 ) -> None:
     """Wait until all nodes have ready guests, or fail the whole job.
 
-    Nodes communicate only by the batch system's way to start commands on a job's nodes: each one
-    checks its own root's proof and prints what is wrong.
+    Uses the batch system to run a command on each node, which checks that node's proof.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
@@ -260,7 +258,7 @@ def _await_sisters(
 def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
     """Wait for this node's proof; return 0, or print why it is missing. As the user.
 
-    The job shell on the first node runs this on each node through the batch system.
+    The job shell on the first node runs this on each node.
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)
@@ -275,7 +273,7 @@ def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0
 def make_script(
     shell: JobShell, job: Started, ready: Proof, environ: Mapping[str, str], streams: Streams
 ) -> Script:
-    """Return the script, and the environment and directory in which the guest runs it.
+    """Return the script with its environment and working directory in the guest.
 
     The environment is that of the batch system, with these changes:
 
@@ -283,9 +281,8 @@ def make_script(
     - SHELL is the login shell, because the batch system sets it to the job shell.
     - The proof's variables are added, except those that the user's own variables replace.
 
-    The working directory and variables such as ``PBS_O_WORKDIR`` can contain the home's path from
-    the user database, or the same path without symbolic links. Both become HOME of the proof, which
-    is the home's path in the guest.
+    In variables such as ``PBS_O_WORKDIR``, the host path of the home (also without symbolic links)
+    becomes the path in the guest, HOME of the proof.
     """
     try:
         account = pwd.getpwuid(os.getuid())
@@ -387,7 +384,6 @@ def _read_script(path: Path) -> bytes:
 
 
 def _moved(path: str, host_homes: Sequence[str], guest_home: str) -> str:
-    """Replace the host path of the home at the start of ``path`` by the guest path."""
     for home in host_homes:
         if path == home or path.startswith(home.rstrip("/") + "/"):
             return guest_home + path[len(home.rstrip("/")) :]
@@ -402,7 +398,6 @@ def _same_file(one: int, other: int) -> bool:
 
 
 def _say(streams: Streams, message: str) -> None:
-    """Write a complete line to the job's stderr."""
     data = os.fsencode(f"vtorque: {message}\n")
     try:
         while data:
@@ -417,7 +412,7 @@ _LAST_LINES = 2.0  # seconds for the last lines; an error output that nobody rea
 class ShownLog:
     """Thread that prints the job's log, with ``-vm show_log=true``. As the user.
 
-    Runs on the node that has the log. ``say`` prints one message or drops it.
+    Runs on the node that has the log. ``say`` prints a message or drops it.
     """
 
     def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:

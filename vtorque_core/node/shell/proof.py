@@ -1,9 +1,9 @@
-"""Proof file: root's statement to the job shell that the guests are ready, or why not.
+"""Proof file, in which root tells the job shell that the guests are ready, or why not.
 
 Root writes it below ``<run>/proof`` on the node, and the job shell reads it as the job's owner. No
-script runs without a proof that only root can have written. Format: JSON (RFC 8259), an object with
-the fields of :class:`Proof`. The user's own scripts are beside the guests' sockets, readable by the
-user only; the proof has their checksums.
+script runs without a proof that only root can have written. The file is a JSON object (RFC 8259)
+with the fields of :class:`Proof`. The user's own scripts are next to the guests' sockets, readable
+only by the user; the proof has their checksums.
 """
 
 from __future__ import annotations
@@ -45,19 +45,17 @@ class Proof:
             ``requeued`` it locks the proof and waits until the batch system ends the job.
         reason: one line for the user; empty if ready.
         detail: more lines for the user; notices and warnings if ready.
-        deadline: the time at which ``starting`` must have ended, in seconds of CLOCK_MONOTONIC
-            (clock_gettime(2)). All processes of this boot share that clock, and nobody sets it.
+        deadline: the end of ``starting`` in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
         starter: the pid of the process that starts the guests; 0: unknown.
         namespace: its pid namespace, the inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: the batch system's names of the job's nodes with guests, by rank.
         guest_type, plugin: the guest type and the plugin of the driver that runs the script.
-        off: plugins that are disabled for this job; none of them is called at its end.
+        off: plugins that are disabled for this job, also at its end.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
-        files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
-            :func:`user_file`.
-        keep: whether the guests stay after the script, for inspection, until the job is deleted.
-        show_log: whether the job shell prints the job's log to standard error.
+        files: the job's :data:`USER_FILES` with their SHA-256 in hex; see :func:`user_file`.
+        keep: keep the guests after the script, until the user deletes the job.
+        show_log: print the job's log to standard error.
         environ: variables that are added to the script's environment.
         unless: a name in ``environ`` to variables; if the user has set one, the name is not added.
         guests: the guests of this node; ``run_dir`` has their sockets.
@@ -136,13 +134,13 @@ def pid_namespace() -> int:
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
     """Replace the job's proof atomically. As root, on the node.
 
-    The directory (0711) can only be written and listed by root. Raises OSError and HostFault.
+    Only root can write or list the directory (0711). Raises OSError and HostFault.
 
     Args:
         paths: the site's paths.
         proof: the contents.
-        gid: the owner's primary group (-1: the caller's), which can read the file (0640). It has
-            plugins' variables and, after a failure, the end of a console.
+        gid: the owner's primary group (-1: the caller's), the only group that can read the file
+            (0640). The proof may contain plugins' variables and the end of a console.
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -162,7 +160,7 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
     Args:
         paths: the site's paths.
         job_id: as in the batch system.
-        uid: of the caller.
+        uid: the caller's uid.
         owner_uid: required owner of the file: root, except in tests.
 
     Raises:
@@ -240,7 +238,7 @@ def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
     """Return True when a job shell has locked this proof, False on timeout or if it is replaced.
 
     The job's owner controls the lock, so treat the result as untrusted input. Polls, because no
-    system call waits until another process acquires a lock. As root.
+    system call waits for a lock of another process. As root.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):

@@ -1,7 +1,7 @@
-"""Boot the guests of a start, at once or on the script's order.
+"""Boot the guests of a start, at once or when the script orders it.
 
-As root, in the prologue, or for a :class:`vtorque_core.api.guest_driver.LateDriver` in the process
-that the prologue leaves (:mod:`vtorque_core.resources.starter`).
+As root, in the prologue. For a :class:`vtorque_core.api.guest_driver.LateDriver`, in a process that
+outlives the prologue (:mod:`vtorque_core.resources.starter`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
 
 
 def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
-    """Return the guest with what an order adds to its domain. Raises Refused."""
+    """Return the guest with the domain elements of an order. Raises Refused."""
     if not isinstance(each.driver, LateDriver):
         raise TypeError(f"{each.plan.name} takes no order")
     added = list(each.driver.late(each.plan, each.items, order, site))
@@ -94,7 +94,7 @@ def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
 def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
-    Returns the descriptor of each guest's console that is the job's output (``Console``).
+    Returns the descriptors of those guests' consoles that are the job's output (``Console``).
     """
     start.enter("boot")
     site = start.site
@@ -177,7 +177,7 @@ class GuestBoot:
 
     @property
     def deadline(self) -> float:
-        """Deadline of the current step; ``until`` is an earlier one than that of the start."""
+        """Deadline of the current step: the start's, or the earlier ``until``."""
         return min(self.start.deadline, self.until)
 
     @property
@@ -230,7 +230,7 @@ class GuestBoot:
             hypervisor.take_domain(self.uri, guest.uuid, taken)
 
     def resume(self) -> None:
-        """Resume the restored domain. QEMU speaks to the user's daemons first, as at a boot."""
+        """Resume the restored domain. QEMU first contacts the user's daemons, as in a boot."""
         with self.worker(), self.watched():
             hypervisor.resume_domain(self.uri, self.guest.uuid)
 
@@ -239,18 +239,21 @@ class GuestBoot:
         self.each.driver.await_ready(self.guest, self.deadline, self.reached)
 
     def reached(self, stage: str) -> None:
-        """Note in the timeline, and log, that the guest has reached a stage of its start."""
+        """Log that the guest has reached a stage of its start, and add it to the timeline."""
         self.start.journal.phase(stage, guest=self.guest.index)
         _log.info("%s after %.1f s", stage, time.monotonic() - self.begun)
 
     def set_clock(self) -> None:
-        """Have the guest set its clock, if its driver can."""
+        """Set the guest's clock, if its driver can."""
         if isinstance(self.each.driver, ClockDriver):
             self.each.driver.set_clock(self.guest.run_dir, self.deadline)
 
 
 def boot_one(boot: GuestBoot) -> int | None:
-    """Have a guest's source start it. Returns as :func:`boot_all`. Raises HostFault, Refused."""
+    """Start a guest from its source. Returns the same as :func:`boot_all`.
+
+    Raises HostFault, Refused.
+    """
     guest, source, start = boot.guest, boot.source, boot.start
     domain = Domain(guest.name, guest.uuid, boot.uri, start=partial(_do, boot, source.start))
     if source.remote:
@@ -293,7 +296,7 @@ def _hand_over_channels(boot: GuestBoot) -> None:
 
 
 def await_ready(boot: GuestBoot) -> None:
-    """Wait until the guest is ready. Raises HostFault with the last words of its console."""
+    """Wait until the guest is ready. Raises HostFault with the end of its console."""
     boot.begun = time.monotonic()
     try:
         _do(boot, boot.source.ready)
@@ -303,7 +306,7 @@ def await_ready(boot: GuestBoot) -> None:
 
 
 def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
-    """Call a source. What a plugin raises by mistake is a fault, for which a cold boot stands in.
+    """Call a source. Any other exception of a plugin becomes a HostFault, which allows a cold boot.
 
     Raises VtorqueError.
     """
@@ -318,7 +321,7 @@ def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
 
 
 def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
-    """Destroy what the source has started; return the guest's cold boot, under the same name."""
+    """Destroy the source's domain; return the guest's cold boot, under the same name."""
     start, source = boot.start, boot.source
     _log.warning("boot source %s: %s: the guest is booted anew", source.name, error)
     boot.until = 0.0  # should the source still be at work, it can do nothing more
@@ -337,14 +340,14 @@ def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
 
 
 def with_last_words(each: Prepared, error: HostFault) -> HostFault:
-    """Return the error with what the guest's console said last, while there still is one."""
+    """Return the error with the last lines of the guest's console, if it still exists."""
     lines = console.tail(each.plan.state_dir / "console.log")
     said = (console.heading(each.plan.hostname), *(f"| {line}" for line in lines))
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
 def _end(start: Start, boot: GuestBoot) -> None:
-    """End a guest that is not waited for any more, since another has failed."""
+    """Destroy a guest because another guest has failed."""
     with contextlib.suppress(HostFault):  # the teardown will say it
         hypervisor.destroy_domain(start.site.node.libvirt_uri, boot.guest.uuid, 5.0)
 
@@ -365,7 +368,7 @@ def _in_parallel(
     work: Callable[[GuestBoot], T],
     stop: Callable[[GuestBoot], None] = lambda _: None,
 ) -> list[T]:
-    """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
+    """Do the work for all guests at once; if one fails, ``stop`` the others and raise its error."""
 
     def one(each: GuestBoot) -> T:
         with log.about(guest=each.guest.index):

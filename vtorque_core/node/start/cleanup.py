@@ -1,6 +1,6 @@
-"""Release what starts leave: killed ones, failed ones, and jobs that ended without an epilogue.
+"""Release resources of killed and failed starts, and of jobs that ended without an epilogue.
 
-As root in the prologue, under the job's lock. Most starts release nothing and do not import this.
+As root in the prologue, under the job's lock.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 def earlier_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
-    """Release what a killed prologue of this job has left. Raises as :func:`release_job`."""
+    """Release the resources of a killed prologue of this job. Raises as :func:`release_job`."""
     _tell(site, plugins, release_job(site.paths, job.id))
 
 
 def ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
-    """Release what jobs hold on this node that have ended without an epilogue."""
+    """Release the resources of jobs that ended without an epilogue on this node."""
     results = reap(
         site.paths,
         lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
@@ -49,10 +49,10 @@ def _tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]
 
 
 def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release what the failed start acquired; keep only the proof, with the reason.
+    """Release the resources of the failed start, but keep the proof with the reason.
 
-    There is a proof at every moment. A job shell that waits and finds none would end the job with
-    exit status 120, as if the prologue had been skipped.
+    The proof exists at every moment, because a job shell without a proof reports a skipped prologue
+    (exit status 120).
     """
     path = site.paths.journal / f"{told.job.key}.jsonl"
     try:

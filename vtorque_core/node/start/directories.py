@@ -32,8 +32,8 @@ def wanted(site: Site) -> list[tuple[Path, int]]:
 def after_a_reboot(site: Site) -> None:
     """Create the directories that a reboot removes (``/run`` is in memory). For every root hook.
 
-    Does not repair directories on disk that others can write, such as the pool: their contents may
-    have been changed, so the admin must act.
+    Does not repair directories on disk that others can write, because their contents may have been
+    changed.
     """
     for directory, mode in wanted(site):
         in_memory = directory.is_relative_to(site.paths.run)
@@ -55,7 +55,7 @@ def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
 
 
 def make(directory: Path, mode: int, owner: int = 0) -> None:
-    """Create the directory or correct its mode. Raises HostFault if something else is there."""
+    """Create the directory or correct its mode. Raises HostFault if the path is something else."""
     make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")

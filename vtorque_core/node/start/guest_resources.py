@@ -36,7 +36,7 @@ def domain_spec(
 def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
     """Return the resources of a guest's own disk; none for a warm guest.
 
-    If the boot source brings the disk, only the tmpfs for it.
+    If the boot source brings the disk, only its tmpfs.
     """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
@@ -74,7 +74,7 @@ def daemons(each: Prepared) -> Iterable[Resource]:
 
 
 def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = True) -> None:
-    """Acquire the directories, images and resources of all guests, journaled one by one.
+    """Acquire the directories, images and resources of all guests, and journal each one.
 
     ``guard``: keep guests from the node's services, on each of the site's networks.
     """
@@ -102,7 +102,7 @@ def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = Tru
 
 
 def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
-    """Yield what one guest needs. ``guards``: of all networks, since one makes the node track."""
+    """Yield the resources of one guest. ``guards``: of all networks."""
     yield from root_disks(each, site)
     yield from daemons(each)
     for nic in each.merged.lists(Interface):

@@ -1,8 +1,8 @@
-"""The root prologue: starts a job's guests, and proves to the job shell that they are ready.
+"""Root prologue: start a job's guests, and write the proof for the job shell.
 
 Runs as root on the node, once per job attempt and node, under the job's lock. If the start fails,
-its resources are released, and the adapter reports the outcome to the batch system. The job shell
-finds the reason in the proof file.
+its resources are released, the adapter reports the outcome to the batch system, and the proof has
+the reason.
 
 If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
 this order: release all resources, write the proof ``requeued``, release the job's lock, wait until
@@ -92,7 +92,7 @@ class Hook:
 
     @property
     def waits(self) -> bool:
-        """True if the hook's exit code can still report a failure: it neither returned nor died."""
+        """True if the hook's exit code can still report a failure, because the hook still runs."""
         return self._own or self._pid == os.getppid()
 
     def let_return(self) -> None:
@@ -141,7 +141,7 @@ def _requeue(
 
 
 def _has_come(job: BatchJob, site: Site) -> bool:
-    """Return True if a guest of this attempt has migrated here, or is about to."""
+    """Return True if a guest of this attempt has migrated to this node, or is about to."""
     with contextlib.suppress(JournalError):
         mine = [s for s in find(site.paths, job.id) if s.header.job.attempt == job.attempt]
         return any(mark.name == ARRIVES for state in mine for mark in state.phases)
@@ -170,7 +170,6 @@ def _attempt(
     hook: Hook,
 ) -> tuple[Outcome, str, Proof | None]:
     def reap_gone() -> None:
-        """Release resources of jobs that ended without an epilogue."""
         from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
         cleanup.ended_jobs(job, site, plugins, adapter)

@@ -1,7 +1,6 @@
 """Receive migrating guests on the destination node, for a plugin. As root.
 
-``vtorque hook receive`` calls ``vtorque_receive``. The plugin defines the protocol with the source
-node.
+``vtorque hook receive`` calls ``vtorque_receive`` of the plugin, which defines the protocol.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Warm guests in the core: a job claims one, or one ends to make room for a job. As root.
+"""Claim a warm guest for a job, or end it to make room. As root.
 
 A warm guest has its own journal without a job (``JobHeader.spare``). It is paused, has free device
-slots, and has no user, share, address or secret. A plugin decides which one fits a guest
-(``vtorque_rendered_sources``). The core ensures that only one job claims it: a record in the job's
-journal and a mark in the warm guest's journal are written under the node's lock.
+slots, and has no user, share, address or secret. A plugin chooses it for a guest
+(``vtorque_rendered_sources``). Only one job can claim it, because its journal is marked under the
+node's lock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
-    """Return the guests with the sources that plugins offer, and with the domains that they adopt.
+    """Return the guests with the sources that plugins offer, and the domains that these adopt.
 
     Ends the warm guests in ``gone``, whose memory the job needs, unless the job adopts them. Raises
     Conflict, or InUse if one does not end.
@@ -72,7 +72,6 @@ def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str])
 
 
 def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None:
-    """Raise HostFault for an offer that a plugin may not make."""
     for offer in offers:
         if offer.index not in indexes:
             raise HostFault(
@@ -86,11 +85,7 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
 def _with_offer(
     start: Start, each: Prepared, offers: Sequence[Offer], free: dict[str, JournalState]
 ) -> Prepared:
-    """Return a guest with its first available source. Hold the node's lock.
-
-    The record and the mark in the warm guest's journal are written together, so that no other job
-    adopts it.
-    """
+    """Return a guest with its first available source. Hold the node's lock."""
     guest, paths = each.plan, start.site.paths
     for source in [offer.source for offer in offers if offer.index == guest.index]:
         if guest.request.needs & source.forbids:
@@ -118,7 +113,7 @@ def _make_room(paths: Paths, key: str) -> None:
 
 
 def end_unless_taken(paths: Paths, key: str) -> bool:
-    """End a warm guest, even while it boots; return True if no job had it. Raises HostFault.
+    """End a warm guest, even during its boot; return True if no job had it. Raises HostFault.
 
     Waits for the booting process, which fails without its domain.
     """
@@ -162,7 +157,6 @@ def _uids(spare: JournalState) -> list[int]:
 
 
 def _uid_fits(spare: JournalState, guest: GuestPlan, site: Site) -> bool:
-    """Return True if the warm guest's uid is of the same range as the guest's would be."""
     uids, first = _uids(spare), site.node.guest_uids
     inside = bool(uids) and first > 0 and uids[0] in range(first, first + guest_uids.COUNT)
     return inside if guest.leased(guest_uids.POOL) else not uids
@@ -177,7 +171,7 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
 
 
 def main(state: str, run: str, key: str) -> int:
-    """End a warm guest unless a job has it, and print which."""
+    """End a warm guest unless a job has it, and print the result."""
     try:
         gone = end_unless_taken(Paths(Path(state), Path(run)), key)
     except VtorqueError as error:

@@ -2,9 +2,9 @@
 
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
-``KEEPER`` names the node-wide process (``<run>/<name>.lock``); when it has ended, the reaper ends
-the guest. ``KEY=VALUE`` is as with ``-vm``. Prints the guest's key and exits with 0 when the guest
-is paused and waits. Otherwise prints the reason, releases everything and exits with 1.
+``KEEPER`` names a node-wide process (``<run>/<name>.lock``); when it has ended, the reaper ends the
+guest. ``KEY=VALUE`` is as with ``-vm``. When the guest is paused, prints its key and exits with 0.
+Otherwise prints the reason, releases everything and exits with 1.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ _NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
 
 
 def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
-    """Return the key of a waiting guest.
-
-    Raises Refused and HostFault after releasing everything.
-    """
+    """Boot a warm guest and return its key. On Refused and HostFault, everything is released."""
     node = socket.gethostname()
     job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
     with job_lock(site.paths, job.id):
@@ -129,7 +126,6 @@ def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
 
 
 def _schedule(guest: GuestPlan, nice: int) -> None:
-    """Set the nice value of all threads of the guest's QEMU."""
     process = process_of(guest.name, guest.uuid)
     for thread in threads(process) if process else ():
         with contextlib.suppress(ProcessLookupError):

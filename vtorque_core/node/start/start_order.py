@@ -1,7 +1,6 @@
 """Start a job's guests on this node, phase by phase and journaled.
 
-As root in the prologue, under the job's lock. The prologue handles the exceptions: it releases
-resources and reports.
+As root in the prologue, which handles the exceptions.
 """
 
 from __future__ import annotations
@@ -78,9 +77,6 @@ def start_job(
 ) -> None:
     """Boot all guests of the job on this node and write the ready proof.
 
-    Raises Refused and HostFault, also from plugins. The journal then names the resources to
-    release.
-
     Args:
         job: the job.
         site: the site config.
@@ -89,6 +85,9 @@ def start_job(
         reap_gone: called if resources are in use.
         let_hook_return: called when the hook may return (:class:`Detach`).
         arriving: sources of guests that migrate to this node.
+
+    Raises:
+        Refused, HostFault: the start failed; the journal names the resources to release.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -116,7 +115,7 @@ def start_job(
 
 @contextlib.contextmanager
 def blame(start: Start) -> Iterator[None]:
-    """Make a HostFault in this context blame the node or not, depending on the phase."""
+    """Set in a HostFault of this context whether it blames the node, depending on the phase."""
     try:
         yield
     except HostFault as error:
@@ -135,7 +134,6 @@ def _start(
     let_hook_return: Callable[[], None],
     arriving: Sequence[BootSource],
 ) -> None:
-    """Go through the phases of a start until guests are ready or wait for the script."""
     site, plugins = start.site, start.plugins
     start.enter("plan")
     secret = plan.load_secret(site.paths.secret)
@@ -218,7 +216,6 @@ def _lease(
 
 
 def _leave_cores(placements: Sequence[Placement]) -> None:
-    """Keep helper processes that start later off the guests' exclusive cores."""
     helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
     if helpers:
         os.sched_setaffinity(0, helpers)
@@ -248,7 +245,6 @@ def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
 def _keep_facts(
     start: Start, job: BatchJob, wanted: JobRequest, prepared: Sequence[Prepared]
 ) -> None:
-    """Keep the facts of the job for its owner."""
     guests = [
         {"rank": g.rank, "index": g.index, "hostname": g.hostname, "domain": g.name}
         | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
@@ -277,7 +273,6 @@ def _keep_facts(
 
 
 def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
-    """Return properties of guests that prevent saving the job on this node."""
     stays = not isinstance(prepared[0].driver, LeavableDriver)
     kind = [f"guests of type {prepared[0].plan.image.guest_type}"] if stays else []
     return [*_lacking("save", prepared), *kind]
@@ -296,7 +291,6 @@ def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
-    """Return the proof for the job shell while the guests start."""
     return Proof(
         job=start.job,
         state="starting",
@@ -325,7 +319,6 @@ def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
 
 
 def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:
-    """Let the job shell run the script in the guest ``first``."""
     detail = dict.fromkeys((*(each.text for each in notices), *start.warnings))
     guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir, g.image.name) for g in start.guests)
     ready = replace(
