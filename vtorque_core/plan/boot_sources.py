@@ -27,7 +27,7 @@ def offered(
 ) -> list[BootSource]:
     """Return the boot sources that a plugin offers before placement.
 
-    Raises Refused unless there is one per guest.
+    Raises Refused unless their number is 0 or that of the guests.
     """
     sources = plugins.collect_from_one(
         hooks.vtorque_boot_sources, job=job, request=request, image=image, user=user, site=site

@@ -1,7 +1,4 @@
-"""Assign guests' addresses by the site's plan.
-
-Every node computes the same addresses for the same (node, slot, guest), without communication.
-"""
+"""Assign guests' addresses by the site's config, without communication between nodes."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ _METRIC = 2000
 
 
 def of_site(site: Site) -> dict[str, AnyNetwork]:
-    """Return the networks of every guest in NIC order; ``[network]`` has an empty name.
-
-    Without ``[network]`` there are none.
-    """
+    """Return the networks of every guest in NIC order; ``[network]`` has an empty name."""
     if site.network.kind == "none":
         return {}
     networks: dict[str, AnyNetwork] = {"": site.network}
@@ -59,7 +53,7 @@ def table(name: str) -> str:
 
 
 def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolClaim]:
-    """Yield the claims for a guest's addresses. Raises HostFault if the plan has no room."""
+    """Yield the claims for a guest's addresses. Raises HostFault if the subnet is too small."""
     for name, network in of_site(site).items():
         wanted = claim(network, job, guests, index, name)
         if wanted is not None:
@@ -106,7 +100,7 @@ def peers(
     """Return (hostname, ip) of all guests of the job in one network, by rank.
 
     The ip is empty for guests on other nodes without an assigned address; a single-node job omits
-    them. Raises HostFault if the plan has no room, Refused if two guests get the same address.
+    them. Raises HostFault if the subnet is too small, Refused if two guests get the same address.
     """
     network = of_site(site).get(name)
     if network is None:
@@ -177,8 +171,8 @@ def claim(
 ) -> PoolClaim | None:
     """Return the claim for a guest's address, or None if the site assigns none.
 
-    A single-node job gets any free address of this node; the addresses of a larger job are fixed,
-    see :func:`address_of`. Raises HostFault if the plan has no room.
+    A single-node job gets any free address of this node; a larger job has fixed addresses, see
+    :func:`address_of`. Raises HostFault if the subnet is too small.
     """
     if not assigns(network):
         return None
@@ -193,9 +187,9 @@ def address_of(
 ) -> str:
     """Return the address of a guest on any node of the job, the same on all nodes.
 
-    With static addressing it follows from the job id, in the upper half of the node's addresses.
-    Consecutive jobs get different ones, and single-node jobs start at the lower end. If the address
-    is in use, the start fails on that node. Raises HostFault.
+    A static address is computed from the job id, in the upper half of the node's addresses.
+    Therefore consecutive jobs get different ones, and single-node jobs start at the lower end. If
+    the address is in use, the start fails on that node. Raises HostFault.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)

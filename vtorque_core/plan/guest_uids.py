@@ -1,7 +1,7 @@
 """Run each guest's QEMU with its own uid from the site's range.
 
-A guest that breaks out of QEMU can then open nothing of other guests, even without AppArmor or
-SELinux. The uid is leased before any file is made for it, until everything of the job is released.
+A guest that breaks out of QEMU can then open no file of other guests, even without AppArmor or
+SELinux. The uid is leased until everything of the job is released.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ POOL = "qemu-uid"
 
 
 def free(site: Site) -> tuple[str, ...]:
-    """Return the unused uids of the site's range in random order; empty without a range.
-
-    Otherwise the next guest would mostly get the uid of the last one.
-    """
+    """Return the unused uids of the site's range, in random order to avoid reuse."""
     first = site.node.guest_uids
     if not first:
         return ()
@@ -41,7 +38,7 @@ def free(site: Site) -> tuple[str, ...]:
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the guest's uid, if the site has a range.
 
-    An aarch64 guest that boots a disk has none, because libvirt creates its UEFI variables for the
+    An aarch64 guest that boots a disk gets none, because libvirt creates its UEFI variables for the
     user in qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):

@@ -1,6 +1,6 @@
 """Plan a job's guests: image, names, shares, claims, context. As root on the node.
 
-Acquires nothing except the leases that the ledger journals.
+Acquires nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Prepared:
 
     @property
     def unless(self) -> Mapping[str, tuple[str, ...]]:
-        """For each variable the user's variables that replace it."""
+        """For each variable, the user's variables that replace it."""
         found = [item for item in self.items if isinstance(item, EnvVar)]
         return {item.name: item.unless for item in found if item.unless}
 
@@ -159,8 +159,6 @@ def plan_guests(
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, before placement.
 
-    Raises Refused for requests that this node can never satisfy, otherwise HostFault.
-
     Args:
         job: the job.
         request: the request, possibly without numbers.
@@ -171,6 +169,10 @@ def plan_guests(
         machine: the node's topology; None: on a submit host.
         granted: resources per node, on a submit host.
         arriving: sources of guests that migrate to this node, in order.
+
+    Raises:
+        Refused: this node can never satisfy the request.
+        HostFault: any other error.
     """
     cache = Path(site.images.cache) if site.images.cache else None
     accept = signature.acceptor(site.images.signers)
@@ -307,7 +309,7 @@ def _same_addresses(
 
 
 def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
-    """Return notices of advice on NUMA nodes (:class:`RamClaim`) that the ledger did not follow."""
+    """Return notices about advised NUMA nodes (:class:`RamClaim`) that were not available."""
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
@@ -356,8 +358,7 @@ def peer_guests(
 ) -> list[PeerGuest]:
     """Return all guests of the job in rank order.
 
-    If nodes have different numbers of CPUs, guests have the size that they would have on a node
-    like this one.
+    With ``vcpus=job``, sizes follow each node's number of CPUs.
     """
     first = guests[0]
     request, count = first.request, first.guests_per_node
@@ -409,7 +410,7 @@ def context_of(
 ) -> list[ContextItem]:
     """Return all context items of a guest; ``batch`` are those of the batch system.
 
-    Raises Refused naming plugin and item if the guest type does not support one.
+    Raises Refused, naming plugin and item, if the guest type does not support one.
     """
     supports = plugins.guest_type(guest.image.guest_type).supports
     items: list[ContextItem] = [

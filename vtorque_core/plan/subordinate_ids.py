@@ -36,7 +36,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
     Args:
         name: the user.
         uid: the user's id.
-        base: ``[node] subordinate_ids``. The id is this plus the uid. 0: the first id that both
+        base: ``[node] subordinate_ids``, to which the uid is added. 0: the first id that both
             tables assign to the user; they must be the same on all nodes.
         tables: subuid(5) and subgid(5).
 
@@ -59,7 +59,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
-    """Return the method as text, equal on all nodes with the same method."""
+    """Return a text that is equal on all nodes with the same method."""
     if base:
         return f"{base} + uid"
     lines = sorted(f"{number} {line}" for number, t in enumerate(tables) for line in ranges(t))

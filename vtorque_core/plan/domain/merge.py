@@ -1,7 +1,4 @@
-"""Merge the domain elements of all plugins for one guest, or report conflicts.
-
-Pure. The result does not depend on the order of plugins.
-"""
+"""Merge the domain elements of all plugins for one guest, or report conflicts. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     """Merge the elements of one guest.
 
     List elements are appended: the core's, then each plugin's by name. Single elements are merged
-    by field: None sets nothing.
+    by field, without None.
 
     Raises:
         Conflict: two contributions contradict each other; names both distributions.

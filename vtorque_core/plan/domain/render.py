@@ -1,7 +1,7 @@
 """Render a guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
 
-All values are escaped in all templates, and characters that XML 1.0 cannot represent are refused.
-Pure except for reading templates. A site may replace templates: see :func:`render`.
+Templates escape all values, and characters that XML 1.0 cannot represent are refused. A site may
+replace templates: see :func:`render`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ESCAPED = re.compile("[&<>\"'\t\n\r]")
 
 @dataclass(frozen=True)
 class DomainSpec:
-    """Decisions of the core about a guest's domain.
+    """The core's decisions about a guest's domain.
 
     Attributes:
         qemu_user: QEMU's group, and its user if the plan has no uid. libvirt then changes no
@@ -136,7 +136,7 @@ def render(
 
 
 def pluggable(element: Element) -> bool:
-    """Return True for devices that can be plugged into a running guest: all but its root disk."""
+    """Return True for devices that can be plugged into a running guest."""
     disk = isinstance(element, Disk) and element.name != "root"
     return disk or isinstance(element, Filesystem | Interface)
 
@@ -155,8 +155,8 @@ def without_pluggable(merged: MergedDomain) -> MergedDomain:
 def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
     """Return the domain XML without pluggable devices and without anything specific to a job.
 
-    Guests with equal base XML differ only in things that a running guest can get. For guests
-    without exclusive cores, ``placement.own`` is omitted.
+    A warm guest fits a job if both have the same base XML. ``placement.own`` is omitted for guests
+    without exclusive cores.
     """
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())
@@ -170,7 +170,7 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
 
 
 def metadata(xml: str) -> str:
-    """Return the metadata of a rendered domain as libvirt's setMetadata takes it: no prefix."""
+    """Return the metadata of a rendered domain without prefix, for libvirt's setMetadata."""
     ours = xml[xml.index("<vtorque:job") : xml.index("</metadata>")].strip()
     return re.sub("(</?)vtorque:", r"\1", ours).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
 
@@ -184,7 +184,7 @@ def plugged(
 ) -> tuple[str, ...]:
     """Return the XML of each device to plug in: disks last, then the guest type's own.
 
-    libvirt assigns the addresses. Raises as :func:`render`.
+    Raises as :func:`render`.
     """
     environment = _environment(overrides)
     items = [item for item in merged.items if pluggable(item.element)]
@@ -241,7 +241,6 @@ def _loader(overrides: Path | None) -> Callable[[str], str | None]:
 
 
 def _escape(value: Any) -> Markup:
-    """Return a value as XML text. Markup is already escaped."""
     from markupsafe import Markup  # noqa: PLC0415
 
     if isinstance(value, Markup):
@@ -379,7 +378,6 @@ def _count_of(merged: MergedDomain, kind: type[IoThreads] | type[NetQueues]) -> 
 
 
 def _pin_values(guest: GuestPlan, merged: MergedDomain) -> dict[str, Any]:
-    """Return the variables of domain.xml.j2 for pinning, numatune and cpu."""
     place = guest.placement
     vcpu = place.cores.get("vcpu", ())
     emulator = place.cores.get("emulator", ()) or place.share or vcpu
@@ -397,14 +395,13 @@ def _pin_values(guest: GuestPlan, merged: MergedDomain) -> dict[str, Any]:
 
 
 def _vcpupin(vcpus: int, cores: tuple[int, ...], *, own: bool) -> list[tuple[int, str]]:
-    """Return (vCPU, host CPUs): one each for exclusive CPUs, otherwise all CPUs for all."""
     if own and len(cores) == vcpus:
         return [(number, str(core)) for number, core in enumerate(cores)]
     return [(number, _cpuset(cores)) for number in range(vcpus)] if cores else []
 
 
 def _shape(vcpus: int, place: Placement) -> tuple[int, int, int]:
-    """Return sockets, cores and threads for the guest, as its vCPUs lie on the host.
+    """Return sockets, cores and threads for the guest, like those of its CPUs on the host.
 
     One socket per NUMA cell, if the cells have equal sizes and consecutive vCPUs.
     """

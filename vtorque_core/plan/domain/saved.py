@@ -1,7 +1,7 @@
-"""Adapt the domain XML of a saved or migrating guest to its new place. Pure.
+"""Adapt the domain XML of a saved or migrating guest to its new place.
 
-libvirt refuses changes that the guest would see (virDomainDefCheckABIStability), and the earlier
-XML has the device addresses. This module compares what the job requests.
+libvirt refuses changes that the guest would see (virDomainDefCheckABIStability). This module checks
+what the job requests.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
 
 
 def _seen(device: Element) -> str:
-    """Return what identifies a device to the guest; for a NIC also its peer."""
+    """Return the text that identifies a device to the guest; for a NIC also its peer."""
     parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
     found = [each.get(key) for tag, key in parts for each in device.findall(tag)]
     if device.tag == "interface":
@@ -91,7 +91,6 @@ def _seen(device: Element) -> str:
 
 
 def _wired(nic: Element) -> Iterator[str]:
-    """Yield the network of a NIC, and whether its tap device is filtered."""
     for source in nic.findall("source"):
         kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
         yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # its bridge now is no matter

@@ -75,12 +75,12 @@ class Demand:
 
     @property
     def open_own(self) -> int:
-        """Number of exclusive CPUs that are not named."""
+        """Number of exclusive CPUs without a requested id."""
         return sum(c.count for c in self.cores.values() if c.own and not c.cpus)
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """CPUs that the guest names."""
+        """CPUs that the guest requests by id."""
         return tuple(cpu for cores in self.cores.values() for cpu in cores.cpus)
 
     @property
@@ -142,7 +142,6 @@ def _has(claims: Iterable[CoreClaim], use: str) -> bool:
 
 
 def _cores(claims: Sequence[CoreClaim]) -> Cores:
-    """Merge the claims for one use. The last claim beyond sharing provides the key."""
     wanting = [c for c in claims if c.exclusive or c.cpus or c.whole_cores or c.at_most]
     key = (wanting or claims)[-1].key
     count = max(c.count for c in claims)
@@ -171,7 +170,6 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
 
 
 def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
-    """Return the common value, or None. Raises Refused naming both keys."""
     found = [(value, key) for value, key in opinions if value is not None]
     for value, key in found[1:]:
         if value != found[0][0]:

@@ -41,7 +41,6 @@ def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> l
 
 
 def _ownable(share: NodeShare, taken: Taken) -> frozenset[int]:
-    """Return the CPUs that a guest of this job can have exclusively."""
     others = {cpu for cpu, jobs in taken.shares.items() if jobs}
     return frozenset(share.usable) - taken.own - others - set(share.reserved)
 
@@ -53,7 +52,7 @@ def _rooms(
     ownable: frozenset[int],
     floating: frozenset[int],
 ) -> list[Room]:
-    """Return the free resources of each NUMA node, without the CPUs that guests name."""
+    """Return the free resources of each NUMA node, without the CPUs that guests request by id."""
     machine = share.machine
     named = {cpu for d in demands for cpu in (*d.fixed, *idle_beside(d, machine))}
     rooms = []
@@ -151,8 +150,6 @@ def _own_key(d: Demand) -> str:
 
 @dataclass
 class _Finish:
-    """Computes placements from home nodes and exclusive cores."""
-
     demands: Sequence[Demand]
     share: NodeShare
     taken: Taken
@@ -203,14 +200,13 @@ class _Finish:
         return tuple(sorted(chosen))
 
     def _cost(self, cpu: int, home: int | None) -> tuple[int, bool, int, tuple[int, ...], int]:
-        """Return the sort key of CPUs to float on: few other jobs, near, whole cores together."""
+        """Return a sort key that prefers CPUs with few other jobs, near ones, and whole cores."""
         away = home is not None and self.machine.nodes_of((cpu,)) != (home,)
         core = self.machine.siblings(cpu)
         crowd = self.taken.shares.get(cpu, 0)
         return crowd, away, sum(self.taken.shares.get(c, 0) for c in core), core, cpu
 
     def _near(self, guest: int) -> tuple[int, ...]:
-        """Return the shared CPUs of the guest's node if they suffice, otherwise all of the job."""
         home = self.homes.get(guest)
         if home is None:
             return self.floating
@@ -239,10 +235,7 @@ class _Finish:
         return self.machine.nodes_of(own or self.floating)
 
     def _memory(self) -> list[tuple[dict[int, int], dict[int, int]]]:
-        """Return MiB by NUMA node of ordinary memory and huge pages, for each guest.
-
-        On the home node, or spread over the nodes of the CPUs.
-        """
+        """Return MiB by NUMA node of ordinary memory and huge pages, for each guest."""
         rooms = _rooms(self.demands, self.share, self.taken, frozenset(), frozenset())
         free = {room.id: room.mib for room in rooms}
         huge = {room.id: dict(room.pages) for room in rooms}
@@ -316,7 +309,6 @@ class _Finish:
         )
 
     def _threads(self, cores: tuple[int, ...]) -> int:
-        """Return the number of SMT threads per core if equal for all cores of the guest."""
         size = len(self.machine.siblings(cores[0]))
         parts = [cores[i : i + size] for i in range(0, len(cores), size)]
         alike = all(tuple(sorted(p)) == tuple(sorted(self.machine.siblings(p[0]))) for p in parts)

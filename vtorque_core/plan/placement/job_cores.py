@@ -30,9 +30,9 @@ class NodeShare:
         cpu_count: number of the job's CPUs, if known.
         mem_mib: memory limit of the job, if any.
         reserve_cores, reserve_mib: reserved for the host. If the job's ids are known, guests may
-            float over reserved CPUs, but not have them exclusively.
+            share reserved CPUs, but not have them exclusively.
         exclusive: without known ids the ledger gives the node to one user at a time.
-        whole_node: the batch system runs no other job here.
+        whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
     """
 
@@ -56,12 +56,12 @@ class NodeShare:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """CPU ids for the job's guests if no other job were here."""
+        """CPU ids for the job's guests if the node had no other job."""
         return self.cpus or tuple(c for c in self.machine.cpus if c not in self.reserved)
 
     @property
     def counted(self) -> bool:
-        """True if the job has a number of CPUs but no ids, so that the ledger chooses them."""
+        """True if the batch system grants a number of CPUs, and the ledger chooses them."""
         return not self.cpus and self.cpu_count is not None and not self.whole_node
 
     @property
@@ -94,7 +94,7 @@ class NodeShare:
 
     @property
     def alone(self) -> bool:
-        """True if no other user can have guests here at the same time."""
+        """True if no other user can have guests on the node at the same time."""
         return self.exclusive and not self.cpus
 
 

@@ -1,7 +1,7 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
-There is no ledger file. The open lease records of all journals, read under the node's lock, are the
-ledger. An item belongs to one job at a time. Pools of the ledger besides those of claims:
+The open lease records of all journals are the ledger. They are read under the node's lock. An item
+belongs to one job at a time. Besides the pools of claims, the ledger has:
 
     core    exclusive host CPU: item is its id, use (idle: an SMT sibling), and for a resizable use
             least, most, cpus (candidates)
@@ -51,14 +51,21 @@ def place(
 ) -> list[Placement]:
     """Return a placement for each guest, leased in ``journal``; all or nothing.
 
-    As root, before anything else of the job is acquired. ``claims`` are those of each guest, by its
-    index on this node. Spare guests (:func:`vtorque_core.records.reading.spares`) hold what they
-    have only while no job needs it: ``gone`` gets the keys of those that must end before the job's
-    guests start. None: the guests to place are spare themselves, and none gives way. ``away``: what
-    is taken though no journal says so.
+    As root, before the job acquires other resources.
 
-    Raises Refused if they can never fit this job's share of this node, InUse if something is only
-    taken now (or the node is another user's alone), HostFault.
+    Args:
+        journal: the job's journal.
+        claims: the claims of each guest, by its index on this node.
+        share: the job's share of this node.
+        paths: vTorque's directories.
+        gone: gets the keys of warm guests that must end before the job's guests start. None: the
+            guests to place are warm themselves, and end no others.
+        away: items in use that no journal names.
+
+    Raises:
+        Refused: the guests can never fit the job's share.
+        InUse: a resource is in use, or the node is exclusively another user's.
+        HostFault: any other error.
     """
     try:
         plan(claims, share, Taken())
@@ -119,8 +126,8 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
 def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Taken:
     """Return the resources that these journals' leases hold.
 
-    Not counted are the memory of claimed warm guests, which is part of the job's lease, warm guests
-    in ``without``, and CPUs of suspended jobs.
+    Does not count the CPUs of suspended jobs, warm guests in ``without``, and the memory of claimed
+    warm guests, which is part of the job's lease.
     """
     taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
@@ -215,8 +222,7 @@ def resize(
     """Change the number of a guest's exclusive cores, within its claim and the job's share.
 
     As root. Acquires the job's lock, then the node's. The result is as near to ``count`` as
-    possible. Cores that the guest already has are pinned again, which repairs an interrupted
-    resize.
+    possible. Existing cores are pinned again, which repairs an interrupted resize.
 
     Args:
         paths: the site's paths.
@@ -257,7 +263,6 @@ def resize(
 
 
 def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
-    """Return the additional CPUs for a use, if any."""
     most = int(mine[0].args["most"])
     floating, keep = _floating(state)
     busy = {cpu for cpu, jobs in others.shares.items() if jobs}

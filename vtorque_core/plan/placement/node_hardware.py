@@ -73,8 +73,8 @@ def pin(
     Threads without CPUs are not changed. Raises HostFault.
 
     Args:
-        uri: of libvirt.
-        uuid: of the domain.
+        uri: libvirt's URI.
+        uuid: the domain's UUID.
         vcpus: CPUs by vCPU number.
         emulator: CPUs of the emulator.
         iothreads: CPUs of all I/O threads.
@@ -103,8 +103,8 @@ def pin(
 def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
     """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
 
-    Guest root can make QEMU wait for the job's daemons, which the user can stop. libvirt itself
-    would wait forever, and each later call 30 s.
+    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs when guest root makes
+    it wait for a daemon that the user has stopped.
     """
 
     def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
@@ -120,5 +120,4 @@ def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | No
 
 
 def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:
-    """Return a CPU set for libvirt-python: a boolean per CPU."""
     return tuple(number in cpus for number in range(size))

@@ -1,8 +1,8 @@
 """Choose the NUMA node and the cores of each guest. Pure.
 
-A node fits a guest if it has enough cores, memory and huge pages. As few guests as possible cross
-nodes, and guests are distributed over nodes. The search is exact while it is short (equal guests
-are one case); otherwise the first fitting node is used.
+A node fits a guest if it has enough cores, memory and huge pages. The search minimizes the number
+of guests that cross nodes, and distributes guests over nodes. If an exact search takes too long,
+each guest gets the first fitting node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Room:
         mib: ordinary memory.
         pages: MiB of free huge pages by size in KiB.
         floating: shared CPUs minus the vCPUs placed on them.
-        guests: number of the job's guests here.
+        guests: number of the job's guests on the node.
     """
 
     id: int
@@ -58,7 +58,7 @@ def take(
 ) -> Cut | None:
     """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
 
-    Uses whole cores first, then parts of a core that is already divided. With ``whole`` uses only
+    Uses whole cores first, then parts of a core that is already divided. With ``whole``, uses only
     whole cores and leaves their other siblings idle. ``full`` returns True for a whole core.
     """
     fulls = [group for group in groups if full(group)]
@@ -92,7 +92,7 @@ class Search:
     Attributes:
         demands: of all guests on this node.
         full: returns True for a whole physical core.
-        fixed_nodes: nodes of the CPUs that each guest names.
+        fixed_nodes: nodes of the CPUs that each guest requests by id.
         misfits: unfulfilled preferences by node, for each guest.
         strict: whether each guest must not cross nodes.
     """

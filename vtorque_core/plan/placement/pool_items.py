@@ -99,8 +99,8 @@ def caches(
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
     """Return (level, bank, KiB) of each cache part of the guest, and their items. Raises NoFit.
 
-    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``). The
-    items are added to ``used``, those of this job's earlier guests.
+    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``). Items
+    are added to ``used``, which has those of the job's earlier guests.
     """
     parts = []
     items: list[str] = []

@@ -82,13 +82,13 @@ def _who_limits(share: NodeShare) -> str | None:
 
 
 def idle_beside(d: Demand, machine: Topology) -> tuple[int, ...]:
-    """Return the SMT siblings of the CPUs that a guest with whole cores names."""
+    """Return the SMT siblings of the CPUs that a guest with whole cores requests by id."""
     cores = [machine.siblings(cpu) for cpu in d.fixed] if d.whole else []
     return tuple(sorted({cpu for core in cores for cpu in core} - set(d.fixed)))
 
 
 def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[int]) -> None:
-    """Raise NoFit for the first named CPU, or its sibling, that is not available."""
+    """Raise NoFit for the first requested CPU, or its sibling, that is not available."""
     beside = [idle_beside(d, share.machine) for d in demands]
     named = Counter(
         cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
