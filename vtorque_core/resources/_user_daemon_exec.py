@@ -1,9 +1,9 @@
 """Turn one process into the user's daemon in a user namespace, then execute the daemon.
 
 :mod:`vtorque_core.resources.user_daemon` runs this program as host root with the JSON of
-:class:`Plan` as last argument. It is a separate program because the caller has threads, and fork is
-unsafe with threads. Every start of a guest waits for its imports, which are therefore few. Errors
-go to ``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
+:class:`Plan` as last argument. It is a separate program because fork is unsafe in the caller, which
+has threads. It has few imports, because every start of a guest waits for them. Errors are written
+to ``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
 descriptor closes without a line, the daemon was executed.
 
 Method (user_namespaces(7), capabilities(7)): root creates and owns the namespace, so the user has
@@ -139,7 +139,6 @@ def prctl(*arguments: int) -> None:
 
 
 def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[Any]) -> int:
-    """Make a system call without a libc function. Raises OSError."""
     typed = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
     return _checked(_libc.syscall(ctypes.c_long(number), *typed), what)
 
@@ -157,8 +156,8 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    It also applies to executed programs. libseccomp, which QEMU requires, also sets no_new_privs.
-    Calls of other architectures and of x32 kill the process. Raises OSError.
+    It also applies to executed programs. libseccomp also sets no_new_privs. Calls of other
+    architectures and of x32 kill the process. Raises OSError.
 
     Args:
         answers: the call, its errno, and conditions for its arguments.
@@ -179,7 +178,6 @@ def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]
 
 
 def _number(library: ctypes.CDLL, call: str) -> int:
-    """Return the number of a system call; below -1 if the architecture lacks it."""
     number = int(library.seccomp_syscall_resolve_name(call.encode()))
     if number == -1:
         raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp knows no {call}")
@@ -189,8 +187,8 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    virtiofsd drops its supplementary groups at its start, which would make files in directories of
-    such a group inaccessible. Raises OSError.
+    Otherwise virtiofsd would drop its supplementary groups, and could not access directories of
+    such a group. Raises OSError.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -310,7 +308,7 @@ def _open_source(plan: Plan) -> int:
 def _enter_own_namespace(plan: Plan) -> None:
     """Enter a user namespace without root, with the capabilities that root's launcher has.
 
-    It maps only the user's own ids, because others need root (user_namespaces(7)). Groups stay.
+    It maps only the user's own ids, because others need root (user_namespaces(7)).
     """
     unshare(CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", plan.uid_map), ("gid_map", plan.gid_map)):
@@ -326,7 +324,7 @@ def _open_source_as_user(plan: Plan) -> int:
     """Open the source on the host in a child with all of the user's ids.
 
     Root's effective ids do not suffice: NFS may squash root, and FUSE checks the real ids. Opening
-    it also triggers an automount.
+    also triggers an automount.
     """
     answer, child_answer = os.pipe()
     child_hold, hold = os.pipe()
@@ -380,8 +378,8 @@ def _copied(plan: Plan, host_source: int) -> int:
 def _mount_proc() -> None:
     """Mount a /proc for the new pid namespace, still as root.
 
-    libcap-ng reads /proc/PID/status. The host's /proc has another process at that pid, and may be
-    unreadable with hidepid.
+    libcap-ng reads /proc/PID/status, where the host's /proc shows another process, or nothing with
+    hidepid.
     """
     unshare(CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # or the host would see the next one

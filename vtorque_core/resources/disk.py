@@ -67,7 +67,7 @@ class Overlay(OneFile):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1), which does not open the image; root parses only the image's size.
+        """Run qemu-img(1) without opening the image. Root parses only the image's size.
 
         Raises HostFault if it fails or the file exists.
         """

@@ -1,6 +1,6 @@
 """All resource kinds of the core. They are released even if every plugin is gone.
 
-A package of its own imports none of them, since only the teardown needs all.
+Only the teardown needs all kinds, so the package does not import them.
 """
 
 from __future__ import annotations

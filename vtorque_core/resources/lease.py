@@ -53,10 +53,10 @@ class SpareUse(CoreResource):
     """A warm guest that the job has claimed. Its teardown is part of the job's.
 
     Written under the node's lock, so that only one job claims the guest
-    (:func:`vtorque_core.node.start.spare.take`).
+    (:mod:`vtorque_core.node.start.spare`).
 
     Attributes:
-        key: of the warm guest's journal.
+        key: key of the warm guest's journal.
     """
 
     kind = SPARE
@@ -78,7 +78,7 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a record names it.
 
-    Node-wide: the release by the last job removes a version without a name.
+    Node-wide: the last job's release removes the version if it has no name.
 
     Attributes:
         path: directory of the version in the pool or cache.
@@ -92,8 +92,8 @@ class ImageUse(CoreResource):
     def create(self) -> None:
         """Check that the version still exists. Raises HostFault.
 
-        Whoever removes a version reads the journals under the pool's lock. Either they see this
-        record, or this check sees that the version is gone.
+        Versions are removed under the pool's lock after reading the journals. Therefore the remover
+        sees this record, or this check sees that the version is gone.
         """
         version = Path(self.path)
         pool = version.parent.parent

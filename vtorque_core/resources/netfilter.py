@@ -1,14 +1,12 @@
 """Packet filter of a guest's NIC: its MAC and addresses, and its share of the kernel's tables.
 
 The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
-bridge family (nft(8)), which is loaded before the domain starts. libvirt's ``clean-traffic`` does
-the same and costs 1.0 s more per start and 0.7 s per stop of a guest (measured with libvirt 9.0);
-this costs 0.02 s. A table of the inet family with the same name limits how many connections of the
-guest the node tracks.
+bridge family (nft(8)), which is loaded before the domain starts. This takes 0.02 s, libvirt's
+equivalent ``clean-traffic`` 1.7 s per start and stop (libvirt 9.0). A table of the inet family with
+the same name limits the guest's tracked connections.
 
 One table of the inet family per guest network closes the node's own services to guests. Each start
-loads this table again in the same transaction as the guest's, because a reboot or ``nft flush
-ruleset`` removes it.
+loads it again, because a reboot or ``nft flush ruleset`` removes it.
 """
 
 from __future__ import annotations
@@ -45,17 +43,18 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 
 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
-    """Return the nft script that filters one guest's NIC; it replaces tables with that name.
-
-    Raises ValueError.
+    """Return the nft script that filters one guest's NIC, and replaces earlier tables.
 
     Args:
         tap: the name of the NIC's tap device, and of both tables.
         mac: the only MAC from which the guest may send.
         ip: the only IPv4 address from which the guest may send; None: the address is unknown.
-        connections: the limit of the guest's connections that the node tracks, at least 64; 0 if
-            the node tracks no connections.
+        connections: the limit of the guest's tracked connections, at least 64; 0 if the node tracks
+            none.
         ipv6: whether a guest whose address is unknown may send IPv6 (never as a router).
+
+    Raises:
+        ValueError: an argument is invalid.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -85,13 +84,10 @@ def _mark(mac: str) -> int:
 
 
 def forget_connections(mac: str) -> None:
-    """Delete a guest's entries in the node's connection tracking table.
+    """Delete a guest's entries in the node's connection tracking table. As root, on the node.
 
-    One netlink message makes the kernel delete all entries that have the guest's mark. Its format
-    is in linux/netfilter/nfnetlink.h and nfnetlink_conntrack.h. If the kernel refuses it, the
-    entries stay until their timeouts. A second call is harmless.
-
-    Privileges: root, on the node.
+    Sends one netlink message (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h) with the guest's
+    mark. If the kernel refuses it, the entries expire later.
     """
     # A header, IPCTNL_MSG_CT_DELETE with an acknowledgment, then CTA_MARK and CTA_MARK_MASK.
     message = struct.pack("=IHHIIBBH", 36, 0x102, 5, 0, 0, 0, 0, 0)
@@ -108,8 +104,8 @@ def filter_reserved_macs(tap: str) -> None:
     """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F.
 
     By default, a bridge learns the source MACs of these frames (IEEE 802.1Q, 8.6.3) and delivers
-    the frames to the node, through no hook of nftables that the filter uses. The bits of this mask
-    are the last digits of the MACs. The bridge rejects bit 1, and drops these pause frames itself.
+    the frames to the node, past the filter's hooks of nftables. The bits of this mask are the last
+    digits of the MACs. The bridge rejects bit 1, and drops these pause frames itself.
 
     Privileges: root, on the node. Called: after the NIC has joined its bridge.
     """
@@ -118,10 +114,10 @@ def filter_reserved_macs(tap: str) -> None:
 
 
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
-    """Return the nft script that keeps guests from the node's services; empty: nothing to guard.
+    """Return the nft script that keeps guests from the node's services, or an empty string.
 
-    Only a bridge that libvirt made is guarded: a site's own has its hosts behind it. As root.
-    Raises HostFault if the network is not up.
+    Guards only bridges that libvirt created, because a site's own bridge also connects hosts. As
+    root. Raises HostFault if the network is not up.
     """
     if network.kind != "network":
         return ""
@@ -153,12 +149,11 @@ def guard_table(network: str) -> str:
 
 
 def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str:
-    """Return the nft script that drops what guests on ``bridge`` send to the node itself.
+    """Return the nft script that drops packets from guests on ``bridge`` to the node itself.
 
-    Answers, ICMP (ping, path MTU, IPv6's neighbours) and ``ports`` (``tcp/2049``) pass; with
-    ``dhcp`` also DHCP and DNS of libvirt's dnsmasq. Ports of the node that DNAT forwards to another
-    place count as its own. Other forwarded packets pass. It replaces an earlier one. Raises
-    ValueError.
+    Allowed are replies, ICMP (ping, path MTU, IPv6's neighbours), ``ports`` (``tcp/2049``), with
+    ``dhcp`` also DHCP and DNS of libvirt's dnsmasq, and forwarded packets. Ports that DNAT forwards
+    to another host count as the node's own. Replaces an earlier table. Raises ValueError.
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")
@@ -176,26 +171,25 @@ def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str
 
 
 def load(script: str) -> None:
-    """Give a script to nft, all of it or nothing. Raises HostFault (nft missing or refusing)."""
+    """Load a script with nft in one transaction. Raises HostFault (nft missing or refusing)."""
     run_tool("nft", "-f", "-", stdin=script.encode())
 
 
 def unguard(network: str) -> None:
-    """Take the table of :func:`guard` away; none is fine. Raises HostFault."""
+    """Delete the table of :func:`guard` if it exists. Raises HostFault."""
     load(_NO_TABLE.format(guard_table(network)))
 
 
 def guarded(network: str) -> bool:
-    """Return whether the table of :func:`guard` is there. Raises HostFault (nft missing)."""
+    """Return True if the table of :func:`guard` exists. Raises HostFault (nft missing)."""
     return guard_table(network) in _guards()
 
 
 def sweep(uri: str) -> list[str]:
-    """Take away the tables of networks that are not up any more; return these tables' names.
+    """Delete the tables of networks that are not up, and return these tables' names. As root.
 
-    Such a table guards nobody, and another network may get the same bridge. A network that comes
-    back gets its own with its first guest. Networks that other installations of vTorque on this
-    host use keep theirs. As root. Raises HostFault.
+    Otherwise another network could get the same bridge. Keeps tables of networks that other
+    installations of vTorque on this host use. Raises HostFault.
     """
     tables = _guards()
     up = {guard_table(name) for name in hypervisor.network_names(uri)} if tables else set()

@@ -1,9 +1,8 @@
-"""A kind of what is acquired: the process that boots guests on the job shell's word.
+"""Resource: the process that boots guests when the job shell orders it.
 
-The prologue leaves it. It listens on the order's socket in the first guest's run directory; the
-job's user alone may connect, once. The guests are then booted as the prologue would have done it,
-and the answer carries their consoles. It ends after its answer, or with the job: the teardown ends
-it as any daemon.
+The prologue starts this process and returns. The process listens on a socket in the first guest's
+run directory, to which only the job's owner may connect, once. It boots the guests as the prologue
+would, and its answer carries their consoles. It ends after its answer, or at the teardown.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _PEER = struct.Struct("3i")  # struct ucred (unix(7), SO_PEERCRED): pid, uid, gi
 
 @dataclass(frozen=True)
 class Starter(Process):
-    """The process that boots a job's guests on the job shell's word: a fork of its prologue.
+    """Process, forked from the prologue, that boots a job's guests on the job shell's order.
 
-    ``uid``: the user whose word counts; ``boot`` gets it. Both are for :meth:`create` alone.
+    ``uid``: the user who may order; ``boot`` gets the order. Both are for :meth:`create` only.
     """
 
     kind = "starter"
@@ -44,7 +43,7 @@ class Starter(Process):
     boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()
 
     def create(self) -> None:
-        """Fork it. Raises HostFault if it does not listen."""
+        """Fork the process. Raises HostFault if it does not listen."""
 
         def locked(begun: Callable[[], None]) -> int:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,7 +56,7 @@ class Starter(Process):
             raise HostFault(f"{self.argv[0]} does not listen on {self.socket}")
 
     def serve(self, begun: Callable[[], None]) -> int:
-        """Listen, say that it has ``begun``, wait for the order, boot, answer; return 0."""
+        """Listen, call ``begun``, wait for the order, boot and answer. Return 0."""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.socket)
             os.chown(self.socket, self.uid, os.getegid(), follow_symlinks=False)
@@ -74,7 +73,7 @@ class Starter(Process):
 
 
 def _read(connection: socket.socket, uid: int) -> bytes | None:
-    """Return a whole order; None from anybody else, too long, too slow, or broken off."""
+    """Return a complete order; None if it is from another user, too long, too slow or truncated."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     if _PEER.unpack(credentials)[1] != uid:
         return None

@@ -1,9 +1,8 @@
 """Kill a user's stopped daemon, so that it cannot block libvirtd.
 
 QEMU does a handshake with each daemon before its guest runs, and when the guest is paused.
-Meanwhile it occupies one of libvirtd's few workers. Daemons of shares and disks belong to the user,
-who can stop them with kill(2). Batch systems do not stop them, because they are outside the job's
-session.
+Meanwhile it occupies one of libvirtd's few workers. The user can stop daemons of shares and disks
+with kill(2).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """Kill daemons of these lock files as soon as they are stopped, while in this context.
 
     After ``seconds`` (HANDSHAKE) all of them are killed, because one may wait for a user's file
-    system. As root. Raises a HostFault that says so instead of libvirt's error.
+    system. As root. Raises a HostFault that explains this.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # whether it stood still
@@ -83,7 +82,7 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
-    """Return True if the process is stopped or frozen, by the kernel's information only.
+    """Return True if the kernel reports the process as stopped or frozen.
 
     State T in /proc/PID/stat (proc(5)) means SIGSTOP. A batch system may freeze the control group
     instead: cgroup.events in version 2, freezer.state in version 1 (cgroup-v2.rst and

@@ -1,10 +1,9 @@
 """Run a daemon as the job's owner that serves the owner's data to QEMU over a Unix socket.
 
 Common code of virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and of the server of a
-user's disk (:mod:`vtorque_core.resources.user_disk`): the socket, which root creates for QEMU's
-user, the bounded log, start and stop. The daemon runs in a user namespace that root owns, so the
-user can neither trace nor change it. It is process 1 of a pid namespace, so killing it ends all its
-processes. A lock on its lock file identifies it.
+user's disk (:mod:`vtorque_core.resources.user_disk`). The daemon runs in a user namespace that root
+owns, so the user can neither trace nor change it. It is process 1 of a pid namespace, so killing it
+ends all its processes. A lock on its lock file identifies it.
 """
 
 from __future__ import annotations
@@ -215,11 +214,10 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
 
 
 def stop(lock_path: str, deadline: float) -> None:
-    """Kill the daemon that holds ``lock_path``; remove its socket and lock file.
+    """Kill the daemon that holds ``lock_path``; remove its socket and lock file. As root.
 
-    Idempotent, as root. Also works after an incomplete ``start``. Saves the log of a running
-    daemon. Raises HostFault if the daemon survives ``deadline`` (monotonic); nothing is removed
-    then.
+    Idempotent. Also works after an incomplete ``start``. Saves the log of a running daemon. Raises
+    HostFault if the daemon survives ``deadline`` (monotonic); nothing is removed then.
     """
     try:
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -335,7 +333,6 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
 def _await_ready(
     plan: _user_daemon_exec.Plan, ready: Callable[[bytes], bool], deadline: float
 ) -> None:
-    """Wait until the daemon accepts connections. The socket listens from before its start."""
     while lock_holder(plan.lock_fd) and time.monotonic() < deadline:
         if ready(_log_text(plan.log_fd)):
             return

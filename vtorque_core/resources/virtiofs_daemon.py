@@ -2,12 +2,10 @@
 
 virtiofsd runs as the job's owner in a user namespace that maps only a subordinate id for guest root
 and the owner's ids. Files that guest root creates belong to the subordinate id on the host. The
-kernel refuses device nodes and other owners, and other users' files are as inaccessible as to the
-owner.
+kernel refuses device nodes and other owners, and the daemon can access only the owner's files.
 
-There are two implementations. In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace.
-The Rust daemon (from 1.13) can confine itself only as 0, so it has the owner's ids as 0 and
-translates.
+In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace. The Rust daemon (from 1.13)
+can confine itself only as 0, so it has the owner's ids as 0 and translates.
 
 libvirt gets the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...`` with
 shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
@@ -62,10 +60,7 @@ class SharedDirectory(user_daemon.Service):
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return virtiofsd's arguments, without any path of the user.
-
-        The sandbox chroot needs one process, namespace two.
-        """
+        """Return virtiofsd's arguments, without any path of the user."""
         return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
@@ -79,9 +74,8 @@ class SharedDirectory(user_daemon.Service):
 def file_limit(ram_mib: int) -> int:
     """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
 
-    A guest needs more than 1 KiB of memory to cache a file, so one descriptor per KiB suffices; the
-    minimum is 100,000. Eight such daemons still leave an eighth of the node's files. By default the
-    kernel allows one file per 10 KiB of memory.
+    One descriptor per KiB of the guest's memory suffices; the minimum is 100,000. Eight such
+    daemons still leave an eighth of the node's files.
 
     Args:
         ram_mib: the guest's memory in MiB, divided by its number of shares.
