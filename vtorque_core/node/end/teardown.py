@@ -4,9 +4,9 @@ Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
 2. Records are released in reverse order, in parallel for several guests. A record waits for later
-records of its guest and of the whole job. Plugin code and blocking releases run in a child with a
-time limit.
-3. A failed release leaves its record open. Only records that the open record needs stay, too.
+   records of its guest and of the whole job. Plugin code and blocking releases run in a child with
+   a time limit.
+3. A failed release leaves its record open, and the records that it needs.
 4. When no record is open, the journal is deleted.
 """
 
