@@ -1,8 +1,8 @@
 """Public API for declaring modules, and the types that all plugin modules share.
 
-``vsub`` imports the declaring module of every enabled plugin on each submission, so this package
-imports little. The API for acting modules is in the other modules of the package. A name imported
-``as`` itself is exported (PEP 484).
+``vsub`` imports every enabled plugin's declaring module on each submission, so this package imports
+little. The API for acting modules is in the other modules of the package. A name imported ``as``
+itself is exported (PEP 484).
 """
 
 from vtorque_core.api.strategies import BatchSystem as BatchSystem

@@ -19,8 +19,8 @@ def unjournalled(default: Any = None) -> Any:
 class Resource:
     """Something acquired on a node that must be released. Subclass it as a frozen dataclass.
 
-    ``job.acquire(resource)`` writes the journal record and then calls :meth:`create`. Fields must
-    be JSON values: strings, ints, floats, bools, None and tuples of them.
+    ``job.acquire(resource)`` writes the journal record and then calls :meth:`create`. Fields are
+    JSON values: strings, ints, floats, bools, None and tuples of them.
 
     Privileges: root, on the node; the job's owner on a personal site.
     """
@@ -49,7 +49,7 @@ class Resource:
     def release(self) -> None:
         """Release the resource, using the journaled fields only.
 
-        Another process calls this, without plan or site config. It must succeed when called twice
+        Called in another process, without plan or site config. It must succeed when called twice
         and after an incomplete ``create()``.
 
         Raises:
@@ -72,8 +72,8 @@ class CoreResource(Resource):
     Attributes:
         blocking: True if ``release()`` can hang, so that a child process must run it.
         settle: seconds after the journal record during which the resource may still appear although
-            its creator was killed, because libvirtd or mount(8) does the work. Release polls until
-                then.
+            its creator was killed, because libvirtd or mount(8) does the work. The release polls
+            until then.
     """
 
     blocking: ClassVar[bool] = False

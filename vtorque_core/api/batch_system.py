@@ -25,8 +25,8 @@ class Outcome(enum.Enum):
     Attributes:
         NOT_HERE: the start failed on this node, perhaps because of the user. Treat it as
             HOST_FAULT, but do not drain the node.
-        IN_USE: resources are still in use by another job after the prologue has waited. Requeue the
-            job; do not hold it, and do not blame the node.
+        IN_USE: another job still uses resources after the prologue has waited. Requeue the job; do
+            not hold it or blame the node.
     """
 
     READY = "ready"
@@ -59,8 +59,8 @@ class Life(enum.Enum):
 class Detach(enum.Enum):
     """The moment at which the start hook returns to the batch system.
 
-    If that is before the guests are ready, a detached process continues the start, and the job
-    shell waits.
+    If the guests are not ready then, a detached process continues the start, and the job shell
+    waits.
     """
 
     #: The hook returns when the guests are ready.
@@ -85,10 +85,10 @@ class SubmitArgs:
         interactive: True for a job with a terminal.
         vcpus_given, mib_given: CPUs and MiB per node that the arguments request, if any.
         directives: the script's option lines for vTorque (``#VSUB -vm``).
-        facts: queue, partition, account and qos that the user requests, by these names.
-        resources_given: other countable resources that the arguments request: per node, and
-            licenses per job; by the names of :class:`Needs`.
-        nodes_given: the least number of nodes that the arguments request, if any.
+        facts: requested ``queue``, ``partition``, ``account`` and ``qos``.
+        resources_given: other requested countable resources per node, and licenses per job; by the
+            names of :class:`Needs`.
+        nodes_given: the minimum number of nodes that the arguments request, if any.
     """
 
     vm: tuple[str, ...]
@@ -111,8 +111,8 @@ class Needs:
 
     Attributes:
         cpus: CPUs for the guests, for plugins and for the site's host reserve.
-        mib: MiB for the guests, QEMU, plugins and the host reserve; None: what the batch system
-            grants by default for this number of CPUs.
+        mib: MiB for the guests, QEMU, plugins and the host reserve; None: the batch system's
+            default for this number of CPUs.
         seconds: added to the walltime for the start of the guests.
         resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses a
             job with an unknown name. One without countable resources ignores both.
@@ -224,7 +224,7 @@ class BareNode:
     """A node without guests that is part of a mixed request.
 
     Attributes:
-        name: in the batch system.
+        name: the node's name in the batch system.
         slots: number of the job's processes on the node.
         part: index of the node's part of the request, from 1. Part 0 has the guests.
         address: IPv4 address as known on the guests' node; empty: unknown or not looked up.
@@ -255,10 +255,10 @@ class BatchJob:
         bad_request: why the user's request cannot be read. The job is then refused.
         unknown: why the request, or the job's share of the node, is unknown: a host fault.
         detach: when the hook returns. Set it if the node's daemon or a scheduler waits for hooks.
-        whole_node: True if the batch system runs no other job on this node during this job (Slurm's
-            --exclusive, OpenPBS's place=excl).
-        whole_user: True if the batch system runs no job of another user on this node during this
-            job (Slurm's --exclusive=user).
+        whole_node: True if the batch system runs no other job on this node at the same time
+            (Slurm's --exclusive, OpenPBS's place=excl).
+        whole_user: True if the batch system runs no job of another user on this node at the same
+            time (Slurm's --exclusive=user).
         patience: seconds to wait for resources in use by other jobs. Then the outcome is IN_USE,
             and the job is requeued. None: half of ``[node] start_timeout``.
         queue, partition, account, qos: as the batch system reports them to root, for the site's
@@ -319,8 +319,8 @@ class NodeAdapter(Protocol):
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the job from the hook's arguments.
 
-        Report an unreadable request as ``bad_request``, and an unreachable server as ``unknown``,
-        if the job can still be informed.
+        If the job can still be informed, report an unreadable request as ``bad_request``, and an
+        unreachable server as ``unknown``.
 
         Raises:
             HostFault: the arguments are not from this batch system.
@@ -345,9 +345,8 @@ class NodeAdapter(Protocol):
             reason: one line for the user.
             hook_waits: False if the hook has already returned, or if its exit status is ignored.
                 The adapter must then ask the server to requeue a failed job. Return 0 if the server
-                refuses:
-                    the job
-                shell then reports the failure. Return another number if the job is requeued.
+                refuses, so that the job shell reports the failure. Return another number if the job
+                is requeued.
         """
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
@@ -375,7 +374,7 @@ class NodeAdapter(Protocol):
     def account(self, job_id: str, usage: Usage) -> None:
         """Record the guests' resource usage in the batch system's accounting, if it has a field.
 
-        The epilogue calls this after the release. Several nodes of a job may call it concurrently.
+        Called by the epilogue after the release, on several nodes of a job concurrently.
 
         Raises:
             HostFault: recording failed. The error is only logged.
@@ -385,9 +384,9 @@ class NodeAdapter(Protocol):
     def start_again(self, job: JobAttempt, reason: str) -> None:
         """Requeue a job whose start was killed after the hook had returned.
 
-        The epilogue calls this after the release, if the job shell ended with exit status 122.
-        Limit the number of starts as in :meth:`finish`. An adapter whose hooks always wait does not
-        need this.
+        Called by the epilogue after the release, if the job shell ended with exit status 122. Limit
+        the number of starts as in :meth:`finish`. An adapter whose hooks always wait does not need
+        this.
 
         Raises:
             HostFault: the job was not requeued. The error is only logged.
@@ -397,9 +396,9 @@ class NodeAdapter(Protocol):
 
 @runtime_checkable
 class DrainingAdapter(Protocol):
-    """A node part whose batch system can drain a node, and start a job again.
+    """A node adapter whose batch system can drain a node and requeue a running job. As root.
 
-    As root. Both raise HostFault if the batch system cannot be told, Refused if it does not do so.
+    Both methods raise HostFault if the batch system does not answer, Refused if it refuses.
     """
 
     def drain(self, reason: str) -> None:
@@ -431,7 +430,7 @@ class MovingAdapter(Protocol):
     """
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node (``node``) what the job has on the node ``left``.
+        """Reserve on this node (``node``) the same resources that the job has on the node ``left``.
 
         ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
         node. Raises Refused if the reservation is impossible.
@@ -447,7 +446,10 @@ class MovingAdapter(Protocol):
         """
 
     def leave(self, job_id: str, node: str) -> None:
-        """Release the node from the job, if it is still part of it, after its guest has left."""
+        """Release the node from the job after its guest has left.
+
+        Does nothing if already released.
+        """
 
     def over(self, job_id: str, attempt: int) -> bool:
         """Return True if this attempt of a job has ended or is ending."""
@@ -518,6 +520,5 @@ class JobShell(Protocol):
         Args:
             command: the command to run.
             environ: the job shell's environment.
-            nodes: run on these nodes only; empty: on all. A mixed request also has nodes without
-                guests.
+            nodes: run on these nodes only; empty: on all, including nodes without guests.
         """

@@ -1,4 +1,4 @@
-"""Boot sources: how a guest of a job comes up. For acting modules.
+"""Boot sources: how a guest of a job starts. For acting modules.
 
 A guest boots cold (:class:`ColdBoot`) unless a plugin offers another source, such as a checkpoint
 or a warm guest. The core calls the methods of a source in one thread per guest. It journals the

@@ -67,7 +67,8 @@ class Child:
     def wait(self) -> str:
         """Wait until the child ends or is killed at its deadline.
 
-        Return the error, or an empty string.
+        Returns:
+            The error, or an empty string.
         """
         while not self.check():
             readable([self], self.until - time.monotonic())
@@ -125,7 +126,6 @@ def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
 
 
 def _run(work: Callable[[], None], told: int, parent: int) -> None:
-    """Run ``work``, write the result to the pipe, and exit without Python's cleanup."""
     code = 1
     try:
         die_with(parent)

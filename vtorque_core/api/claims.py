@@ -1,9 +1,9 @@
 """Claims of a plugin on a node's resources (``vtorque_plan``), and the ledger's answer.
 
-The ledger grants all claims of a job in one transaction, or none. Only the core writes pinning,
-NUMA and huge page settings, from the answer in ``guest.placement``. All resources come from the
-job's allocation. A claim that can never fit is refused. A resource in use by another job is a host
-fault.
+The ledger grants all claims of a job in one transaction, or none. All resources come from the job's
+allocation. Only the core writes pinning, NUMA and huge page settings, from the answer in
+``guest.placement``. A claim that can never fit is refused. A resource in use by another job is a
+host fault.
 
 Several claims of one guest for the same resource are merged: the largest ``count`` applies, and so
 do all conditions (exclusive cores, huge pages). Contradicting claims are refused.

@@ -1,4 +1,4 @@
-"""Run tools on untrusted disk images: unprivileged, with resource limits, on open descriptors only.
+"""Run tools on untrusted disk images: unprivileged, with resource limits, on open descriptors.
 
 qemu-img and debugfs parse untrusted data. They run as nobody and get the files to read and write as
 open descriptors; by path they can open only world-accessible files. The caller must validate the

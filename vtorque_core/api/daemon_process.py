@@ -26,7 +26,7 @@ _START = 10.0
 class Process(CoreResource):
     """A daemon that stays in the foreground and keeps inherited descriptors open.
 
-    It runs as root in its own session, in ``/``, with a fixed environment. It must end its own
+    It runs as root in its own session, in ``/``, with a fixed environment. It must end its
     children.
 
     Attributes:

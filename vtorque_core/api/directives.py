@@ -79,7 +79,6 @@ def rewrite_directives(
 
 
 def _header(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) up to the first executable line."""
     start, number = 0, 0
     while start < len(content):
         end = content.find(b"\n", start)

@@ -17,8 +17,8 @@ from vtorque_core.base.run_tool import run_tool
 class DiskFile(OneFile):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
-    The file must not exist and is in a trusted directory (:mod:`vtorque_core.base.safefs`). It uses
-    no space until written to, so claim its full size.
+    The file must not exist and is in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim
+    its full size, although it uses space only when written to.
 
     Attributes:
         uid: the file's owner, ``guest.qemu_uid``; the mode is 0600.

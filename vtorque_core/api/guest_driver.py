@@ -1,4 +1,4 @@
-"""Interface of a guest type: how its guests are built, when they are ready, how they run a job."""
+"""Interface of a guest type: build its guests, detect when they are ready, and run the script."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReadyGuest:
 class Script:
     """The job script, with the settings that the batch system would start it with.
 
-    All is user data.
+    All fields are user data.
 
     Attributes:
         name: base name in the batch system.
@@ -195,8 +195,8 @@ class LeavableDriver(GuestDriver, Protocol):
     ``run`` attaches to the running script.
 
     If root has created :data:`TELL` before ``expect_break``, ``run`` writes the same line to it
-    when root reads it, while the guest is paused, and continues. An empty line means that it is
-    impossible to detach, because something other than the script runs.
+    when root reads it, while the guest is paused, and continues. An empty line means that ``run``
+    cannot detach, because something other than the script runs.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:

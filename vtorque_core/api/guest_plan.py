@@ -50,7 +50,7 @@ class Address:
         prefix: length of the network prefix.
         network: empty for ``[network]``, whose NIC is the first; otherwise the name of
             ``[networks.<name>]``. Only the first NIC takes default route and name servers from
-                DHCP.
+            DHCP.
         mtu: in bytes; None: the network's default.
         metric: of the default route; None: the guest's default.
         filtered: the node drops frames with another source MAC or source address.
@@ -174,12 +174,9 @@ class BootSource:
         brings_disk: :meth:`start`, or the plugin's ``vtorque_pre_boot``, creates the guest's disk
             (:func:`root_disk`).
         remote: the guest runs on another node until :meth:`start` returns. Until then the job's
-            phase is ``arrives``, and no libvirt worker is occupied; afterwards the start gets its
-            full
-                time
-            again. If the start fails, no domain is destroyed: the sending node decides which node
-                has
-            the guest.
+            phase is ``arrives``, and no libvirt worker is occupied. Afterwards the start gets its
+            full time again. If the start fails, no domain is destroyed: the sending node decides
+            which node has the guest.
     """
 
     name: str = "cold"
@@ -245,8 +242,8 @@ class GuestPlan:
             job.
         hostnames: of all guests in rank order. Empty before the phase ``render domain``, so
             ``vtorque_guest_context`` is the first hook that sees them.
-        slots: vCPUs of the same guests. They differ if ``vcpus=job`` and the batch system grants
-            different numbers of CPUs per node. Empty as long as ``hostnames``.
+        slots: vCPUs of the guests in ``hostnames``. They differ if ``vcpus=job`` and the batch
+            system grants different numbers of CPUs per node.
         granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
         bare: the job's nodes without guests (mixed request); their ranks follow the guests'.
         source: how the guest comes up. A warm guest is known only after ``render domain``.

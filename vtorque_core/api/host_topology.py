@@ -1,6 +1,6 @@
 """A node's processors, memory and caches: ``guest.host`` in all hooks on the node.
 
-Data only. The core reads it from libvirt's capabilities (https://libvirt.org/formatcaps.html).
+The core reads it from libvirt's capabilities (https://libvirt.org/formatcaps.html).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read, follow and print a job's kept log. As root, or as the job's owner.
 
 Root's processes write it (:mod:`vtorque_core.records.log`). The reader limits sizes and escapes
-unprintable characters again, because the file may come from another version.
+unprintable characters again, because another version may have written the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Entry = Mapping[str, Any]
 def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[Entry]:
     """Yield the entries of a log, and follow it until ``over()`` returns True.
 
-    Waits for a log that does not exist yet, and skips invalid lines. ``over`` is called before each
+    Waits for a log that does not exist yet, and skips invalid lines. Calls ``over`` before each
     read, so the last entries are not missed.
     """
     offset, rest, descriptor = 0, b"", -1

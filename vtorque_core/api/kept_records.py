@@ -114,8 +114,7 @@ def place(paths: Paths, job: JobAttempt) -> Place:
 def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
     """Add facts (JSON values) and the job's identity to its job.json. As root; best effort.
 
-    The processes of a job exclude each other, and write facts at the start, in each phase and at
-    the end.
+    Called at the start, in each phase and at the end. The processes of a job exclude each other.
     """
     whose = dataclasses.asdict(job)
     whose["job"] = whose.pop("id")
@@ -145,7 +144,7 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
 
-    As root. Removes records of the user with the largest total first, so that no user can displace
+    As root. First removes records of the user with the largest total, so that no user can displace
     the records of others. Skips open jobs. Does nothing within an hour after the last sweep.
 
     Args:
@@ -199,10 +198,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _has_list(directory: Path) -> bool:
-    """Return True if the directory has its ACL.
-
-    Its creator may have been killed before setting it.
-    """
+    """Return True if the directory has its ACL. Its creator may have been killed before."""
     try:
         os.getxattr(directory, safefs.ACL, follow_symlinks=False)
     except OSError as error:

@@ -25,10 +25,9 @@ class Element:
             ``clock``, ``cputune``, ``qemu`` (``qemu:commandline``), or ``domain`` for the root.
         template: Jinja2 fragment with its package (``"vtorque_acme:domain/x.xml.j2"``),
             autoescaped. Variables: ``e`` (the element), ``alias`` (empty for a :class:`Single`),
-            ``number``
-                (index
-            in its class), ``guest`` (the plan), ``spec`` (decisions of the core: ``spec.accel``).
-            Undefined names are errors. Empty: the core uses the element in other templates.
+            ``number`` (index in its class), ``guest`` (the plan), ``spec`` (decisions of the core:
+            ``spec.accel``). Undefined names are errors. Empty: the core uses the element in other
+            templates.
         forbids: operations that libvirt cannot perform on a guest with this element; see
             :func:`forbidden`. If a ``-vm`` key adds the element, use ``forbids = FPGA.forbids``.
     """
@@ -105,7 +104,7 @@ class Interface(ListElement):
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
         filtered: drop frames with another source MAC, and with another IPv4 or ARP source address
-            if ``ip`` is set. Not supported with ``direct``, which is then refused.
+            if ``ip`` is set. With ``direct`` it is refused.
         ipv6: pass IPv6, only without ``ip``.
     """
 

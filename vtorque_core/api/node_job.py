@@ -60,8 +60,7 @@ class NodeJob(Protocol):
     def warn(self, text: str) -> None:
         """Notify user and admin once what the job runs without: one line, no secrets.
 
-        The user reads it before the job's standard error, as a Notice; the admin reads it in
-        syslog.
+        The user reads it before the job's standard error, as a Notice; the admin in syslog.
         """
 
 
@@ -94,7 +93,7 @@ class ReceivingNode(Protocol):
         """Start the guests of ``sources`` on this node, as the prologue starts a job.
 
         Args:
-            job_id: of the job.
+            job_id: the job's id.
             nodes: all nodes of the job after the migration, in rank order.
             left: the source node.
             name: this node.
@@ -109,7 +108,7 @@ class ReceivingNode(Protocol):
 
 @dataclass(frozen=True)
 class EndedJob:
-    """What the journal says of a job, for teardown. ``guests`` are libvirt domain names."""
+    """A job as its journal describes it, for teardown. ``guests`` are libvirt domain names."""
 
     job: JobAttempt
     guests: tuple[str, ...]

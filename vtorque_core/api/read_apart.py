@@ -113,7 +113,7 @@ def read_apart(
 
 
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
-    """Send a call to the helper process, and return its socket. Start one if there is none.
+    """Send a call to the helper process, and return its socket. Start a process if none exists.
 
     A forked child uses the helper of its parent, which has none of the child's later secrets.
     """
@@ -134,10 +134,7 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
 
 
 def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> bytes:
-    """Read ``count`` bytes from the pipe.
-
-    Raises Unreadable on timeout or end of file, or ReaderGone.
-    """
+    """Read ``count`` bytes from the pipe. Raises Unreadable (timeout, end of file), ReaderGone."""
     data = b""
     waiting = select.poll()
     waiting.register(answers, select.POLLIN)

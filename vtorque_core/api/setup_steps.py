@@ -117,7 +117,7 @@ class Change:
 
 
 class Mark(Change):
-    """The last step, which makes VM jobs come to this node.
+    """The last step, after which the batch system sends VM jobs to this node.
 
     If it is not applied, ``vtorque doctor`` only warns; ``--mark`` applies it when all other steps
     hold.

@@ -53,7 +53,7 @@ class BatchSystem:
             ``[[limits]]``.
         step: returns a function that wraps a command to run on a node of a running job, from any
             host, as the job's owner, with its streams and exit status. None, also as result: not
-                available.
+            available.
         knows_all_nodes: if ``node`` reports a job as gone, it is gone on all nodes.
     """
 
@@ -83,10 +83,8 @@ class OfJob:
 
     Attributes:
         travels: names of the other parameters that may be forwarded. Requests come from the job's
-            owner or from code in the guests, so with these the command must not write files, read
-            files
-                that
-            they name, or run anything except on behalf of the guest.
+            owner or from code in the guests. With these parameters the command must not write
+            files, read files that they name, or run anything except on behalf of the guest.
         terminal: the command uses the terminal unless it has trailing words.
         output: name of the parameter for an output file. ``-`` is forwarded instead, and the output
             is written to the file on the calling host.

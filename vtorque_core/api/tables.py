@@ -17,7 +17,7 @@ def show(
 ) -> None:
     """Print rows below their column names, then notes about problems.
 
-    Without rows no column names are printed. ``right`` names the columns of numbers.
+    Without rows, prints no column names. ``right`` names the columns of numbers.
     """
     if os.isatty(1) and len(rows) + len(notes) <= _MOST_RICH:
         _show_rich(columns, rows, notes, right)

@@ -68,10 +68,10 @@ class Option(Generic[T]):
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
             :class:`FileData` or None, and ``parse`` is not called.
         words: with ``is_file``: texts, in any case, that are parsed instead of read.
-        separator: the value is a list, as ``show`` writes it. ``allow`` and ``deny`` of the site
+        separator: the value is a list, as ``show`` writes it. The site's ``allow`` and ``deny``
             apply to each item.
-        forbids: operations that are impossible with the guests of a job with this option. A value
-            that is empty, 0 or false does not count.
+        forbids: operations that are impossible with the guests of a job with this option, unless
+            its value is empty, 0 or false.
         needs: operations that must be possible with the guests of a job whose value is not
             ``default``.
         needs_root: True if root must act on the node for a value. Personal sites refuse it.

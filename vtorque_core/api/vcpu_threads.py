@@ -1,7 +1,7 @@
 """Threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
 
-A thread is its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a kernel thread. An
-ended process has no threads, and an ended thread no name.
+A thread is represented by its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a
+kernel thread. An ended process has no threads, and an ended thread has no name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RUNNING = Path("/run/libvirt/qemu")
 
 
 def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU, or None if it has ended, without libvirt."""
+    """Return ``/proc/<pid>`` of the guest's QEMU, or None if it has ended. Does not ask libvirt."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:

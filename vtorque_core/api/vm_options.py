@@ -1,7 +1,7 @@
 """The core's own ``-vm`` keys. Plugins read them with ``guest[RAM]``.
 
 The plugin manager registers this module as the built-in plugin ``core``. An empty default means
-that nothing was chosen: the image is then selected by distro and architecture.
+that the user chose no image: the core then selects one by distro and architecture.
 """
 
 from __future__ import annotations
