@@ -76,8 +76,7 @@ class Tree(CoreResource):
     gid: int = -1
 
     def create(self) -> None:
-        """Create the directory. Raises HostFault if it exists or its parent is missing or unsafe.
-        """
+        """Create the directory. Raises HostFault if it exists or has no safe parent directory."""
         with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 

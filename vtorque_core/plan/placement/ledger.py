@@ -1,7 +1,7 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
 The open lease records of all journals are the ledger. They are read under the node's lock. An item
-belongs to one job at a time. Besides the pools of claims, the ledger has:
+belongs to one job at a time. Besides the pools of claims, the ledger has::
 
     core    exclusive host CPU: item is its id, use (idle: an SMT sibling), and for a resizable use
             least, most, cpus (candidates)
