@@ -83,11 +83,8 @@ def examine(
 ) -> Iterator[Finding]:
     """Run all checks.
 
-    Args:
-        site: the site config.
-        plugins: plugins whose checks run too.
-        user: also check the requirements of this user's jobs.
-        marks: :func:`set_mark` follows, so the mark is not checked.
+    ``user``: also check the requirements of this user's jobs. ``marks``: omit the check of the
+    node's mark, because :func:`set_mark` follows.
     """
     checks: list[tuple[str, Look]] = [
         ("code", check_code),

@@ -35,16 +35,10 @@ _MACS = Path("/var/lib/libvirt/dnsmasq")
 
 
 def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
-    """Make this node ready for guests.
+    """Make this node ready for guests, with the site secret of other nodes or this node's (None).
 
-    Args:
-        site: the site config.
-        say: prints a line.
-        secret: the other nodes' site secret; None keeps this node's.
-        dry_run: only print.
-
-    Raises:
-        HostFault: libvirt does not answer, root does not own a path, or jobs use another secret.
+    Raises HostFault if libvirt does not answer, root does not own a path, or jobs use another
+    secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.wanted(site):
@@ -143,7 +137,6 @@ def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
 
 
 def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
-    """Start a network, and define it unless the admin has."""
     keep = network is not site.network
     hypervisor.start_network(site.node.libvirt_uri, network_xml(network), keep=keep)
 

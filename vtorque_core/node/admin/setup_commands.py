@@ -100,7 +100,6 @@ def _mark() -> bytes:
 
 
 def _present(path: Path) -> Content | None:
-    """Return the file or link at a path; empty for other types; None if missing."""
     if path.is_symlink():
         return path.readlink()
     if not path.exists():
@@ -115,7 +114,6 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _is_ours(there: Content, wanted: Content) -> bool:
-    """Return True if any version of vTorque wrote the file."""
     older = isinstance(wanted, bytes) and isinstance(there, bytes) and there.endswith(_mark())
     return older or there == wanted
 

@@ -44,12 +44,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     If a guest died, this first prints the end of its console, which only root can read. If the site
     config is invalid or others can write it, this uses the default directories: a user could put
     forged journals into other directories. With a valid config, accounting, leftovers and
-    ``vtorque_ended`` follow.
-
-    Args:
-        config: the site config.
-        job_id: the job.
-        status: the job's exit status, if the batch system reports it.
+    ``vtorque_ended`` follow. ``status`` is the job's exit status, if known.
     """
     paths = _paths(config)
     states = _states(paths, job_id)
@@ -82,7 +77,6 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 
 
 def _stop_start(paths: Paths, job_id: str) -> None:
-    """Kill the process that is starting the job. The journal has everything it acquired."""
     starter = proof.starter_pid(paths, job_id)
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(starter)) as handle:
         if starter == job_lock_holder(paths, job_id):  # the pid is not reused
@@ -151,7 +145,6 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
 
 
 def _died(uri: str, uuid: str) -> bool:
-    """Return True if the guest is dead. Its stream may end a moment before its QEMU."""
     from vtorque_core.base import hypervisor  # noqa: PLC0415
 
     end = time.monotonic() + _DYING

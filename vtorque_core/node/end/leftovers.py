@@ -88,7 +88,6 @@ def _is_theirs(pid: str | int, uid: int) -> bool:
 
 
 def _kill(pid: int, uid: int) -> bool:
-    """Kill the process unless its pid now belongs to another user."""
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(pid)) as handle:
         if _is_theirs(pid, uid):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -128,8 +128,7 @@ def reap(
         batch: the batch system that ``alive`` asks; jobs of others are unknown.
         dry_run: only report.
         only: one job id.
-        abandon: records of ended jobs to treat as released: ``"42.srv:7"``, or with the journal's
-            name ``"42.srv.0:7"``.
+        abandon: records of ended jobs to treat as released: ``"42.srv:7"`` or ``"42.srv.0:7"``.
         release_timeout: seconds for one record.
         deadline: seconds for one job.
 
@@ -184,8 +183,7 @@ def reap_until_clean(
 ) -> None:
     """Reap in a separate process until the job holds nothing, for at most a day. As root.
 
-    For an epilogue that could not release everything, for example because libvirtd was down. One
-    process per node handles all such jobs.
+    For an epilogue that could not release everything. One process per node handles all such jobs.
     """
 
     def go_on(begun: Callable[[], None]) -> int:
@@ -240,7 +238,6 @@ def _release(
 
 
 def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
-    """Return why a warm guest stays, if a job has claimed it or may be about to."""
     try:
         return None if retired(paths, state.key) else ("alive", "", None)
     except JournalError as error:
@@ -257,7 +254,6 @@ def _at_work(paths: Paths, name: str) -> bool:
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
-    """Remove a journal without a first line, unless its prologue is about to write it."""
     try:
         with job_lock(paths, lock_name(path), 0):
             return [read(path)]

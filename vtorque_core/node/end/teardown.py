@@ -175,8 +175,8 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 def retired(paths: Paths, key: str) -> bool:
     """Mark a warm guest as not claimable. Return False if a job has it.
 
-    Hold the lock of the guest's journal. Raises Busy (node's lock), HostFault, and JournalError
-    even for another unreadable journal, because its job may have the guest.
+    Hold the lock of the guest's journal. Raises Busy, HostFault, and JournalError even for another
+    unreadable journal, because its job may have the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -328,7 +328,6 @@ class _Teardown:
             self._failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: Record, resource: Resource) -> None:
-        """Release a node-wide resource with its last open record; otherwise close this record."""
         own = (self.journal.path, record.seq)
         try:
             with node_lock(self.paths, self.left()):
@@ -384,8 +383,8 @@ def _outcome(record: Record, message: str = "") -> Outcome:
 def _drop_connections() -> None:
     """Close libvirt connections before a fork, and wait for the threads that used them.
 
-    Python's join returns before the thread has left the C libraries. A lock that it holds at the
-    fork would stay locked in the child.
+    A finished Python thread may still hold a lock of a C library, which would stay locked in the
+    child.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END
@@ -394,7 +393,6 @@ def _drop_connections() -> None:
 
 
 def _age(record: Record) -> float:
-    """Return the seconds since a record of this boot was written, independent of clock changes."""
     return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
 

@@ -95,7 +95,6 @@ def _started(
 
 
 def _end(child: Popen[bytes], until: float) -> None:
-    """Wait for a command until ``until``, then kill it and its leftover children."""
     import subprocess  # noqa: PLC0415
 
     with contextlib.suppress(subprocess.TimeoutExpired):

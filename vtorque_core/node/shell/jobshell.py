@@ -1,7 +1,7 @@
 """Job shell: the batch system starts it as the user, instead of the user's shell.
 
 It waits for root's proof, passes the script to the guest type's driver, and returns the script's
-exit status. On an error it prints one line. It never runs the script on the host.
+exit status. It never runs the script on the host.
 """
 
 from __future__ import annotations
@@ -154,15 +154,12 @@ def run_job(
 
 
 def _be_found(lock: Path) -> None:
-    """Lock a file of root until this process ends; see live.suspend."""
     with contextlib.suppress(OSError):
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class _Stop(Exception):
-    """Exit with a status after printing a line and ``detail``."""
-
     def __init__(self, code: int, message: str, detail: Sequence[str] = ()) -> None:
         self.code = code
         self.message = message
@@ -280,9 +277,7 @@ def make_script(
     - :data:`HOST_ONLY`, and ``host_only`` of the batch system, are removed.
     - SHELL is the login shell, because the batch system sets it to the job shell.
     - The proof's variables are added, except those that the user's own variables replace.
-
-    In variables such as ``PBS_O_WORKDIR``, the host path of the home (also without symbolic links)
-    becomes the path in the guest, HOME of the proof.
+    - In paths (``PBS_O_WORKDIR``), the home on the host becomes the home in the guest.
     """
     try:
         account = pwd.getpwuid(os.getuid())
@@ -356,7 +351,6 @@ def _run(
 
 
 def _keep(ready: Proof, code: int, streams: Streams) -> None:
-    """Keep the guests running until the batch system ends the job (walltime, qdel, Ctrl-C)."""
     ending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     _say(
@@ -412,7 +406,7 @@ _LAST_LINES = 2.0  # seconds for the last lines; an error output that nobody rea
 class ShownLog:
     """Thread that prints the job's log, with ``-vm show_log=true``. As the user.
 
-    Runs on the node that has the log. ``say`` prints a message or drops it.
+    ``say`` prints a message or drops it.
     """
 
     def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:

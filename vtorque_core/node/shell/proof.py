@@ -1,9 +1,8 @@
 """Proof file, in which root tells the job shell that the guests are ready, or why not.
 
-Root writes it below ``<run>/proof`` on the node, and the job shell reads it as the job's owner. No
-script runs without a proof that only root can have written. The file is a JSON object (RFC 8259)
-with the fields of :class:`Proof`. The user's own scripts are next to the guests' sockets, readable
-only by the user; the proof has their checksums.
+Root writes it below ``<run>/proof``. The job shell reads it as the job's owner, and runs no script
+without it. It is a JSON object (RFC 8259) with the fields of :class:`Proof`. The user's own scripts
+are separate files, whose checksums are in the proof.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ class Proof:
         reason: one line for the user; empty if ready.
         detail: more lines for the user; notices and warnings if ready.
         deadline: the end of ``starting`` in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
-        starter: the pid of the process that starts the guests; 0: unknown.
+        starter: pid of the process that starts the guests; 0: unknown.
         namespace: its pid namespace, the inode of ``/proc/self/ns/pid`` (namespaces(7)).
         nodes: the batch system's names of the job's nodes with guests, by rank.
-        guest_type, plugin: the guest type and the plugin of the driver that runs the script.
-        off: plugins that are disabled for this job, also at its end.
+        guest_type, plugin: of the driver that runs the script.
+        off: plugins that are disabled for this job.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
-        files: the job's :data:`USER_FILES` with their SHA-256 in hex; see :func:`user_file`.
+        files: SHA-256 in hex of the job's :data:`USER_FILES`; see :func:`user_file`.
         keep: keep the guests after the script, until the user deletes the job.
         show_log: print the job's log to standard error.
-        environ: variables that are added to the script's environment.
-        unless: a name in ``environ`` to variables; if the user has set one, the name is not added.
+        environ: variables to add to the script's environment.
+        unless: for a name in ``environ``, the user's variables that replace it.
         guests: the guests of this node; ``run_dir`` has their sockets.
     """
 
@@ -134,13 +133,9 @@ def pid_namespace() -> int:
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
     """Replace the job's proof atomically. As root, on the node.
 
-    Only root can write or list the directory (0711). Raises OSError and HostFault.
-
-    Args:
-        paths: the site's paths.
-        proof: the contents.
-        gid: the owner's primary group (-1: the caller's), the only group that can read the file
-            (0640). The proof may contain plugins' variables and the end of a console.
+    The file (0640) is readable by the group ``gid``, the owner's primary group, because it may
+    contain plugins' variables and the end of a console. Only root can write or list the directory
+    (0711). Raises OSError and HostFault.
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -157,15 +152,8 @@ def remove(paths: Paths, job_id: str) -> None:
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
     """Return the proof of the caller's job, or None. As the job's owner.
 
-    Args:
-        paths: the site's paths.
-        job_id: as in the batch system.
-        uid: the caller's uid.
-        owner_uid: required owner of the file: root, except in tests.
-
-    Raises:
-        HostFault: the file or a directory is not trusted, the proof is of another job or user, or
-            invalid.
+    ``owner_uid`` is the required owner of the file, which differs only in tests. Raises HostFault
+    if the file or a directory is not trusted, or the proof is invalid or of another job or user.
     """
     target = paths.proof(job_id)
     try:
@@ -221,8 +209,7 @@ def starter_pid(paths: Paths, job_id: str) -> int:
 def lock(paths: Paths, job_id: str) -> bool:
     """Lock the job's proof until this process ends; return True on success. As the job's owner.
 
-    Uses flock(2), because the kernel would release a lock of fcntl(2) when this process closes the
-    file after its next read.
+    Uses flock(2). A lock of fcntl(2) would end when this process closes the file after a read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -237,8 +224,7 @@ def lock(paths: Paths, job_id: str) -> bool:
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
     """Return True when a job shell has locked this proof, False on timeout or if it is replaced.
 
-    The job's owner controls the lock, so treat the result as untrusted input. Polls, because no
-    system call waits for a lock of another process. As root.
+    The job's owner controls the lock, so treat the result as untrusted input. As root.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):

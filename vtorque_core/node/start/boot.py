@@ -1,7 +1,6 @@
 """Boot the guests of a start, at once or when the script orders it.
 
-As root, in the prologue. For a :class:`vtorque_core.api.guest_driver.LateDriver`, in a process that
-outlives the prologue (:mod:`vtorque_core.resources.starter`).
+As root, in the prologue or the process that it leaves (:mod:`vtorque_core.resources.starter`).
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
 
 
 def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
-    """Return the guest with the domain elements of an order. Raises Refused."""
     if not isinstance(each.driver, LateDriver):
         raise TypeError(f"{each.plan.name} takes no order")
     added = list(each.driver.late(each.plan, each.items, order, site))
@@ -150,8 +148,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 class GuestBoot:
     """Start of one guest by its source (:class:`vtorque_core.api.guest_plan.Boot`).
 
-    Attributes:
-        ports: number of devices that can be plugged in later.
+    ``ports`` is the number of devices that can be plugged in later.
     """
 
     def __init__(
@@ -306,10 +303,6 @@ def await_ready(boot: GuestBoot) -> None:
 
 
 def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
-    """Call a source. Any other exception of a plugin becomes a HostFault, which allows a cold boot.
-
-    Raises VtorqueError.
-    """
     try:
         step(boot)
     except VtorqueError:
@@ -321,7 +314,6 @@ def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
 
 
 def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
-    """Destroy the source's domain; return the guest's cold boot, under the same name."""
     start, source = boot.start, boot.source
     _log.warning("boot source %s: %s: the guest is booted anew", source.name, error)
     boot.until = 0.0  # should the source still be at work, it can do nothing more
@@ -347,7 +339,6 @@ def with_last_words(each: Prepared, error: HostFault) -> HostFault:
 
 
 def _end(start: Start, boot: GuestBoot) -> None:
-    """Destroy a guest because another guest has failed."""
     with contextlib.suppress(HostFault):  # the teardown will say it
         hypervisor.destroy_domain(start.site.node.libvirt_uri, boot.guest.uuid, 5.0)
 
@@ -368,8 +359,6 @@ def _in_parallel(
     work: Callable[[GuestBoot], T],
     stop: Callable[[GuestBoot], None] = lambda _: None,
 ) -> list[T]:
-    """Do the work for all guests at once; if one fails, ``stop`` the others and raise its error."""
-
     def one(each: GuestBoot) -> T:
         with log.about(guest=each.guest.index):
             return work(each)

@@ -51,8 +51,7 @@ def _tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]
 def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
     """Release the resources of the failed start, but keep the proof with the reason.
 
-    The proof exists at every moment, because a job shell without a proof reports a skipped prologue
-    (exit status 120).
+    The proof always exists: without it, a job shell would report a skipped prologue (120).
     """
     path = site.paths.journal / f"{told.job.key}.jsonl"
     try:

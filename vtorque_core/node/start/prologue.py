@@ -84,7 +84,7 @@ class Hook:
 
     Args:
         let_return: lets the hook return 0; None with Detach.NEVER, where this process is the hook.
-        pid: the process of the hook, whose child this process is; 0 if its exit code is ignored.
+        pid: the process of the hook; 0 if its exit code is ignored.
     """
 
     def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:
@@ -127,8 +127,8 @@ def _requeue(
 ) -> int:
     """Requeue a job whose hook has returned, or let its job shell report the failure.
 
-    This asks the server only while the job shell runs. Torque and OpenPBS lose track of a job that
-    is requeued before it has processes. Torque's qrerun even requeues a job that has ended.
+    Asks the server only while the job shell runs. Torque and OpenPBS lose track of a job that is
+    requeued before it has processes. Torque's qrerun even requeues a job that has ended.
     """
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
@@ -141,7 +141,6 @@ def _requeue(
 
 
 def _has_come(job: BatchJob, site: Site) -> bool:
-    """Return True if a guest of this attempt has migrated to this node, or is about to."""
     with contextlib.suppress(JournalError):
         mine = [s for s in find(site.paths, job.id) if s.header.job.attempt == job.attempt]
         return any(mark.name == ARRIVES for state in mine for mark in state.phases)

@@ -88,12 +88,7 @@ class Receiving:
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
     """Let the plugin receive guests, and return the exit status.
 
-    Args:
-        adapter: the batch system's node adapter.
-        site: the site config.
-        plugins: the plugins.
-        requests: descriptor for requests.
-        answers: descriptor for answers.
+    ``requests`` and ``answers`` are the descriptors for both directions.
     """
     try:
         with reader():

@@ -85,7 +85,6 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
 def _with_offer(
     start: Start, each: Prepared, offers: Sequence[Offer], free: dict[str, JournalState]
 ) -> Prepared:
-    """Return a guest with its first available source. Hold the node's lock."""
     guest, paths = each.plan, start.site.paths
     for source in [offer.source for offer in offers if offer.index == guest.index]:
         if guest.request.needs & source.forbids:
@@ -105,7 +104,6 @@ def _with_offer(
 
 
 def _make_room(paths: Paths, key: str) -> None:
-    """End a warm guest for a job. Raises InUse, which does not blame the node."""
     try:
         end_unless_taken(paths, key)
     except HostFault as error:
@@ -135,7 +133,6 @@ def end_unless_taken(paths: Paths, key: str) -> bool:
 
 
 def _stop(paths: Paths, key: str) -> None:
-    """Destroy the domain of a booting warm guest unless a job has it, under the node's lock."""
     with node_lock(paths):
         for record in (r for s in spares(list(walk(paths))) if s.key == key for r in s.open):
             if record.kind == DOMAIN:

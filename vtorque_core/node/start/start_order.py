@@ -77,17 +77,9 @@ def start_job(
 ) -> None:
     """Boot all guests of the job on this node and write the ready proof.
 
-    Args:
-        job: the job.
-        site: the site config.
-        plugins: the plugins.
-        adapter: the batch system's node adapter.
-        reap_gone: called if resources are in use.
-        let_hook_return: called when the hook may return (:class:`Detach`).
-        arriving: sources of guests that migrate to this node.
-
-    Raises:
-        Refused, HostFault: the start failed; the journal names the resources to release.
+    Calls ``reap_gone`` if resources are in use, and ``let_hook_return`` when the hook may return
+    (:class:`Detach`). ``arriving`` are sources of guests that migrate to this node. Raises Refused
+    and HostFault; the journal then names the resources to release.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
