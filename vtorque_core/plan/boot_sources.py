@@ -44,10 +44,7 @@ def require_possible(
 ) -> None:
     """Raise HostFault for a source that may not be offered at this point.
 
-    Args:
-        sources: the offered sources.
-        adopts: sources may adopt a warm guest, because the guests are rendered.
-        remote: sources must be remote.
+    ``adopts``: sources may adopt a warm guest. ``remote``: sources must be remote.
     """
     for source in sources:
         what = ""

@@ -171,8 +171,8 @@ def claim(
 ) -> PoolClaim | None:
     """Return the claim for a guest's address, or None if the site assigns none.
 
-    A single-node job gets any free address of this node; a larger job has fixed addresses, see
-    :func:`address_of`. Raises HostFault if the subnet is too small.
+    A single-node job gets any free address of this node; otherwise see :func:`address_of`. Raises
+    HostFault if the subnet is too small.
     """
     if not assigns(network):
         return None

@@ -79,10 +79,9 @@ class PlannedGuest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A placed guest with the elements of its domain and the resources of its driver.
+    """A placed guest with its domain elements and driver.
 
-    Attributes:
-        owner: the plugin of its guest type.
+    ``owner`` is the plugin of its guest type.
     """
 
     plan: GuestPlan
@@ -159,20 +158,9 @@ def plan_guests(
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, before placement.
 
-    Args:
-        job: the job.
-        request: the request, possibly without numbers.
-        site: the site config.
-        plugins: the plugins.
-        user: the job's owner.
-        site_secret: the site secret.
-        machine: the node's topology; None: on a submit host.
-        granted: resources per node, on a submit host.
-        arriving: sources of guests that migrate to this node, in order.
-
-    Raises:
-        Refused: this node can never satisfy the request.
-        HostFault: any other error.
+    On a submit host, ``machine`` is None and ``granted`` has the resources per node. ``arriving``
+    are sources of guests that migrate to this node, in order. Raises Refused if this node can never
+    satisfy the request, otherwise HostFault.
     """
     cache = Path(site.images.cache) if site.images.cache else None
     accept = signature.acceptor(site.images.signers)
@@ -408,7 +396,7 @@ def context_of(
     plugins: Plugins,
     batch: Sequence[ContextItem] = (),
 ) -> list[ContextItem]:
-    """Return all context items of a guest; ``batch`` are those of the batch system.
+    """Return all context items of a guest, including ``batch``, those of the batch system.
 
     Raises Refused, naming plugin and item, if the guest type does not support one.
     """

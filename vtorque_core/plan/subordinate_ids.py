@@ -33,15 +33,9 @@ def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
 def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
     """Return the uid and gid of root in this user's guests.
 
-    Args:
-        name: the user.
-        uid: the user's id.
-        base: ``[node] subordinate_ids``, to which the uid is added. 0: the first id that both
-            tables assign to the user; they must be the same on all nodes.
-        tables: subuid(5) and subgid(5).
-
-    Raises:
-        HostFault: there is no such id, or another user has it.
+    This is ``[node] subordinate_ids`` (``base``) plus the uid. If ``base`` is 0, it is the first id
+    that subuid(5) and subgid(5) both assign to the user; they must be the same on all nodes. Raises
+    HostFault if no such id exists or another user has it.
     """
     given = [list(ranges(table)) for table in tables]
     if base == 0:

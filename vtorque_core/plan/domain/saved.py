@@ -19,16 +19,13 @@ _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and wh
 
 
 def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
-    """Return the XML to restore a domain with.
+    """Return the XML to restore a domain with. Raises Refused unless the job requests that domain.
 
     Args:
         was: libvirt's XML of the earlier domain, from a file that only root can write.
         wanted: rendered XML of the guest.
         places: directories of the earlier guest, on disk and in memory.
         guest: the guest, whose directories replace them.
-
-    Raises:
-        Refused: the earlier domain is not what the job requests.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)
@@ -82,7 +79,6 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
 
 
 def _seen(device: Element) -> str:
-    """Return the text that identifies a device to the guest; for a NIC also its peer."""
     parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
     found = [each.get(key) for tag, key in parts for each in device.findall(tag)]
     if device.tag == "interface":

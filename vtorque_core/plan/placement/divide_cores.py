@@ -52,7 +52,6 @@ def _rooms(
     ownable: frozenset[int],
     floating: frozenset[int],
 ) -> list[Room]:
-    """Return the free resources of each NUMA node, without the CPUs that guests request by id."""
     machine = share.machine
     named = {cpu for d in demands for cpu in (*d.fixed, *idle_beside(d, machine))}
     rooms = []
@@ -74,7 +73,6 @@ def _rooms(
 
 
 def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
-    """Subtract memory of unknown location from the nodes with most free memory."""
     while mib > 0 and any(room.mib for room in rooms):
         most = max(rooms, key=lambda room: room.mib)
         part = min(mib, most.mib)

@@ -271,7 +271,6 @@ def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken
 
 
 def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
-    """Return the open leases of a resizable use in order of acquisition."""
     mine = [
         r
         for r in state.leases
@@ -285,7 +284,6 @@ def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
 
 
 def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
-    """Return the job's shared CPUs, and how many must stay shared."""
     own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
     for lease in state.leases:
         if lease.args["pool"] == SHARE:

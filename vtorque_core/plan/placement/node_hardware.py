@@ -70,14 +70,8 @@ def pin(
 ) -> bool:
     """Pin threads of a running guest (``virsh vcpupin``, ...); return False if it has ended.
 
-    Threads without CPUs are not changed. Raises HostFault.
-
-    Args:
-        uri: libvirt's URI.
-        uuid: the domain's UUID.
-        vcpus: CPUs by vCPU number.
-        emulator: CPUs of the emulator.
-        iothreads: CPUs of all I/O threads.
+    ``vcpus`` maps vCPU numbers to CPUs; ``iothreads`` are the CPUs of all I/O threads. Threads
+    without CPUs are not changed. Raises HostFault.
     """
 
     def work(domain: Any) -> bool:

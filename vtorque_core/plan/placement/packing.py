@@ -118,7 +118,6 @@ class Search:
         return None
 
     def _rank(self, guest: int) -> tuple[object, ...]:
-        """Return the sort key that places the most difficult guests first."""
         d = self.demands[guest]
         pinned = bool(self.fixed_nodes[guest])
         return not pinned, not self.strict[guest], not d.whole, -d.own, -d.memory_mib, guest
@@ -158,11 +157,7 @@ class Search:
     def _options(
         self, guest: int, rooms: tuple[Room, ...]
     ) -> Iterator[tuple[int, tuple[Room, ...]]]:
-        """Yield fitting nodes, best first, with the remaining resources.
-
-        Preferred: no guest of the job yet, preferences, then the smallest room; for shared cores
-        the largest.
-        """
+        """Yield fitting nodes, best first, with the remaining resources."""
         d = self.demands[guest]
 
         def rank(pair: tuple[Room, Room]) -> tuple[int, ...]:
