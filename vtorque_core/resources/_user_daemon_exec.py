@@ -8,8 +8,8 @@ descriptor closes without a line, the daemon was executed.
 
 Method (user_namespaces(7), capabilities(7)): root creates and owns the namespace, so the user has
 no power over the daemon. The process then takes all ids of the user, including the fsuid.
-SECBIT_NO_SETUID_FIXUP keeps the capabilities, also over the daemon's later setresuid(2) calls.
-Ambient capabilities keep them over execve(2).
+SECBIT_NO_SETUID_FIXUP keeps the capabilities over setresuid(2), ambient capabilities over
+execve(2).
 """
 
 from __future__ import annotations
@@ -156,11 +156,9 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    It also applies to executed programs. libseccomp also sets no_new_privs. Calls of other
-    architectures and of x32 kill the process. Raises OSError.
-
-    Args:
-        answers: the call, its errno, and conditions for its arguments.
+    ``answers`` has calls, their errnos, and conditions for their arguments. The filter also applies
+    to executed programs. libseccomp also sets no_new_privs. Calls of other architectures and of x32
+    kill the process. Raises OSError.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -251,8 +249,7 @@ def _open_disk(plan: Plan) -> int:
 def _check_qcow2(header: bytes) -> None:
     """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
 
-    This is no security check: the user may change the file later, but the daemon has only the
-    user's permissions.
+    This is no security check: the daemon has only the user's permissions.
     """
     if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
         raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
@@ -306,10 +303,6 @@ def _open_source(plan: Plan) -> int:
 
 
 def _enter_own_namespace(plan: Plan) -> None:
-    """Enter a user namespace without root, with the capabilities that root's launcher has.
-
-    It maps only the user's own ids, because others need root (user_namespaces(7)).
-    """
     unshare(CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", plan.uid_map), ("gid_map", plan.gid_map)):
         _write(f"/proc/self/{name}", text)
@@ -387,7 +380,6 @@ def _mount_proc() -> None:
 
 
 def _hold_lock(plan: Plan) -> None:
-    """Acquire the POSIX lock that names this process; it survives execve(2), but not fork(2)."""
     fcntl.lockf(plan.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 

@@ -1,12 +1,12 @@
 """Packet filter of a guest's NIC: its MAC and addresses, and its share of the kernel's tables.
 
 The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
-bridge family (nft(8)), which is loaded before the domain starts. This takes 0.02 s, libvirt's
-equivalent ``clean-traffic`` 1.7 s per start and stop (libvirt 9.0). A table of the inet family with
-the same name limits the guest's tracked connections.
+bridge family (nft(8)). It loads in 0.02 s; libvirt's equivalent ``clean-traffic`` takes 1.7 s per
+start and stop (libvirt 9.0). An inet table with the same name limits the guest's tracked
+connections.
 
-One table of the inet family per guest network closes the node's own services to guests. Each start
-loads it again, because a reboot or ``nft flush ruleset`` removes it.
+One inet table per guest network closes the node's own services to guests. Each start loads it
+again, because a reboot or ``nft flush ruleset`` removes it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def guarded(network: str) -> bool:
 
 
 def sweep(uri: str) -> list[str]:
-    """Delete the tables of networks that are not up, and return these tables' names. As root.
+    """Delete the tables of networks that are not up, and return their names. As root.
 
     Otherwise another network could get the same bridge. Keeps tables of networks that other
     installations of vTorque on this host use. Raises HostFault.

@@ -2,7 +2,7 @@
 
 The prologue starts this process and returns. The process listens on a socket in the first guest's
 run directory, to which only the job's owner may connect, once. It boots the guests as the prologue
-would, and its answer carries their consoles. It ends after its answer, or at the teardown.
+would, answers with their consoles, and ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Starter(Process):
 
 
 def _read(connection: socket.socket, uid: int) -> bytes | None:
-    """Return a complete order; None if it is from another user, too long, too slow or truncated."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     if _PEER.unpack(credentials)[1] != uid:
         return None

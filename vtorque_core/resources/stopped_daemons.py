@@ -99,7 +99,6 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
 
 
 def _is_frozen(line: str, groups: Path) -> bool:
-    """Check one control group of a process: a line ``0::/path``, or ``7:freezer:/path``."""
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if number == "0":

@@ -160,16 +160,8 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
     The daemon inherits cgroup, CPU affinity and limits. After a failure only the lock file, which
-    ``stop`` removes, and ``service.log`` remain.
-
-    Args:
-        service: the daemon.
-        ready: called with the log so far.
-        timeout: in seconds.
-
-    Raises:
-        HostFault: the lock is held, the source cannot be opened, or the daemon ended.
-        Refused: the user caused the failure.
+    ``stop`` removes, and ``service.log`` remain. Raises Refused if the user caused the failure,
+    otherwise HostFault. ``timeout`` is in seconds.
     """
     groups = tuple(sorted(set(service.groups) - {0}))  # 0 is another's in there
     if os.geteuid() != 0:  # it keeps what it has, and none of them can be mapped
@@ -260,7 +252,6 @@ def _take_lock(service: Service) -> int:
 
 
 def _read_record(lock_fd: int) -> dict[str, str]:
-    """Return the record of ``start``; empty if it died before it created a socket."""
     try:
         record = json.loads(os.pread(lock_fd, 65536, 0))
     except ValueError:
@@ -305,7 +296,6 @@ def _save_log(log_fd: int, path: str) -> None:
 
 
 def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
-    """Run the helper until it executes the daemon or reports an error. Closes report_fd."""
     argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(Path(__file__).parent)]
     argv.append(json.dumps(plan._asdict()))
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
@@ -342,7 +332,6 @@ def _await_ready(
 
 
 def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
-    """Kill the process that holds the lock, and wait. Return False without such a process."""
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
@@ -359,7 +348,6 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
 
 
 def _save_log_of(pidfd: int, path: str) -> None:
-    """Save a daemon's log, which is its standard error."""
     of_daemon = _user_daemon_exec.descriptor_of
     with contextlib.suppress(OSError), safefs.closing(of_daemon(pidfd, 2)) as log_fd:
         # Only a memfd has these seals: reading another file could hang or read the user's home.

@@ -8,9 +8,8 @@ It uses NBD. For vhost-user-blk disks libvirt 9.0 has neither ``<serial>`` nor `
 ``<disk type='network'><source protocol='nbd'><host transport='unix' socket=PATH/>``
 (https://libvirt.org/formatdomain.html).
 
-Two guests must not write one file. QEMU's locks do not prevent that, because an NBD export shares
-the write permission. Therefore the whole file is locked before the daemon starts, which also
-excludes ``qemu-img``.
+The whole file is locked, also against ``qemu-img``, so that two guests cannot write it. QEMU's
+locks do not prevent that, because an NBD export shares the write permission.
 """
 
 from __future__ import annotations
@@ -74,12 +73,9 @@ class DiskFile(user_daemon.Service):
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it serves on ``socket``. As root.
 
-        The daemon runs until it is stopped, also after QEMU has ended.
-
-        Raises:
-            Refused: the file is missing, not a regular file of the user, of an invalid size, or in
-                use.
-            HostFault: any other error.
+        The daemon runs until it is stopped, also after QEMU has ended. Raises Refused if the file
+        is missing, in use, of an invalid size, or not a regular file of the user. Otherwise raises
+        HostFault.
         """
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             probe.setblocking(False)
@@ -87,7 +83,6 @@ class DiskFile(user_daemon.Service):
 
 
 def _greeted(probe: socket.socket, path: str) -> bool:
-    """Return True if the NBD server greets, and close the session."""
     with contextlib.suppress(OSError):  # from the second time on: it is connected
         probe.connect(path)
     try:

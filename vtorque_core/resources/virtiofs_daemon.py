@@ -74,11 +74,8 @@ class SharedDirectory(user_daemon.Service):
 def file_limit(ram_mib: int) -> int:
     """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
 
-    One descriptor per KiB of the guest's memory suffices; the minimum is 100,000. Eight such
-    daemons still leave an eighth of the node's files.
-
-    Args:
-        ram_mib: the guest's memory in MiB, divided by its number of shares.
+    ``ram_mib`` is the guest's memory, divided by its number of shares. One descriptor per KiB of
+    memory suffices; the minimum is 100,000. Eight such daemons leave an eighth of the node's files.
     """
     of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))
@@ -87,8 +84,8 @@ def file_limit(ram_mib: int) -> int:
 def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    virtiofsd does not follow links, so ``/.`` turns the link in /proc into a directory. The daemon
-    requires a rule for security.capability; it is harmless, because the daemon has no CAP_SETFCAP.
+    virtiofsd does not follow links, so ``/.`` turns the link in /proc into a directory. It requires
+    a rule for security.capability, which is harmless without CAP_SETFCAP.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
@@ -113,7 +110,6 @@ def _rusts(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
 
 
 def _translated(kind: str, root: int | None, own: int) -> tuple[str, ...]:
-    """Return the options that translate ids. Without a subordinate id guest root is the owner."""
     of_root = () if root is None else (f"--translate-{kind}=map:0:{root}:1",)
     return (*of_root, f"--translate-{kind}=map:{own}:0:1")
 
