@@ -22,8 +22,9 @@ ORDER_SOCKET = "order.sock"
 """Socket in the first guest's run directory, for the job's owner. See :class:`LateDriver`."""
 
 LEAVE, TELL, LEFT = "leave.fifo", "tell.fifo", "left"
-"""In the first guest's run directory: FIFOs, for the job shell of a guest that is being saved and
-ends, or goes on; a file, for that of one that was saved. See :class:`LeavableDriver`."""
+"""FIFOs and a file for job shells of saved guests, in the first guest's run directory.
+
+See :class:`LeavableDriver`."""
 
 MAX_ORDER = 1 << 18  # bytes
 _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))

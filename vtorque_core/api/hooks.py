@@ -1,10 +1,10 @@
 """The plugin API: every hook, in the order of a job's life.
 
 A hook implementation is a function under ``hookimpl``, or ``always(...)`` if it takes no arguments
-and always returns the same. It may take fewer arguments than listed. Contributions return typed
-data and have no side effects. Actions run once per job and node, as root, in one thread, in the
-sorted order of plugin names. There are no wrappers, no first result and no requests for an order.
-An error in one plugin is reported with the plugin's name and does not stop other plugins' hooks.
+and always returns the same. It may omit arguments. Contributions return typed data and have no side
+effects. Actions run once per job and node, as root, in one thread, in the sorted order of plugin
+names. There are no wrappers, no first result and no requests for an order. An error in one plugin
+is reported with the plugin's name and does not stop other plugins' hooks.
 
 ``Module`` is the module that has the hook: declaring (``vtorque1``) or acting (``vtorque1.node``).
 "Does not start" means: ``Refused`` ends the job with the reason and exit status 121; HostFault and
@@ -68,7 +68,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 def vtorque_guest_types() -> Iterable[GuestType]:
     """Return the guest types of this plugin.
 
-    Two plugins with a guest type of the same name are both named in an error.
+    If two plugins have a guest type of the same name, an error names both.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -90,9 +90,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
 @hookspec
 def vtorque_batch_systems() -> Iterable[BatchSystem]:
-    """Return the batch systems of this plugin.
-
-    The site selects one with ``[batch] system``.
+    """Return the batch systems of this plugin. The site selects one with ``[batch] system``.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -137,8 +135,8 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 def vtorque_commands() -> Iterable[Command]:
     """Return click commands of ``vmgr``, ``vtorque`` or one of their groups.
 
-    The words of a command are for example ``"vmgr images sync"``. A command of the core with the
-    same name wins. ``load()`` imports the command only when it is used or listed. With
+    The words of a command are for example ``"vmgr images sync"``. The core's command of the same
+    name takes precedence. ``load()`` imports the command only when it is used or listed. With
     ``@click.pass_obj`` a command of ``vmgr`` gets the path of the site config.
 
     Module: declaring.
@@ -164,7 +162,7 @@ def vtorque_elsewhere(
 ) -> Iterable[click.Command]:
     """Return the command that replaces a command about a job of another node.
 
-    The returned command may run on the job's node. It is requested only for commands whose
+    It may run on the job's node. The core calls this hook only for commands whose
     ``Command.of_job`` is set.
 
     Module: declaring.
@@ -220,9 +218,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 
 @hookspec
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return the checks that ``vtorque doctor`` runs.
-
-    The ``fix`` of a result says what the admin must do.
+    """Return the checks that ``vtorque doctor`` runs. A result's ``fix`` says what to do.
 
     Module: acting.
     Called: by ``vtorque doctor``, as its caller.
@@ -243,10 +239,10 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 @hookspec
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
-    r"""Return what ``vtorque setup install`` applies for this plugin, and uninstall reverts.
+    r"""Return steps that ``vtorque setup install`` applies for this plugin, and uninstall reverts.
 
-    They run after the batch system's steps, and are reverted before them. No job is on the node
-    then. ``vtorque doctor`` does not check them; add a health check for that.
+    They run after the batch system's steps, and are reverted before them. The node then has no
+    jobs. ``vtorque doctor`` does not check them; add a health check for that.
 
     Module: acting.
     Called: by ``vtorque setup``, as root.
@@ -271,9 +267,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
 
 @hookspec
 def vtorque_options() -> Iterable[Option[Any]]:
-    """Return the options of this plugin: its ``-vm`` keys.
-
-    The site sets their limits in ``[options.<key>]``.
+    """Return this plugin's options: its ``-vm`` keys. ``[options.<key>]`` sets their limits.
 
     Module: declaring.
     Called: at submission as the user and on the node as root; no side effects.
@@ -294,8 +288,8 @@ def vtorque_options() -> Iterable[Option[Any]]:
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
     """Check combinations of options in the whole parsed request, and return refusals.
 
-    Nothing is parsed here: ``request`` has the typed value of each key, within the site's limits.
-    ``site`` has the settings of declaring modules.
+    ``request`` has the typed value of each key, within the site's limits. ``site`` has the settings
+    of declaring modules.
 
     Module: declaring.
     Called: at submission as the user and on the node as root; no side effects.
@@ -318,12 +312,11 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
 @hookspec
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
-    """Return what the guests of one node need together in addition to vCPUs and RAM.
+    """Return resources that the guests of one node need together besides vCPUs and RAM.
 
-    ``vsub`` requests it from the batch system, on whichever node the job will run. Guests whose
-    size follows the job leave it free. ``vtorque_plan`` claims the resources themselves. The
-    arguments are those of ``vtorque_parse_args``; the hook may be called with several numbers of
-    vCPUs.
+    ``vsub`` requests them from the batch system for any node. Guests with the job's size leave them
+    free. ``vtorque_plan`` claims the resources themselves. The arguments are those of
+    ``vtorque_parse_args``; the hook may be called with several numbers of vCPUs.
 
     Module: declaring.
     Called: at submission as the user and on the node as root; no side effects.
@@ -348,10 +341,10 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 def vtorque_boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterable[BootSource]:
-    """Return how the job's guests on this node come up, in the guests' order.
+    """Return the boot sources of the job's guests on this node, in the guests' order.
 
-    If there are none, the guests boot. The hook is for sources that decide the names, the addresses
-    or the number of the guests, because the core calls it before the claims. It is not called for
+    Without a source, the guests boot cold. The hook is for sources that decide the names, addresses
+    or number of the guests, because the core calls it before the claims. It is not called for
     guests that migrate to this node. Sources of two plugins are a Conflict.
 
     Module: acting.
@@ -390,10 +383,10 @@ def vtorque_boot_sources(
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return the claims of one guest on this node, or a refusal.
 
-    The hook may read sysfs or call a tool with a short time limit, but only if ``guest.host`` has
-    nodes. ``vsub --dry-run`` also calls it, on a submit host as the user, where it has none. A
-    Notice is shown to the user, and the job runs. The ledger answers all claims of a job in one
-    transaction. All later hooks find the answer in ``guest.placement``.
+    The hook may read sysfs or call a tool with a short time limit if ``guest.host`` has nodes.
+    ``guest.host`` has no nodes if ``vsub --dry-run`` calls the hook on a submit host, as the user.
+    A Notice is shown to the user, and the job runs. The ledger answers all claims of a job in one
+    transaction; later hooks find the answer in ``guest.placement``.
 
     Module: acting.
     Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
@@ -413,11 +406,11 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 @hookspec
 def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
-    """Return items that this node must not give to these guests although they are free.
+    """Return items that this node must not assign to these guests although they are free.
 
     An example is the address of a guest that has migrated to another node and still uses it.
-    Include items of guests that may leave between this call and the ledger's decision. The hook is
-    called even if the plugin is disabled for the job.
+    Include items of guests that may leave before the ledger's decision. The hook is called even if
+    the plugin is disabled for the job.
 
     Module: acting.
     Called: on the node, as root, before the ledger's lock is acquired, and again whenever a waiting
@@ -441,10 +434,10 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolCl
 
 @hookspec
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
-    """Return what must hold inside the guest.
+    """Return context items: settings, files and commands inside the guest.
 
-    A context item that the guest type does not support refuses the job before anything is acquired.
-    An item that fails inside the guest fails the start, and the message names it.
+    If the guest type does not support an item, the job is refused before anything is acquired. If
+    an item fails inside the guest, the start fails with a message that names it.
 
     Module: acting.
     Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
@@ -486,11 +479,11 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 
 @hookspec
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
-    """Return other sources for guests that would boot cold, now that their domains are known.
+    """Return other sources for guests that would boot cold, based on their rendered domains.
 
-    ``guests`` are the guests without a source from ``vtorque_boot_sources``. Of several offers for
-    a guest the core uses the first whose warm guest (``BootSource.adopts``) it can reserve for the
-    job. Offers of two plugins are a Conflict.
+    ``guests`` are those without a source from ``vtorque_boot_sources``. Of several offers for a
+    guest, the core uses the first whose warm guest (``BootSource.adopts``) it can claim. Offers of
+    two plugins are a Conflict.
 
     Module: acting.
     Called: once, on the node, as root; no side effects.
@@ -520,7 +513,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
 
 @hookspec
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Acquire what guests need before they boot: ``job.acquire(resource, guest=guest)``.
+    """Acquire resources that guests need for their boot: ``job.acquire(resource, guest=guest)``.
 
     The core's directories, disks, shares and packet filters and the guest type's resources already
     exist. HostFault and unexpected exceptions let the job run on another node; Refused ends it.
@@ -545,8 +538,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
-    ``job.deadline`` limits the whole start, and ``acquire`` fails after it. ``job.warn`` tells user
-    and admin what the job has to do without.
+    ``job.deadline`` limits the whole start, and ``acquire`` fails after it. ``job.warn`` notifies
+    user and admin of missing capabilities.
 
     Module: acting.
     Called: once per job and node, as root.
@@ -608,7 +601,7 @@ def vtorque_teardown(job: EndedJob) -> None:
 def vtorque_ended(place: Place, site: Site) -> None:
     """Act after everything of a job attempt is released on this node.
 
-    ``place`` has the final records. The hook is called after failed and refused starts too, and
+    ``place`` has the final records. The hook is also called after failed and refused starts, and
     again if a later teardown released something. No lock is held, but the batch system waits.
 
     Module: acting.
@@ -634,11 +627,11 @@ def vtorque_beside_script(
 ) -> Iterable[Sequence[str]]:
     """Return commands that run beside the script on the job's first node.
 
-    Each command starts once, as soon as root starts the guests, without input or output and in its
-    own session. Of the job's environment it gets only the batch system's variables (``PBS_*``,
+    Each command starts once, as soon as root starts the guests, in its own session, without input
+    or output. Of the job's environment it gets only the batch system's variables (``PBS_*``,
     ``SLURM_*``). After the script or a failed start it gets SIGTERM, and SIGKILL 0.2 s later. If
-    the job shell is killed, nothing stops the command. The command cannot affect the job. ``batch``
-    is the site's batch system.
+    the job shell is killed, the command continues. It cannot affect the job. ``batch`` is the
+    site's batch system.
 
     Module: declaring.
     Called: in the job shell, as the job's owner, also for interactive jobs.
@@ -682,9 +675,9 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 @hookspec
 def vtorque_kept(site: Site) -> Iterable[Place]:
-    """Return the places outside this node that have records of the caller's ended jobs.
+    """Return places outside this node that have records of the caller's ended jobs.
 
-    The records of a Place are read only when they are needed.
+    Records are read only when needed.
 
     Module: declaring.
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
@@ -711,8 +704,8 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequen
 
     The guests still exist. ``code`` is the script's exit status. ``place`` has the job's records on
     this node, and ``site`` the settings of declaring modules. A command has no input and a fixed
-    environment; its standard error is discarded. All commands of all plugins together have one
-    second and are then killed.
+    environment; its standard error is discarded. All commands of all plugins share one second and
+    are then killed.
 
     Module: declaring.
     Called: in the job shell on the first node, as the job's owner, after the script; not for
