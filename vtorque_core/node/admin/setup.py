@@ -75,7 +75,6 @@ def _probe(site: Site) -> None:
 
 
 def _probe_libvirt(site: Site, say: Say) -> None:
-    """Let libvirt probe QEMU in advance, which takes 2 s and is cached."""
     try:
         node_hardware.topology(site.node.libvirt_uri)
     except HostFault as error:

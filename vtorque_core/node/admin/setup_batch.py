@@ -161,7 +161,6 @@ def _edit_config(config: Path, batch: str, memory: Path) -> None:
 
 
 def _restore_config(config: Path, record: dict[str, Any]) -> str:
-    """Undo :func:`_edit_config`, and return a message or an empty string."""
     known = record["config"]
     if known is None or not config.exists():
         return ""

@@ -1,8 +1,8 @@
 """Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users, with completion.
 
 Creates links in ``[paths] commands``, completion files for bash, zsh and fish in ``../share``, and
-the module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` has no
-completion, because it takes the batch system's options. Files of others are never changed.
+the module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` takes the
+batch system's options and has no completion. Never changes other files.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ def _completion(shell: str, program: str) -> bytes:
 
 
 def _mark() -> bytes:
-    """Return the last line of installed files, which names the installation."""
     return f"# Written by vTorque setup install of {sys.prefix}\n".encode()
 
 

@@ -93,10 +93,9 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
 def _after(
     config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool, lost: bool
 ) -> None:
-    """Update accounting, kill leftovers and call plugins. Failures are only reported.
+    """Update accounting, kill leftovers and call plugins, each in a child with a time limit.
 
-    Runs in children with time limits, because a batch system's server may hang. ``lost``: requeue
-    the job, because its start was killed.
+    Failures are only reported. ``lost``: requeue the job, because its start was killed.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 

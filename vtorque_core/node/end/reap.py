@@ -121,19 +121,10 @@ def reap(
 ) -> list[ReapResult]:
     """Tear down the journals of jobs that no longer exist. As root.
 
-    Args:
-        paths: the site's paths.
-        alive: returns the state of jobs; omitted jobs are unknown.
-        plugins_for: loads the plugins of a journal.
-        batch: the batch system that ``alive`` asks; jobs of others are unknown.
-        dry_run: only report.
-        only: one job id.
-        abandon: records of ended jobs to treat as released: ``"42.srv:7"`` or ``"42.srv.0:7"``.
-        release_timeout: seconds for one record.
-        deadline: seconds for one job.
-
-    Raises:
-        UsageError: ``abandon`` does not name exactly one open record.
+    ``alive`` returns the state of the jobs of ``batch``; jobs of other batch systems, and jobs that
+    it omits, are unknown. ``only`` is a job id. ``abandon`` names records of ended jobs to treat as
+    released: ``"42.srv:7"`` or ``"42.srv.0:7"``. Times are in seconds for one record and for one
+    job. Raises UsageError if ``abandon`` does not name exactly one open record.
     """
     results: list[ReapResult] = []
     states: list[JournalState] = []

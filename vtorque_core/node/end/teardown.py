@@ -121,20 +121,13 @@ def teardown(
 ) -> TeardownReport:
     """Release all resources in the journal, and then delete the journal. As root.
 
-    Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
+    Acquires the job's lock unless this process holds it. Forks, so no other thread may run. Times
+    are in seconds, for one record and for everything. Raises Busy if another process holds the
+    lock, JournalError if the journal is corrupt.
 
-    Args:
-        journal_path: the journal; may be missing.
-        paths: vTorque's directories.
-        plugins: the plugins that the journal names, loaded with ``node=True``, even if disabled.
-        release_timeout: seconds for one record.
-        deadline: seconds for everything, including the wait for the lock.
-        abandon: records to mark as released without releasing them.
-        keep: path of a file to keep. The journal is then kept, too.
-
-    Raises:
-        Busy: another process holds the lock.
-        JournalError: the journal is corrupt.
+    ``plugins`` are those that the journal names, loaded with ``node=True``, even if disabled.
+    Records in ``abandon`` are marked as released without releasing them. The file ``keep`` is kept,
+    and then also the journal.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
@@ -371,7 +364,6 @@ class _Teardown:
 
 
 def _needs(record: Record, other: Record) -> bool:
-    """Return True if ``record`` needs ``other``; a domain needs its guest's later leases, too."""
     later = record.kind == DOMAIN and other.kind == LEASE and record.guest == other.guest
     return later or other.seq in record.needs
 

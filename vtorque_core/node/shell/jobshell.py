@@ -96,19 +96,10 @@ def run_job(
 ) -> int:
     """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``. As the user.
 
-    Reports errors of user, root and guest without raising.
-
-    Args:
-        paths: the site's paths.
-        shell: the batch system's part.
-        argv: arguments from the batch system.
-        environ: the job's environment; None: this process's.
-        plugins: loads the plugin that the proof names.
-        streams: the job's standard streams.
-        owner_uid: required owner of the proof: root, except in tests.
-        meanwhile: called once if the guests are not ready yet, for imports.
-        beside: context that is active from the first proof to the end of the job.
-        after: called with the exit status of a started script.
+    Reports errors of user, root and guest without raising. ``plugins`` loads the plugin that the
+    proof names. ``owner_uid`` is the required owner of the proof. ``meanwhile`` is called once if
+    the guests are not ready yet, for imports. ``beside`` returns a context that is active from the
+    first proof to the end of the job. ``after`` is called with the exit status of a started script.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
@@ -174,7 +165,6 @@ def _await_proof(
     seen: Callable[[Proof], None] = lambda _: None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
-    """Wait for a ``ready`` proof and return it; raise _Stop otherwise. ``seen`` gets each proof."""
     ended = locked = False
     while True:
         try:

@@ -102,7 +102,6 @@ def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = Tru
 
 
 def _guest_resources(each: Prepared, site: Site, guards: str) -> Iterable[Resource]:
-    """Yield the resources of one guest. ``guards``: of all networks."""
     yield from root_disks(each, site)
     yield from daemons(each)
     for nic in each.merged.lists(Interface):

@@ -82,9 +82,8 @@ def run(
 class Hook:
     """The hook that called this start.
 
-    Args:
-        let_return: lets the hook return 0; None with Detach.NEVER, where this process is the hook.
-        pid: the process of the hook; 0 if its exit code is ignored.
+    ``let_return`` lets the hook return 0; None with Detach.NEVER, where this process is the hook.
+    ``pid`` is the hook's process, or 0 if its exit code is ignored.
     """
 
     def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:

@@ -113,9 +113,9 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
 
 @contextlib.contextmanager
 def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
-    """Run the guest with low CPU priority, with and without CPU control groups.
+    """Run the guest with few CPU shares and a high nice value.
 
-    Nice values apply only within a control group (sched(7)).
+    A nice value applies only within a control group (sched(7)).
     """
     had = hypervisor.cpu_shares(uri, guest.uuid)
     hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the least in version 1
