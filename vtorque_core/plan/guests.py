@@ -283,7 +283,6 @@ def _claims(
 def _same_addresses(
     guest: GuestPlan, known: Identity, job: BatchJob, site: Site
 ) -> Iterator[PoolClaim]:
-    """Yield the claims of an existing guest's addresses. Raises Refused if the site has others."""
     had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
     for each in {**now, **had}:

@@ -32,12 +32,9 @@ class Contributed:
 
 @dataclass(frozen=True)
 class Merged:
-    """One element of the domain.
+    """One element of the domain. ``alias`` is empty for a :class:`Single`.
 
-    Attributes:
-        alias: empty for a :class:`Single`.
-        number: index among the list elements of its class.
-        plugins: all plugins that contributed.
+    ``number`` is its index among the list elements of its class. ``plugins`` contributed to it.
     """
 
     element: Element

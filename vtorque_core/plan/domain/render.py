@@ -401,7 +401,6 @@ def _vcpupin(vcpus: int, cores: tuple[int, ...], *, own: bool) -> list[tuple[int
 
 
 def _shape(vcpus: int, place: Placement) -> tuple[int, int, int]:
-    """Return sockets, cores and threads for the guest, like those of its CPUs on the host."""
     cells = [cell[1] for cell in place.cells]
     rows = sorted(number for cell in cells for number in cell) == list(range(vcpus)) and all(
         cell == tuple(range(cell[0], cell[0] + vcpus // len(cells))) for cell in cells

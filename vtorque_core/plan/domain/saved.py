@@ -21,11 +21,9 @@ _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and wh
 def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
     """Return the XML to restore a domain with. Raises Refused unless the job requests that domain.
 
-    Args:
-        was: libvirt's XML of the earlier domain, from a file that only root can write.
-        wanted: rendered XML of the guest.
-        places: directories of the earlier guest, on disk and in memory.
-        guest: the guest, whose directories replace them.
+    ``was`` is libvirt's XML of the earlier domain, from a file that only root can write; ``wanted``
+    is the guest's rendered XML. The guest's directories replace ``places``, the earlier ones on
+    disk and in memory.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)

@@ -105,7 +105,6 @@ def _homes(
 def _cuts(
     demands: Sequence[Demand], share: NodeShare, homes: Mapping[int, int], rooms: Sequence[Room]
 ) -> list[Cut]:
-    """Return each guest's exclusive CPUs: guests with a home node first, in search order."""
     groups = {room.id: room.groups for room in rooms}
     cuts: dict[int, Cut] = {}
 
@@ -233,7 +232,6 @@ class _Finish:
         return self.machine.nodes_of(own or self.floating)
 
     def _memory(self) -> list[tuple[dict[int, int], dict[int, int]]]:
-        """Return MiB by NUMA node of ordinary memory and huge pages, for each guest."""
         rooms = _rooms(self.demands, self.share, self.taken, frozenset(), frozenset())
         free = {room.id: room.mib for room in rooms}
         huge = {room.id: dict(room.pages) for room in rooms}
@@ -296,7 +294,6 @@ class _Finish:
     def _cells(
         self, d: Demand, vcpus: tuple[int, ...], memory: Mapping[int, int]
     ) -> tuple[tuple[int, tuple[int, ...], int], ...]:
-        """Return (node, vCPUs, MiB) of the guest's NUMA cells, if each has vCPUs and memory."""
         nodes = self.machine.nodes_of(vcpus)
         ram = _spread(d.ram_mib, memory, nodes, max(1, (d.page_kib or 0) // 1024))
         if len(nodes) == 1 or set(ram) != set(nodes) or sum(ram.values()) != d.ram_mib:

@@ -49,18 +49,12 @@ def place(
     gone: list[str] | None = None,
     away: Sequence[PoolClaim] = (),
 ) -> list[Placement]:
-    """Return a placement for each guest, leased in ``journal``; all or nothing.
+    """Return a placement for each guest, leased in ``journal``; all or nothing. As root.
 
-    As root, before the job acquires other resources.
-
-    Args:
-        journal: the job's journal.
-        claims: the claims of each guest, by its index on this node.
-        share: the job's share of this node.
-        paths: vTorque's directories.
-        gone: gets the keys of warm guests that must end before the job's guests start. None: the
-            guests to place are warm themselves, and end no others.
-        away: items in use that no journal names.
+    Call before the job acquires other resources. ``claims`` are those of each guest, by its index
+    on this node. ``gone`` gets the keys of warm guests that must end before the job's guests start.
+    If it is None, the guests to place are warm themselves, and end no others. Items in ``away`` are
+    in use although no journal names them.
 
     Raises:
         Refused: the guests can never fit the job's share.
@@ -89,7 +83,6 @@ def _placements(
     gone: list[str] | None,
     away: Sequence[PoolClaim],
 ) -> list[Placement]:
-    """Plan beside existing leases; if that fails, end warm guests one by one."""
     spare = [] if gone is None else spares(held)
     for count in range(len(spare) + 1):
         try:
@@ -221,18 +214,10 @@ def resize(
 ) -> Resized:
     """Change the number of a guest's exclusive cores, within its claim and the job's share.
 
-    As root. Acquires the job's lock, then the node's. The result is as near to ``count`` as
-    possible. Existing cores are pinned again, which repairs an interrupted resize.
-
-    Args:
-        paths: the site's paths.
-        key: the job key.
-        guest: index on this node.
-        use: of a claim with ``at_most``.
-        count: requested number of CPUs.
-        pin: called after an increase and before a decrease is journaled. If it raises, the journal
-            has the larger number.
-        wait: seconds for the job's lock, which its epilogue may hold.
+    As root. Acquires the job's lock, for which it waits ``wait`` seconds, then the node's. ``use``
+    is that of a claim with ``at_most``. The result is as near to ``count`` as possible. Existing
+    cores are pinned again, which repairs an interrupted resize. ``pin`` is called after an increase
+    and before a decrease is journaled. If it raises, the journal has the larger number.
 
     Raises:
         Busy: a lock is held.

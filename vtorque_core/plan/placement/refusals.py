@@ -111,7 +111,6 @@ def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[
 def _why_not(
     cpu: int, times: int, share: NodeShare, ownable: frozenset[int]
 ) -> tuple[str, str, str | None]:
-    """Return why a CPU is not available, the alternatives, and the setting."""
     usable = [c for c in share.usable if c not in share.reserved]
     can = _ids(usable)
     if cpu not in share.machine.cpus:

@@ -84,7 +84,6 @@ def _node(cell: ElementTree.Element) -> NumaNode:
 
 
 def _online(cell: ElementTree.Element) -> list[ElementTree.Element]:
-    """Return the online CPUs, which are those with siblings."""
     cpus = cell.findall("cpus/cpu")
     return [cpu for cpu in cpus if cpu.get("siblings")] or cpus
 
