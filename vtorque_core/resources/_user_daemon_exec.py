@@ -115,7 +115,7 @@ class _Denied(_Step):
 
 
 class _Comparison(ctypes.Structure):
-    """Condition for an argument of a system call: ``struct scmp_arg_cmp`` of libseccomp."""
+    """``struct scmp_arg_cmp`` of libseccomp: a condition for an argument of a system call."""
 
     _fields_ = (
         ("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)
@@ -287,7 +287,6 @@ def _resolve(path: str) -> tuple[str, bool]:
 
 
 def _open_source(plan: Plan) -> int:
-    """Open the shared directory. The caller has set the user's fsuid."""
     try:
         os.stat(plan.source)  # noqa: PTH116 - a loop of links raises OSError
         path = _resolve(plan.source)[0] or "/"

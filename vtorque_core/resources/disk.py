@@ -39,7 +39,6 @@ def _image(path: str) -> Iterator[int]:
 
 
 def _size(image: int, declared: str) -> int:
-    """Return the virtual size of a disk in bytes. Raises Refused unless whole sectors."""
     length = os.fstat(image).st_size
     if declared == "qcow2":
         header = os.pread(image, HEADER, 0)

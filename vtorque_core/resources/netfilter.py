@@ -45,16 +45,10 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
     """Return the nft script that filters one guest's NIC, and replaces earlier tables.
 
-    Args:
-        tap: the name of the NIC's tap device, and of both tables.
-        mac: the only MAC from which the guest may send.
-        ip: the only IPv4 address from which the guest may send; None: the address is unknown.
-        connections: the limit of the guest's tracked connections, at least 64; 0 if the node tracks
-            none.
-        ipv6: whether a guest whose address is unknown may send IPv6 (never as a router).
-
-    Raises:
-        ValueError: an argument is invalid.
+    Both tables have the name of the tap device. The guest may send only from ``mac`` and, if not
+    None, from ``ip``. If ``ip`` is None, ``ipv6`` also allows IPv6, but never as a router.
+    ``connections`` limits the tracked connections (at least 64), or is 0 if the node tracks none.
+    Raises ValueError.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -101,13 +95,12 @@ def forget_connections(mac: str) -> None:
 
 
 def filter_reserved_macs(tap: str) -> None:
-    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F.
+    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F. As root.
 
     By default, a bridge learns the source MACs of these frames (IEEE 802.1Q, 8.6.3) and delivers
-    the frames to the node, past the filter's hooks of nftables. The bits of this mask are the last
-    digits of the MACs. The bridge rejects bit 1, and drops these pause frames itself.
-
-    Privileges: root, on the node. Called: after the NIC has joined its bridge.
+    the frames to the node, past the filter's hooks of nftables. The mask has a bit for each last
+    digit of the MACs. The bridge rejects bit 1, and drops these pause frames itself. Call this
+    after the NIC has joined its bridge.
     """
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")

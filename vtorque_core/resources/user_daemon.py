@@ -260,7 +260,6 @@ def _read_record(lock_fd: int) -> dict[str, str]:
 
 
 def _listen(service: Service) -> socket.socket:
-    """Return the listening socket, to which only QEMU's user and root can connect."""
     if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
         raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
