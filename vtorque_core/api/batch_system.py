@@ -329,9 +329,7 @@ class NodeAdapter(Protocol):
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return context items that list the job's guests inside each guest: node file, node list.
 
-        Args:
-            job: the job.
-            guests: the guests of all nodes, in rank order.
+        ``guests`` are those of all nodes, in rank order.
         """
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
@@ -367,7 +365,7 @@ class NodeAdapter(Protocol):
             reason: one printable line that says what is wrong; empty if healthy.
 
         Raises:
-            HostFault: the server does not accept the change; the message says what to do.
+            HostFault: the server refuses the change; the message says what to do.
         """
         return
 
@@ -385,8 +383,7 @@ class NodeAdapter(Protocol):
         """Requeue a job whose start was killed after the hook had returned.
 
         Called by the epilogue after the release, if the job shell ended with exit status 122. Limit
-        the number of starts as in :meth:`finish`. An adapter whose hooks always wait does not need
-        this.
+        the number of starts as in :meth:`finish`. Not needed if the hooks always wait.
 
         Raises:
             HostFault: the job was not requeued. The error is only logged.
@@ -404,20 +401,11 @@ class DrainingAdapter(Protocol):
     def drain(self, reason: str) -> None:
         """Drain this node: no new jobs until an admin resumes it; running jobs continue.
 
-        Idempotent.
-
-        Args:
-            reason: one printable line.
-
-        Raises:
-            HostFault: the server does not accept the change.
+        Idempotent. ``reason`` is one printable line.
         """
 
     def requeue(self, job_id: str) -> None:
-        """End a job that runs on this node, and requeue it under its id.
-
-        Raises as :meth:`drain`.
-        """
+        """End a job that runs on this node, and requeue it under its id."""
 
 
 @runtime_checkable
@@ -492,9 +480,8 @@ class JobShell(Protocol):
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return environment variables that must differ inside the guests.
 
-        Args:
-            environ: the script's environment on the host.
-            guests: the variables that context items set in the guests.
+        ``environ`` is the script's environment on the host. ``guests`` are the variables that
+        context items set in the guests.
         """
         return {}
 

@@ -22,9 +22,8 @@ _HAS_VM = re.compile(r"(?:^|\s)-vm(?:\s|$)", re.ASCII)
 def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ...]:
     """Return the text after ``prefix`` of each directive line, stripped.
 
-    Args:
-        content: the script. CRLF is accepted, and other encodings than UTF-8 (``surrogateescape``).
-        prefix: as for qsub's ``-C``; empty: no directives.
+    CRLF is accepted, and other encodings than UTF-8 (``surrogateescape``). ``prefix`` is as for
+    qsub's ``-C``; empty: no directives.
     """
     found = (_after(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)

@@ -175,11 +175,9 @@ class ClockDriver(GuestDriver, Protocol):
     """A driver that can set the clock of a guest that was suspended."""
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
-        """Set the guest's clock, as root.
+        """Set the clock of the guest with this run directory, as root.
 
-        Args:
-            run_dir: the guest's run directory.
-            deadline: in ``time.monotonic()`` seconds.
+        ``deadline`` is in ``time.monotonic()`` seconds.
 
         Raises:
             HostFault: the guest does not confirm before the deadline.
@@ -201,12 +199,9 @@ class LeavableDriver(GuestDriver, Protocol):
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Make a guest and its job shell keep waiting if their connection breaks. As root.
+        """Make a guest and its job shell wait ``seconds`` if their connection breaks. As root.
 
-        Args:
-            run_dir: the guest's run directory.
-            seconds: how long they wait; 0: stop waiting.
-            deadline: in ``time.monotonic()`` seconds.
+        With 0 seconds they stop waiting. ``deadline`` is in ``time.monotonic()`` seconds.
 
         Raises:
             HostFault: the guest does not confirm before the deadline.

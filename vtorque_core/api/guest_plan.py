@@ -137,10 +137,7 @@ class Boot(Protocol):
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return an earlier domain's XML with this guest's files, owner and CPUs.
 
-        Args:
-            xml: of the earlier domain, from a file that only root can write.
-            state_dir: of the earlier guest.
-            run_dir: of the earlier guest.
+        ``xml`` comes from a file that only root can write. The directories are the earlier guest's.
 
         Raises:
             Refused: the job requests other virtual hardware.

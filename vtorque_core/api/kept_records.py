@@ -124,12 +124,9 @@ def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
 
 
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
-    """Return the kept attempts of a job, or of all jobs, the last changed one last.
+    """Return the kept attempts of a job, or of all jobs (None), the last changed one last.
 
-    Args:
-        paths: the site's paths.
-        job_id: None: all jobs.
-        uid: only this user's jobs. Other users than root can read only their own.
+    ``uid`` selects one user's jobs. Users other than root can read only their own.
     """
     owners = [str(uid)] if uid is not None else _names(paths.kept)
     wanted = None if job_id is None else safe_name(job_id)
@@ -146,12 +143,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
 
     As root. First removes records of the user with the largest total, so that no user can displace
     the records of others. Skips open jobs. Does nothing within an hour after the last sweep.
-
-    Args:
-        paths: the site's paths.
-        days: maximum age.
-        mib: maximum total size.
-        now: Unix time.
+    ``now`` is Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):

@@ -14,14 +14,9 @@ _ALONE = "make it self-contained: qemu-img convert"
 
 
 def check_qcow2(header: bytes, file_size: int) -> int:
-    """Check the first ``HEADER`` bytes of a qcow2 file (docs/interop/qcow2.txt of QEMU).
+    """Return the virtual size of a qcow2 file in bytes, from its first ``HEADER`` bytes.
 
-    Args:
-        header: the bytes.
-        file_size: size of the file in bytes.
-
-    Returns:
-        The virtual size in bytes.
+    ``file_size`` is the size of the file in bytes. Format: docs/interop/qcow2.txt of QEMU.
 
     Raises:
         Refused: the image refers to another file, or is encrypted, corrupt or truncated.

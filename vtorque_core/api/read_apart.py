@@ -249,11 +249,8 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Become nobody without capabilities, and die with the parent process.
 
-    Without root (in tests) the user stays the same.
-
-    Args:
-        memory: bytes of address space in addition to those in use.
-        largest_file: size limit of written files in bytes.
+    Without root (in tests) the user stays the same. ``memory`` is the address space in bytes in
+    addition to that in use; ``largest_file`` limits the bytes of a written file.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -278,10 +278,8 @@ def edit_file(
 ) -> bool:
     """Edit a file of the site atomically, keep owner and mode, and return True if it changed.
 
-    Args:
-        path: the file; links are followed.
-        change: function from old to new contents.
-        may_be_missing: a missing file is the same as an empty one.
+    Follows links. ``change`` maps old to new contents. ``may_be_missing``: treat a missing file as
+    an empty one.
 
     Raises:
         HostFault: the file cannot be read or written.

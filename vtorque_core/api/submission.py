@@ -76,11 +76,9 @@ def unpacked(token: str) -> Iterator[bytes]:
 
 
 def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
-    """Replace this process by a command.
+    """Replace this process by a command, whose program is an absolute path.
 
-    Args:
-        argv: the command, its program as an absolute path.
-        stdin: standard input; None: unchanged.
+    ``stdin`` becomes its standard input; None leaves it unchanged.
 
     Raises:
         UsageError: the program cannot be executed.
