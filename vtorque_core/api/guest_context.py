@@ -1,4 +1,4 @@
-"""Context items: what a plugin needs inside a guest, independent of the guest's OS.
+"""Context items: settings, files and commands in a guest, independent of its operating system.
 
 ``vtorque_guest_context`` returns them, and the guest type's driver applies them. If the guest type
 does not support an item (``GuestType.supports``), the job is refused before anything is acquired.
@@ -100,7 +100,7 @@ class GuestDevice(ContextItem):
 
     Attributes:
         match: glob of device nodes below ``/dev``, for example ``"infiniband/uverbs*"``.
-        owner: who owns the device node.
+        owner: owner of the device node.
     """
 
     match: str

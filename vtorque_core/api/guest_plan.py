@@ -160,7 +160,7 @@ class Boot(Protocol):
 
 
 class BootSource:
-    """The way in which one guest of a start comes up. Override what differs from a cold boot.
+    """The way in which one guest starts. Override the methods that differ from a cold boot.
 
     Attributes:
         name: for messages and the log.
@@ -172,7 +172,7 @@ class BootSource:
             (:func:`root_disk`).
         remote: the guest runs on another node until :meth:`start` returns. Until then the job's
             phase is ``arrives``, and no libvirt worker is occupied. Afterwards the start gets its
-            full time again. If the start fails, no domain is destroyed: the sending node decides
+            full time again. If the start fails, no domain is destroyed: the source node decides
             which node has the guest.
     """
 
@@ -243,7 +243,7 @@ class GuestPlan:
             system grants different numbers of CPUs per node.
         granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
         bare: the job's nodes without guests (mixed request); their ranks follow the guests'.
-        source: how the guest comes up. A warm guest is known only after ``render domain``.
+        source: how the guest starts. A warm guest is known only after ``render domain``.
     """
 
     job: JobAttempt

@@ -162,7 +162,7 @@ def vtorque_elsewhere(
 ) -> Iterable[click.Command]:
     """Return the command that replaces a command about a job of another node.
 
-    It may run on the job's node. The core calls this hook only for commands whose
+    The returned command may run on the job's node. The core calls this hook only for commands whose
     ``Command.of_job`` is set.
 
     Module: declaring.

@@ -58,7 +58,7 @@ class NodeJob(Protocol):
         """Journal ``resource``, fsync, and create it; return the record's number for ``needs``."""
 
     def warn(self, text: str) -> None:
-        """Notify user and admin once what the job runs without: one line, no secrets.
+        """Notify user and admin once of a missing capability: one line, no secrets.
 
         The user reads it before the job's standard error, as a Notice; the admin in syslog.
         """

@@ -99,7 +99,7 @@ class Check:
         return not self.problem
 
     def apply(self) -> None:
-        """Raise HostFault with what to do."""
+        """Raise HostFault with instructions."""
         raise HostFault(self.problem)
 
     def undo(self) -> None:

@@ -76,7 +76,7 @@ class Start:
         _log.debug("begins")
 
     def act(self, hook: str) -> None:
-        """Run an action hook of each plugin, and record what it acquires as the plugin's."""
+        """Run an action hook of each plugin, and journal its resources under the plugin's name."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Explain why claims do not fit a node: value, limit, and who sets it. Pure."""
+"""Explain why claims do not fit a node: value, limit, and the origin of the limit. Pure."""
 
 from __future__ import annotations
 
