@@ -144,8 +144,7 @@ def network_xml(network: Network | ExtraNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
     ``[network]`` and networks with a gateway use NAT. Other networks connect only the guests of the
-    node. Without a subnet, the node has no address in the network. See
-    https://libvirt.org/formatnetwork.html.
+    node. See https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"

@@ -27,7 +27,7 @@ _SECONDS = 5.0  # a user who forks faster than we kill keeps some
 def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the owner's processes on this node, and return a line about it or an empty string.
 
-    Does nothing if the job did not have the whole node, another job of the owner has resources on
+    Spares them if the job did not have the whole node, another job of the owner has resources on
     it, the owner is logged in, or the node was rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():

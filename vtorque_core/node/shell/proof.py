@@ -52,12 +52,12 @@ class Proof:
         off: plugins that are disabled for this job.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
-        files: SHA-256 in hex of the job's :data:`USER_FILES`; see :func:`user_file`.
+        files: SHA-256 in hex of the job's :data:`USER_FILES`.
         keep: keep the guests after the script, until the user deletes the job.
-        show_log: print the job's log to standard error.
+        show_log: print the job's log.
         environ: variables to add to the script's environment.
         unless: for a name in ``environ``, the user's variables that replace it.
-        guests: the guests of this node; ``run_dir`` has their sockets.
+        guests: the guests of this node.
     """
 
     job: JobAttempt
