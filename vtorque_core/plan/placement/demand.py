@@ -42,7 +42,6 @@ class Demand:
     """Merged claims of one guest.
 
     Attributes:
-        cores: by use, in the order of USES.
         whole: exclusive cores include their SMT siblings.
         mib: memory outside huge pages.
         paged_mib: memory in huge pages of ``page_kib``.

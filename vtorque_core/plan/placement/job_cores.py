@@ -25,9 +25,7 @@ class NodeShare:
     """The job's grant on this node, and the node's hardware.
 
     Attributes:
-        machine: the node's topology.
         cpus: host CPU ids of the job; empty: unknown.
-        cpu_count: number of the job's CPUs, if known.
         mem_mib: memory limit of the job, if any.
         reserve_cores, reserve_mib: reserved for the host. If the job's ids are known, guests may
             share reserved CPUs, but not have them exclusively.
@@ -104,7 +102,6 @@ class Taken:
 
     Attributes:
         items: by pool; of the pool ``core`` the exclusive CPUs.
-        mib: memory.
         mib_on: memory by NUMA node, where known.
         pages: MiB by (NUMA node, huge page size in KiB).
         shares: number of other jobs per CPU.

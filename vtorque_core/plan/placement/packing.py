@@ -36,7 +36,6 @@ class Room:
         mib: ordinary memory.
         pages: MiB of free huge pages by size in KiB.
         floating: shared CPUs minus the vCPUs placed on them.
-        guests: number of the job's guests on the node.
     """
 
     id: int
@@ -90,7 +89,6 @@ class Search:
     """Search for a NUMA node for each guest.
 
     Attributes:
-        demands: of all guests on this node.
         full: returns True for a whole physical core.
         fixed_nodes: nodes of the CPUs that each guest requests by id.
         misfits: unfulfilled preferences by node, for each guest.
