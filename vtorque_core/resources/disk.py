@@ -83,10 +83,8 @@ class Overlay(OneFile):
 class DiskCopy(OneFile):
     """A qcow2 file with a complete copy of an image's disk.
 
-    Attributes:
-        source: root-owned file without backing file, of format ``source_format``.
-        path, uid: as for an overlay.
-        seconds: time limit of the copy.
+    ``source`` is a root-owned file without backing file. ``path`` and ``uid`` are as for an
+    overlay. ``seconds`` limits the time of the copy.
     """
 
     kind = "disk-copy"

@@ -20,7 +20,6 @@ class Lease(CoreResource):
     pool.
 
     Attributes:
-        mib: amount of memory.
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
         use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
@@ -50,13 +49,10 @@ class Lease(CoreResource):
 
 @dataclass(frozen=True)
 class SpareUse(CoreResource):
-    """A warm guest that the job has claimed. Its teardown is part of the job's.
+    """A warm guest that the job has claimed, by the key of its journal.
 
-    Written under the node's lock, so that only one job claims the guest
-    (:mod:`vtorque_core.node.start.spare`).
-
-    Attributes:
-        key: key of the warm guest's journal.
+    Its teardown is part of the job's. Written under the node's lock, so that only one job claims
+    the guest (:mod:`vtorque_core.node.start.spare`).
     """
 
     kind = SPARE
@@ -78,10 +74,8 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a record names it.
 
-    Node-wide: the last job's release removes the version if it has no name.
-
-    Attributes:
-        path: directory of the version in the pool or cache.
+    ``path`` is its directory in the pool or cache. Node-wide: the last job's release removes the
+    version if it has no name.
     """
 
     kind = store.KIND

@@ -53,8 +53,7 @@ class Service:
         socket_owner: uid of QEMU.
         subordinate_id: guest root in the daemon's user namespace; None: no guest root.
         owner_check: the source must belong to ``uid`` (a home, not a site's software).
-        program: the daemon.
-        nofile: limit of its descriptors.
+        nofile: limit of the daemon's descriptors.
     """
 
     source: str

@@ -39,11 +39,9 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 @dataclass(frozen=True)
 class SharedDirectory(user_daemon.Service):
-    """One shared directory and its daemon.
+    """One shared directory and its daemon. ``subordinate_id`` is the host id of guest root.
 
-    Attributes:
-        subordinate_id: host id of guest root.
-        comes: the guest migrates to this node.
+    ``comes``: the guest migrates to this node.
     """
 
     nofile: int = _LEAST_FILES
