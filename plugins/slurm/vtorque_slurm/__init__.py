@@ -1,1 +1,1 @@
-"""vTorque on Slurm: see :mod:`vtorque_slurm.plugin`."""
+"""vTorque plugin for the Slurm batch system; see :mod:`vtorque_slurm.plugin`."""

@@ -1,4 +1,4 @@
-"""What vsub adds to the user's arguments of sbatch or salloc. The list in doc/batch-slurm.md."""
+"""Options that vsub adds to the user's sbatch or salloc arguments; listed in doc/batch-slurm.md."""
 
 from __future__ import annotations
 
@@ -16,15 +16,9 @@ _OPEN, _CLOSE = "([", ")]"
 
 
 def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list[str]:
-    """Return the options of a VM job that follow the user's own, in this order.
+    """Return the options that vsub appends for a VM job, in order.
 
-    Args:
-        given: what the user has asked for.
-        needs: of each node.
-        word: the request, for the job's comment.
-        settings: the site's node feature, and whether nodes are asked for alone.
-
-    Raises UsageError.
+    ``word`` is the encoded request, for the job's comment.
     """
     found = [f"--comment={request_channel.merge(given.last('comment'), word)}"]
     feature = settings.feature
@@ -40,10 +34,12 @@ def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list
 
 
 def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature: str) -> list[str]:
-    """Return the words of a heterogeneous job's components behind the first: bare metal.
+    """Return the arguments for the bare-metal components of a heterogeneous job.
 
-    They have no request in their comment, which each would have from the one before. Raises
-    UsageError unless the first one alone asks for the site's feature.
+    Each gets its own ``--comment``, because sbatch would copy the preceding one with the request.
+
+    Raises:
+        UsageError: Not only the first component requests the site's node feature.
     """
     if not others:
         return []
@@ -76,14 +72,14 @@ def _longer(given: Given, needs: Needs) -> list[str]:
 
 
 def names(own: str | None, feature: str) -> bool:
-    """Return whether a constraint asks for the feature: sbatch(1), --constraint."""
+    """Return whether a ``--constraint`` expression requests the feature; see sbatch(1)."""
     return feature in re.split(r"[^\w.-]+", own or "", flags=re.ASCII)
 
 
 def constraint(own: str | None, feature: str) -> str:
-    """Return the site's feature and the user's own constraint.
+    """Combine the user's constraint with the site's node feature.
 
-    Slurm knows one level of parentheses: they are put only around a plain choice (``a|b``).
+    Slurm supports one level of parentheses, so they are added only around a plain choice (``a|b``).
     """
     if not own:
         return feature

@@ -1,4 +1,4 @@
-"""Slurm's commands as root calls them on a node: fixed PATH, time limit, no shell."""
+"""Run Slurm commands as root on a node, with a fixed PATH, a timeout and no shell."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ _TRIES, _PAUSE = 3, 2.0  # a busy controller
 
 @dataclass(frozen=True)
 class Client:
-    """How this node asks Slurm's controller. ``environ``: what the hook got, for SLURM_CONF."""
+    """Client for Slurm's controller. ``environ`` is the hook's, for SLURM_CONF."""
 
     settings: Settings
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def ask(self, *argv: str) -> str:
-        """Run a command that changes nothing, again if the controller does not answer.
-
-        Returns what it prints. Raises HostFault.
-        """
+        """Run a read-only command with retries and return its output."""
         for left in reversed(range(_TRIES)):
             try:
                 return self.run(*argv)
@@ -37,7 +34,11 @@ class Client:
         raise AssertionError
 
     def run(self, *argv: str) -> str:
-        """Run a command; return what it prints. Raises HostFault with its last words."""
+        """Run a command once and return its output.
+
+        Raises:
+            HostFault: The command failed or timed out. The message quotes its output.
+        """
         name, *rest = argv
         conf = self.environ.get("SLURM_CONF") or self.settings.conf
         path = f"{self.settings.bindir}:{_PATH}" if self.settings.bindir else _PATH

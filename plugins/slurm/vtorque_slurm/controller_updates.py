@@ -1,4 +1,7 @@
-"""What the controller is told of a start that failed, and of a node. As root on the node."""
+"""Update jobs and nodes in Slurm's controller.
+
+Privileges: root, on the node. All functions raise HostFault if a Slurm command fails.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,17 @@ _STARTED = ("RUNNING", "CONFIGURING")
 
 
 def record(client: Client, job_id: str, account: str | None = None) -> JobRecord:
-    """Ask for a job, given its account for its qos too. Raises HostFault, Refused.
+    """Return the controller's record of a job.
 
-    See :func:`vtorque_slurm.job_records.parse_job`.
+    With ``account``, also read the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
     """
     return job_records.parse_job(shown(client.ask, job_id), job_id, account)
 
 
 def shown(ask: Callable[..., str], job_id: str) -> str:
-    """Return what scontrol prints of one job, not of all of its array. Raises HostFault.
+    """Return the output of ``scontrol show job`` for one job, not for its whole array.
 
-    ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` where nothing should wait for a controller
-    that does not answer.
+    ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` to avoid retries.
     """
     text = ask("scontrol", "show", "job", "-d", job_id)
     if one := job_records.one_of(text, job_id):
@@ -40,9 +42,9 @@ def shown(ask: Callable[..., str], job_id: str) -> str:
 
 
 def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
-    """Ask for the nodes of a heterogeneous job behind its first component's.
+    """Return the nodes of a heterogeneous job's components after the first.
 
-    They are all known when the first one's Prolog runs (measured). Raises HostFault, Refused.
+    All of them are known when the first component's Prolog runs (measured).
     """
     text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+0")
     found: list[BareNode] = []
@@ -53,10 +55,10 @@ def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
-    """Have the job start again without this node; after the limit, hold it. Raises HostFault.
+    """Requeue the job and exclude this node; hold the job once the retry limit is reached.
 
-    Of several nodes that fail at once one requeues the job, each is excluded. A job that must not
-    be requeued (``--no-requeue``, salloc) ends with the job shell's message.
+    If several nodes fail at once, one requeues the job and each is excluded. A job that cannot be
+    requeued (``--no-requeue``, salloc) ends with the job shell's message.
     """
     note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
     found = record(client, job.id)
@@ -74,7 +76,10 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
 
 
 def in_use(client: Client, job: BatchJob, reason: str) -> None:
-    """Have the job start again, here too, when Slurm next can; never hold it. Raises HostFault."""
+    """Requeue the job because a resource is in use.
+
+    The node is not excluded, and the job is never held.
+    """
     found = record(client, job.id)
     if found.restarts == job.attempt and found.state in _STARTED:
         client.run("scontrol", "requeue", _whole(found))
@@ -82,18 +87,18 @@ def in_use(client: Client, job: BatchJob, reason: str) -> None:
 
 
 def _whole(found: JobRecord) -> str:
-    """Return the name by which a job is requeued: one component of several cannot be."""
+    """Return the id to requeue; one component of a heterogeneous job cannot be requeued."""
     return found.name.partition("+")[0]
 
 
 def note_job(client: Client, found: JobRecord, line: str) -> None:
-    """Add a line to what the job's AdminComment says. Raises HostFault."""
+    """Append a line to the job's AdminComment."""
     text = "; ".join(filter(None, (_note_of(client, found.name), printable(line, _MAX_NOTE))))
     update(client, f"JobId={found.name}", f"AdminComment={text[-1000:]}")
 
 
 def _note_of(client: Client, name: str) -> str:
-    """Return a job's AdminComment, asked for by itself: no text of the user's can stand for it."""
+    """Return a job's AdminComment, queried separately so that user text cannot imitate it."""
     field = f"--Format=admin_comment:{_MAX_SHOWN}"
     said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
     said = said.partition("\n")[0].strip()  # of a heterogeneous job the others follow
@@ -101,12 +106,11 @@ def _note_of(client: Client, name: str) -> str:
 
 
 def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
-    """Add a line to a job's AdminComment in slurmdbd; return whether it was there already.
+    """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
-    sacctmgr(1), "SPECIFICATIONS FOR JOB": it takes texts only, none of the measured figures, makes
-    all letters small, and needs an administrator's rights in slurmdbd, as root of a node has. To
-    both commands an array's first number is all of its elements (measured on 22.05). Raises
-    HostFault.
+    sacctmgr(1), "SPECIFICATIONS FOR JOB": only texts can be modified, in lower case, with
+    administrator rights in slurmdbd, which a node's root has. Both commands take an array's first
+    job id as the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [
@@ -125,7 +129,7 @@ def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
 
 
 def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
-    """Give this node the feature, or take it away. Raises HostFault."""
+    """Add the feature to this node if it is healthy, otherwise remove it."""
     if not feature:
         return
     node = this_node(client)
@@ -143,7 +147,7 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
 
 
 def is_marked(client: Client, feature: str) -> bool:
-    """Return whether this node has the feature, or a note of ours why not. Raises HostFault."""
+    """Return whether this node has the feature or vTorque's note why it has been removed."""
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
     doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")
@@ -151,7 +155,7 @@ def is_marked(client: Client, feature: str) -> bool:
 
 
 def drain(client: Client, reason: str) -> None:
-    """Have no new job come to this node, unless the site has seen to that. Raises HostFault."""
+    """Drain this node, unless the site has already drained it."""
     node, nodes = drained(client)
     there = job_records.is_drained(client.ask("scontrol", "show", "node", node))
     note = printable(f"{OURS}: {reason}", _MAX_NOTE)
@@ -160,26 +164,23 @@ def drain(client: Client, reason: str) -> None:
 
 
 def drained(client: Client) -> tuple[str, dict[str, str]]:
-    """Return this node's name, and which nodes are drained with a reason of ours, and it.
-
-    Raises HostFault.
-    """
+    """Return this node's name and the reason of each node that vTorque drained."""
     rows = client.ask("sinfo", "-haN", "--states=drain", "--format=%N|%E").split("\n")
     found = (row.partition(f"|{OURS}: ") for row in rows)
     return this_node(client), {name: reason for name, ours, reason in found if ours}
 
 
 def undrain(client: Client) -> None:
-    """Have jobs come to this node again if its drain is ours. Raises HostFault."""
+    """Undrain this node if vTorque drained it."""
     node, nodes = drained(client)
     if node in nodes:
         update(client, f"NodeName={node}", "State=UNDRAIN")
 
 
 def requeue(client: Client, job_id: str) -> None:
-    """Have a job start again, all of a heterogeneous one. Raises HostFault, Refused.
+    """Requeue a running job, with all components if it is heterogeneous.
 
-    Slurm would start one again that has ended meanwhile, too.
+    The state is checked first because Slurm would also requeue a finished job.
     """
     found = record(client, job_id)
     if found.state not in _STARTED:
@@ -188,7 +189,7 @@ def requeue(client: Client, job_id: str) -> None:
 
 
 def this_node(client: Client) -> str:
-    """Return this node's name in Slurm: of slurmd, which the hook's environment tells too."""
+    """Return this node's name in Slurm, from SLURMD_NODENAME or else from scontrol."""
     name = client.environ.get("SLURMD_NODENAME")
     if name:
         return name
@@ -198,7 +199,7 @@ def this_node(client: Client) -> str:
 
 
 def update(client: Client, *fields: str) -> None:
-    """Call ``scontrol update``. Raises HostFault."""
+    """Run ``scontrol update`` with these fields."""
     client.run("scontrol", "update", *fields)
 
 
@@ -210,7 +211,7 @@ def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
 
 
 def _note_node(client: Client, node: str, note: str, shown: str | None = None) -> None:
-    """Set the node's comment, or clear it; the site's own stays. Raises HostFault."""
+    """Set or clear the node's comment, but keep a comment written by the site."""
     text = client.ask("scontrol", "show", "node", node) if shown is None else shown
     there = job_records.node_comment(text)
     wanted = printable(note, _MAX_NOTE)

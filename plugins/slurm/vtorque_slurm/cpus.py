@@ -1,4 +1,4 @@
-"""From Slurm's CPU ids to the kernel's: Slurm counts socket by socket, core by core."""
+"""Map Slurm's CPU ids to the kernel's. Slurm counts socket by socket, core by core."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SYSFS = Path("/sys/devices/system/cpu")
 
 
 def kernel_ids(ids: Sequence[int], sysfs: Path = SYSFS) -> tuple[int, ...]:
-    """Return the kernel's numbers of the CPUs that Slurm calls ``ids``; empty: cannot be said.
+    """Return the kernel's numbers for Slurm's CPU ``ids``, or an empty tuple if unknown.
 
-    Slurm's number of a CPU is its place in the order of socket, core, thread (slurm.conf(5),
-    CpuSpecList: "abstract ID"). A node that claims more CPUs than it has cannot be mapped.
+    A Slurm id is an index in the order of socket, core and thread (slurm.conf(5), CpuSpecList). The
+    result is empty if the node is configured with more CPUs than it has.
     """
     order = _order(sysfs)
     if not ids or max(ids) >= len(order):

@@ -1,8 +1,7 @@
-"""Generic resources and licences: what a job asks of Slurm, and what it has on a node. Pure.
+"""Generic resources (GRES) and licenses: requests of a job and allocations on a node. No I/O.
 
-A resource's name is Slurm's own of a TRES: ``gres/gpu`` of any type, or ``gres/gpu:a100``. A
-licence's is what stands in ``--licenses``. SLURM_JOB_GPUS, which slurmd sets for Prolog, has GPUs
-only, so it is not read.
+Names are those of Slurm's TRES: ``gres/gpu`` for any type, or ``gres/gpu:a100``. Licenses are named
+as in ``--licenses``. SLURM_JOB_GPUS in Prolog is not used because it lists only GPUs.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _SHARED = ("mps", "shard")  # gres.conf(5): several jobs have the same device
 
 
 def asked(given: Given) -> dict[str, int]:
-    """Return what a job asks for on each node, by resource, and of licences; of GPUs the least.
+    """Return the requested GRES per node and the requested licenses, by name.
 
-    ``--gpus`` is for all nodes, and Slurm may divide it as it likes. What the node has is looked at
-    again there.
+    Slurm may distribute ``--gpus`` unevenly, so its number per node is only an average. The node
+    checks its actual allocation.
     """
     found: dict[str, int] = {}
 
@@ -54,9 +53,13 @@ def asked(given: Given) -> dict[str, int]:
 
 
 def additions(given: Given, needs: Needs) -> list[str]:
-    """Return the options for what the user does not ask for, with their own. Raises UsageError.
+    """Return the options for needs that the user has not requested.
 
-    A later ``--gres`` or ``--licenses`` replaces all that an earlier one names.
+    The result repeats the user's items, because a later ``--gres`` or ``--licenses`` replaces an
+    earlier one.
+
+    Raises:
+        UsageError: A resource is not a GRES, or the user requested it without its type.
     """
     there = asked(given)
     gres: list[str] = []
@@ -77,7 +80,7 @@ def additions(given: Given, needs: Needs) -> list[str]:
 
 
 def granted(field: str) -> Mapping[str, Grant]:
-    """Return what ``GRES=`` of ``scontrol show job -d`` says of a node. Raises HostFault."""
+    """Parse the ``GRES=`` field of ``scontrol show job -d`` for one node."""
     if not field or field == "(null)":
         return {}
     if not re.fullmatch(rf"{_GRANT}(?:,{_GRANT})*", field, re.ASCII):
@@ -101,7 +104,7 @@ def _items(text: str | None) -> list[str]:
 
 
 def _parts(item: str) -> tuple[str, str, int]:
-    """Split ``NAME[:TYPE][:COUNT]``; without a count it is one."""
+    """Split ``NAME[:TYPE][:COUNT]``; the default count is 1."""
     name, *rest = item.split(":")
     match = _COUNT.fullmatch(rest[-1]) if rest else None
     count = int(match[1]) * _UNITS[match[2].lower()] if match else 1

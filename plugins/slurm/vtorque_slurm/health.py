@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says of Slurm on this node."""
+"""Checks of Slurm on this node for ``vtorque doctor``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vtorque_slurm.settings import Settings
 
 
 def memory_apart(site: Site) -> Iterator[HealthResult]:
-    """Say whether Slurm leaves the node the memory of guests that wait for a job.
+    """Check that Slurm reserves the memory of warm guests, which wait for a job.
 
-    Nothing where none wait, nor to others than root. Raises HostFault: Slurm does not answer.
+    Yields nothing if no guest waits or the caller is not root.
     """
     if os.geteuid() != 0:
         return

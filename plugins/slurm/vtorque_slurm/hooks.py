@@ -1,6 +1,6 @@
-"""Prolog and Epilog, which slurmd runs as root on the nodes. Pure: text only.
+"""Generate the Prolog and Epilog scripts, which slurmd runs as root on the nodes.
 
-A bare-metal job pays for a shell and one built-in test.
+On bare-metal jobs they cost one shell with one built-in test.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from vtorque_core.api.setup_steps import Installation, hook_script
 
 
 def prolog(place: Installation) -> bytes:
-    """Return the Prolog. It never fails: Slurm would drain the node.
+    """Return the Prolog script. It always exits with 0 because Slurm drains the node otherwise.
 
-    What a killed prologue has left is released at once; the job shell then finds no proof.
+    If the prologue fails, its resources are released at once, and the job shell finds no proof.
     """
     guard = "case $SLURM_JOB_COMMENT in *vt1:*) ;; *) exit 0 ;; esac"
     release = f'{_call(place, "epilogue")} "$SLURM_JOB_ID"'
@@ -22,9 +22,9 @@ def prolog(place: Installation) -> bytes:
 
 
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:
-    """Return the Epilog: it looks for what a job has left here, whatever its comment says now.
+    """Return the Epilog script, which runs if the job left files here, regardless of its comment.
 
-    It never fails either; what could not be released the reaper tries again.
+    It always exits with 0. The reaper retries failed releases.
     """
     journals = f'{shlex.quote(str(journal))}/"$SLURM_JOB_ID".*.jsonl'
     proof = f'{shlex.quote(str(proofs))}/"$SLURM_JOB_ID".json'

@@ -1,4 +1,4 @@
-"""Slurm's lists of hosts, ``n[1-3,07-09],m2``: scontrol(1), "show hostlist"."""
+"""Parse Slurm host lists such as ``n[1-3,07-09],m2``; see scontrol(1), "show hostlist"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the hosts in order. Raises ValueError for what is no such list."""
+    """Return the hosts of a list in order. Raise ValueError if it is invalid."""
     hosts: list[str] = []
     for item in _items(text):
         parts = [_choices(match) for match in _PART.finditer(item)]
@@ -27,9 +27,11 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
-    """Return ``0-2,7`` as (0, 1, 2, 7). Raises ValueError for another text, or more than ``most``.
+    """Expand ``0-2,7`` to (0, 1, 2, 7).
 
-    It is added up before anything is made of it: a user can write such lists, many and long.
+    Raises:
+        ValueError: The text is invalid, or has more than ``most`` numbers. The size is checked
+            before the expansion, because users can write such lists.
     """
     spans = re.findall(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if sum(int(last or first) - int(first) + 1 for first, last in spans) > most:
@@ -38,7 +40,11 @@ def numbers(text: str, most: int) -> tuple[int, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Return ``2(x3),1`` as (2, 2, 2, 1): SLURM_JOB_CPUS_PER_NODE. Raises ValueError."""
+    """Expand ``2(x3),1`` to (2, 2, 2, 1), as in SLURM_JOB_CPUS_PER_NODE.
+
+    Raises:
+        ValueError: The text is invalid or too long.
+    """
     found: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,6})\))?", item, re.ASCII)
@@ -51,13 +57,12 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def show_counts(numbers: Sequence[int]) -> str:
-    """Return counts as Slurm writes them: (2, 2, 1) as ``2(x2),1``."""
+    """Format counts as Slurm does: (2, 2, 1) becomes ``2(x2),1``."""
     groups = ((n, len(list(same))) for n, same in itertools.groupby(numbers))
     return ",".join(f"{n}(x{times})" if times > 1 else str(n) for n, times in groups)
 
 
 def _items(text: str) -> list[str]:
-    """Split at commas outside of brackets."""
     items = re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", text)
     if ",".join(items) != text or not items:
         raise ValueError(f"{text[:80]!r} is not a list of hosts")

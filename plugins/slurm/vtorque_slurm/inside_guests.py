@@ -1,4 +1,4 @@
-"""What guests see of Slurm: the job's variables with guests for nodes, ``srun``, and refusals."""
+"""Slurm inside guests: job variables, ``srun``, and commands that are rejected."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_slurm import hostlist
 
 BIN = "/usr/bin"
-"""On every PATH. What an image has there of Slurm could do nothing from inside."""
+"""Directory on every PATH. An image's own Slurm commands there could not work in a guest."""
 
 GUESTS = "/etc/vtorque/slurm/guests"
-"""One line per guest, by rank: host name, CPUs, component of the job; then the nodes without
-guests. What ``srun`` reads inside."""
+"""Input of ``srun``, one line per guest by rank: host name, CPUs, component of the job. Bare-metal
+nodes follow."""
 
 HOSTS = "/etc/vtorque/slurm/hosts"
-"""The host file of a heterogeneous job: one line per process, in rank order."""
+"""Host file of a heterogeneous job: one line per process, in rank order."""
 
 REFUSED = (
     "sacct", "salloc", "sattach", "sbatch", "sbcast", "scancel", "sinfo", "squeue", "sstat",
@@ -26,7 +26,7 @@ REFUSED = (
 
 
 def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
-    """Yield variables and programs; the variables' meaning: sbatch(1), OUTPUT ENVIRONMENT."""
+    """Yield the variables and programs for guests; see sbatch(1), OUTPUT ENVIRONMENT."""
     names = ",".join(guest.hostname for guest in guests)
     slots = hostlist.show_counts([guest.slots for guest in guests])
     variables = {
@@ -58,15 +58,15 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
 
 
 def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of tasks and of memory per CPU that fit the guests.
+    """Adjust the variables for tasks and memory per CPU to the guests.
+
+    Each guest gets at least one task, and the first guests are filled first, like ``srun`` inside.
+    Variables unset on the host stay unset, except SLURM_TASKS_PER_NODE for mpirun. Without ``-n``,
+    all CPUs are used.
 
     Args:
-        environ: the job's, with what Slurm and its user have set on the host.
-        guests: the variables of :func:`items`.
-
-    Each guest has a task, the first ones are filled first, as by ``srun`` inside. What is not there
-    on the host is not there inside, but for SLURM_TASKS_PER_NODE, which mpirun reads; without -n
-    there is room for as many tasks as there are CPUs for.
+        environ: The job's environment on the host.
+        guests: The variables from :func:`items`.
     """
     cpus = hostlist.counts(guests["SLURM_JOB_CPUS_PER_NODE"])
     each = min(_number(environ, "SLURM_CPUS_PER_TASK") or 1, *cpus)

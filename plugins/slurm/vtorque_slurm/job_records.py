@@ -1,8 +1,8 @@
-"""What scontrol prints of a job or a node; the user's texts stand in it as they are.
+"""Parse scontrol's output about jobs and nodes, which contains unquoted user text.
 
-A job's name may have line ends, so that a user can write whole lines, and records. What is
-believed must be there exactly once, in a line that only Slurm's own fields make up, in all that is
-printed. What is there more than once is the user's doing: the job is refused.
+A job name may contain line ends, so users can forge lines and records. A line is trusted only if it
+consists of Slurm's own fields and is unique in the output. These functions raise Refused for forged
+output and HostFault for missing fields.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ FORGED = "the job's name or comment has line ends that look like Slurm's own: ch
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What the controller knows of a job.
+    """The controller's record of one job.
 
-    Args:
-        name: what scontrol calls this one job, not the whole of its array or heterogeneous job:
-            ``22``, ``21_3`` or ``22+0``.
-        state: RUNNING, PENDING, COMPLETING, ...
-        restarts: how often it was requeued.
-        excluded: nodes where it shall not run, as Slurm writes them; empty: none.
-        sharing: who else may be on its nodes: NO (nobody), USER (jobs of its user), OK, YES, ...
-        cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
-        granted: generic resources by node: :func:`vtorque_slurm.gres.granted`.
-        qos: empty: it has none, or nobody has asked.
-        limit: how long it may run, as PBS writes a walltime; empty: that is not known, or for ever.
+    Attributes:
+        name: Id of this job alone, not of its array or heterogeneous job: ``22``, ``21_3`` or
+            ``22+0``.
+        restarts: Number of requeues.
+        excluded: Nodes in Slurm's notation.
+        sharing: Who may share the nodes: NO (nobody), USER (jobs of the same user), OK, YES, ...
+        cpus: Slurm's CPU ids by node.
+        mib: Memory by node; 0 means unlimited.
+        granted: Generic resources by node; see :func:`vtorque_slurm.gres.granted`.
+        qos: Empty if the job has none or it was not queried.
+        limit: Time limit as a PBS walltime; empty if unknown or unlimited.
     """
 
     name: str
@@ -49,10 +49,9 @@ class JobRecord:
 
 
 def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
-    """Return the record of one job in what ``scontrol show job -d`` prints of it alone.
+    """Parse the output of ``scontrol show job -d`` for one job.
 
-    ``account``: the job's, as slurmd says it, "" without one; None: its qos is not wanted.
-    Raises HostFault, and Refused where a text of the user's looks like Slurm's own.
+    ``account`` is the job's account from slurmd ("" without one), or None to skip the QOS.
     """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} "):
@@ -79,10 +78,7 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
 
 
 def launch_failure(text: str, job_id: str) -> str:
-    """Return why Slurm did not start a job's script, in one line; empty: it did, or is not known.
-
-    ``text``: what ``scontrol show job -d`` prints of it alone. Raises HostFault, Refused.
-    """
+    """Return why Slurm did not start a job's script; empty if it did or the reason is unknown."""
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} ") or len(found) > 1:
         return ""
@@ -96,15 +92,15 @@ def launch_failure(text: str, job_id: str) -> str:
 
 
 def _limit(record: str) -> str:
-    """Return a job's time limit; only its own user could have written another one."""
+    """Return a job's time limit, or "" if the user forged a second one."""
     found = re.findall(r"^   RunTime=\S+ TimeLimit=([0-9:-]+) .*$", record, re.MULTILINE | re.ASCII)
     return str(found[0]).replace("-", ":") if len(found) == 1 else ""
 
 
 def _qos(record: str, account: str) -> str:
-    """Return a job's qos. What is before it in its line can be any text, but a known one.
+    """Return a job's QOS.
 
-    Without slurmdbd Slurm takes any account.
+    Only the known account matches, because without slurmdbd an account can be any text.
     """
     of = re.escape(account or "(null)")
     qos = _one(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
@@ -112,10 +108,7 @@ def _qos(record: str, account: str) -> str:
 
 
 def components(text: str, job_id: str) -> tuple[str, ...]:
-    """Return the ids of a heterogeneous job's components, from ``scontrol show job ID+0``.
-
-    Raises HostFault, Refused.
-    """
+    """Return the ids of a heterogeneous job's components from ``scontrol show job ID+0``."""
     ids = _one(r"   HetJobIdSet=([0-9,-]+)", text)
     found = hostlist.expand(f"[{ids}]")
     if not _leads(text, job_id) or found[0] != job_id:
@@ -124,9 +117,9 @@ def components(text: str, job_id: str) -> tuple[str, ...]:
 
 
 def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
-    """Return the nodes of the component of this number and how many tasks each has CPUs for.
+    """Return the nodes of a component and how many tasks fit on the CPUs of each.
 
-    ``text``: what ``scontrol show job -d ID+N`` prints. Raises HostFault, Refused.
+    ``text`` is the output of ``scontrol show job -d ID+N``, where N is ``number``.
     """
     if not text.startswith(f"JobId={job_id} HetJobId=") or len(_records(text)) > 1:
         raise HostFault(f"scontrol shows no component {job_id}")
@@ -140,15 +133,14 @@ def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
 
 
 def _leads(text: str, job_id: str) -> bool:
-    """Return whether it is a heterogeneous job's first component: no text of a user's precedes."""
     return text.startswith(f"JobId={job_id} HetJobId={job_id} HetJobOffset=0 ")
 
 
 def one_of(text: str, job_id: str) -> str:
-    """Return what to ask for where a number shows all of a job, not one part; empty: nothing.
+    """Return the id to query if ``job_id`` shows several records, or an empty string.
 
-    That is an array's first element and a heterogeneous job's first component. A user can write
-    such a line of an array: the controller then shows no job, or this very one.
+    That is an array's first element or a heterogeneous job's first component. For a forged line,
+    the controller shows no job or this same one.
     """
     if _leads(text, job_id):
         return f"{job_id}+0"
@@ -166,21 +158,18 @@ def features(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def node_comment(text: str) -> str:
-    """Return a node's comment from ``scontrol show node``; empty: none."""
+    """Return a node's comment from ``scontrol show node``, or an empty string."""
     found = re.findall(r"^   Comment=(.*)$", text, re.MULTILINE)
     return found[0].strip() if found else ""
 
 
 def is_drained(text: str) -> bool:
-    """Return whether a node gets no new jobs, by ``scontrol show node``: ``State=IDLE+DRAIN``."""
+    """Return whether ``scontrol show node`` reports a state with DRAIN."""
     return "DRAIN" in _one(r"   State=(\S+) .*", text).split("+")
 
 
 def offered_mib(text: str) -> int:
-    """Return what a node has for jobs: RealMemory less MemSpecLimit. Raises HostFault.
-
-    ``text``: what ``scontrol show node`` prints.
-    """
+    """Return the memory for jobs from ``scontrol show node``: RealMemory minus MemSpecLimit."""
     kept = re.search(r"^   (?:C\w+=\S* +)*MemSpecLimit=(\d+)", text, re.MULTILINE | re.ASCII)
     return int(_one(r"   RealMemory=(\d+) .*", text)) - int(kept[1] if kept else 0)
 

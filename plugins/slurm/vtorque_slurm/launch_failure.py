@@ -1,4 +1,4 @@
-"""Keep the reason of a job whose script Slurm did not start: no process of the job can."""
+"""Record why Slurm did not start a job's script, because no process of the job can do so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _SHORT = 10.0  # seconds: such a job ends at once, and the controller is not ask
 
 
 def keep(client: Client, paths: Paths, job_id: str) -> None:
-    """Add the reason to the facts and the log of an ended job. Best effort, as root, in Epilog."""
+    """Add the reason to the facts and the log of an ended job. Errors are ignored.
+
+    Privileges: root. Called: in Epilog.
+    """
     places = kept_records.find(paths, job_id)
     facts = places[-1].facts() if places else {}
     if facts.get("reason") or not 0 <= _run_seconds(facts) < _SHORT:
@@ -35,7 +38,6 @@ def keep(client: Client, paths: Paths, job_id: str) -> None:
 
 
 def _run_seconds(facts: Mapping[str, Any]) -> float:
-    """Return how long the phase of the script took, -1 if it did not begin."""
     phases = facts.get("phases")
     for phase in phases if isinstance(phases, list) else []:
         if phase["name"] == "run" and phase["guest"] is None:

@@ -1,8 +1,8 @@
-"""A guest of a job on a node that the job does not have: a job of root's holds its share there.
+"""Hold resources for a migrated guest on a node outside the job's allocation.
 
-A job is never grown onto another node: its CPUs there would be free for others, and Slurm 24.11
-drains the node (both seen). The placeholder has the name of the job and the node, and ends when the
-guest has gone; one that is pending or running under that name is the placeholder that there is.
+A placeholder job of root holds the guest's share. Growing the job itself would leave its CPUs there
+free for other jobs, and Slurm 24.11 drains the node (both observed). The placeholder is named after
+the job and the node, and is canceled when the guest has gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIME
 def receive(
     adapter: NodeAdapter, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
 ) -> BatchJob:
-    """See :class:`vtorque_core.api.batch_system.MovingAdapter`. Raises Refused, HostFault."""
+    """Implement :meth:`vtorque_core.api.batch_system.MovingAdapter.receive`."""
     if (here := controller_updates.this_node(client)) != node:
         raise Refused(f"a request for {node} reached {here}: correct how nodes reach each other")
     found = controller_updates.record(client, job_id)
@@ -67,17 +67,17 @@ def receive(
 
 
 def let_go(client: Client, job_id: str, node: str) -> None:
-    """End the placeholder, if there is one. Raises HostFault."""
+    """Cancel the placeholder, if there is one."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
 def holds(client: Client, job_id: str, node: str) -> bool:
-    """Return whether there is a placeholder. Raises HostFault."""
+    """Return whether there is a placeholder."""
     return bool(_placeholder_id(client, job_id, node))
 
 
 def leave(client: Client, job_id: str, node: str) -> None:
-    """Shrink the job off a node. Raises HostFault."""
+    """Remove a node from the job's allocation."""
     has = _fields(client, job_id, "%N", 1)[0]
     names = hostlist.expand(has) if has else ()
     if node in names:
@@ -87,7 +87,7 @@ def leave(client: Client, job_id: str, node: str) -> None:
 
 
 def over(client: Client, job_id: str, attempt: int) -> bool:
-    """Return whether an attempt of a job has ended, or Epilog is at work. Raises HostFault."""
+    """Return whether a job's attempt has ended or its Epilog is running."""
     state = _fields(client, job_id, "%T", 1)[0]
     return state in _ENDED or controller_updates.record(client, job_id).restarts > attempt
 
@@ -145,16 +145,16 @@ def _placeholder_id(client: Client, job_id: str, node: str) -> str:
 
 
 def _text(client: Client, job_id: str, field: str) -> str:
-    """Return what its user has written of a job, asked for by itself: it is not for other fields.
+    """Return user text of a job, queried separately so that it cannot imitate other fields.
 
-    Accounts, too, are any text, with line ends, where Slurm does not know the site's.
+    Without slurmdbd, accounts can be any text too.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()
 
 
 def _fields(client: Client, job_id: str, fields: str, count: int) -> list[str]:
-    """Return fields of a job that its user cannot write; empty ones if there is no such job."""
+    """Return fields that the job's user cannot write; empty for an unknown job."""
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
     ).split("\n")

@@ -1,7 +1,7 @@
-"""The root side: Prolog and Epilog on a node, and what the reaper asks. See slurm.conf(5), Prolog.
+"""Slurm adapter for root on a node: Prolog, Epilog and queries from the reaper.
 
-Slurm keeps a node's Epilog until its Prolog has ended, also when the job is cancelled meanwhile
-(measured on 22.05).
+See slurm.conf(5), Prolog. Epilog starts only after Prolog has ended, even if the job is canceled in
+between (measured on 22.05).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRIES = 3  # to write a note that another node may write at the same time
 
 
 class SlurmNode(NodeAdapter):
-    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.NodeAdapter` for Slurm."""
 
     def __init__(self, settings: Settings, journal: Path, proofs: Path) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class SlurmNode(NodeAdapter):
         self._client = Client(settings)
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read Prolog's environment; ask for CPUs and memory of a VM job. Raises HostFault."""
+        """Read Prolog's environment, and query CPUs and memory of a VM job."""
         try:
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
@@ -112,11 +112,11 @@ class SlurmNode(NodeAdapter):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return Slurm's variables and commands inside."""
+        """Return Slurm's variables and commands for guests."""
         return inside_guests.items(job, guests)
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
+        """Report the outcome to Slurm. Always return 0, because a failed Prolog drains the node."""
         if outcome_.may_run_elsewhere:
             try:
                 if outcome_ is Outcome.IN_USE:
@@ -129,7 +129,7 @@ class SlurmNode(NodeAdapter):
         return 0
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask squeue for all jobs that have not ended."""
+        """Query squeue for all jobs that have not ended."""
         argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A %T")
         try:
             words = self._client.run(*argv).split()
@@ -140,59 +140,57 @@ class SlurmNode(NodeAdapter):
         return {each: lives.get(states.get(each, ""), Life.ALIVE) for each in ids}
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Hold the job's share here by a job of root's. Raises Refused, HostFault."""
+        """Hold the job's share on this node with a placeholder job of root."""
         return moving.receive(self, self._client, job_id, nodes, left, node)
 
     def let_go(self, job_id: str, node: str) -> None:
-        """End that job. Raises HostFault."""
+        """Cancel the placeholder job."""
         moving.let_go(self._client, job_id, node)
 
     def holds(self, job_id: str, node: str) -> bool:
-        """Return whether that job is there. Raises HostFault."""
+        """Return whether the placeholder job exists."""
         return moving.holds(self._client, job_id, node)
 
     def leave(self, job_id: str, node: str) -> None:
-        """Shrink the job off a node. Raises HostFault."""
+        """Remove the node from the job's allocation."""
         moving.leave(self._client, job_id, node)
 
     def over(self, job_id: str, attempt: int) -> bool:
-        """Ask squeue, and scontrol how often it was requeued. Raises HostFault."""
+        """Query squeue for the state and scontrol for the number of requeues."""
         return moving.over(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the steps: hooks, slurm.conf, and what an admin has to set there."""
+        """Return the steps that install the hooks and check slurm.conf."""
         from vtorque_slurm.setup import steps  # noqa: PLC0415
 
         return steps(self._settings, place, *self._places)
 
     def mark(self, healthy: bool, reason: str) -> None:
-        """Set or clear the site's feature on this node, and say why in its comment."""
+        """Set or clear the site's feature on this node, with the reason in the node's comment."""
         controller_updates.mark(self._client, self._settings.feature, healthy, reason)
 
     def drain(self, reason: str) -> None:
-        """Drain this node, unless it is; the site's reason stays."""
+        """Drain this node. If it is already drained, keep the site's reason."""
         controller_updates.drain(self._client, reason)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Ask sinfo."""
+        """Query sinfo for drained nodes."""
         return controller_updates.drained(self._client)
 
     def undrain(self) -> None:
-        """Take the drain away, whatever else the state is."""
+        """Remove vTorque's drain from this node and keep the rest of its state."""
         controller_updates.undrain(self._client)
 
     def requeue(self, job_id: str) -> None:
-        """Requeue a job; Slurm refuses that of one with --no-requeue, and of an interactive one."""
+        """Requeue a job. Slurm refuses interactive jobs and jobs with --no-requeue."""
         controller_updates.requeue(self._client, job_id)
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Add this node's line to what slurmdbd has as the job's AdminComment. Raises HostFault.
+        """Append this node's usage to the job's AdminComment in slurmdbd, if the site uses it.
 
-        The controller itself takes no note of a job that has ended (measured on 22.05). Without
-        slurmdbd there is no place. QEMU is not adopted into the job's extern step, as
-        pam_slurm_adopt does with sessions: that is an interface of Slurm's library, not of a
-        command, and it would take from libvirt the control group in which it pins the guest.
-        Also keep why Slurm did not start the script, if it did not.
+        Also record why Slurm did not start the script. The controller accepts no comment on an
+        ended job (measured on 22.05). QEMU is not adopted into the job's extern step, because that
+        needs Slurm's library, and libvirt would lose the control group in which it pins the guest.
         """
         launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
@@ -206,7 +204,6 @@ class SlurmNode(NodeAdapter):
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
     def _request(self, job_id: str, word: str) -> bytes:
-        """Return the request. Raises Refused, and HostFault if it is not to be had."""
         if word == request_channel.IN_SCRIPT:
             text = self._client.ask("scontrol", "write", "batch_script", job_id, "-")
             word = request_channel.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
@@ -214,7 +211,6 @@ class SlurmNode(NodeAdapter):
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[int, ...]:
-    """Return how many CPUs the job has on each node; empty: unknown."""
     try:
         found = hostlist.counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     except ValueError:

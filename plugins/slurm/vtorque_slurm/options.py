@@ -1,7 +1,6 @@
-"""The command line of sbatch and salloc 22.05, as getopt_long(3) reads it.
+"""Parse command lines of sbatch and salloc 22.05 as getopt_long(3) does.
 
-Source: sbatch(1), salloc(1) and what the programs do. Options come before the script; what follows
-it is the script's own.
+Source: sbatch(1), salloc(1) and the behavior of the programs. Options precede the script.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
 @dataclass(frozen=True)
 class Table:
-    """The options that a command knows.
+    """The options of a command.
 
-    Args:
-        kinds: NONE, REQUIRED or OPTIONAL, by long name.
-        short: long name by letter.
-        exact: long names that have no abbreviation.
+    Attributes:
+        kinds: NONE, REQUIRED or OPTIONAL by long name.
+        short: Long name by letter.
+        exact: Long names that cannot be abbreviated.
     """
 
     kinds: Mapping[str, int]
@@ -60,13 +59,13 @@ class Table:
     exact: frozenset[str] = frozenset()
 
     def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> Table:
-        """Return the table with options of a site: ``name``, or ``name=`` with a value."""
+        """Return the table with a site's options: ``name``, or ``name=`` with a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
         return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))
 
     def find(self, word: str) -> str:
-        """Return the long name that ``word`` is, or abbreviates. Raises UsageError."""
+        """Return the long name for ``word`` or its abbreviation."""
         if word in self.kinds:
             return word
         found = sorted(n for n in self.kinds if n.startswith(word) and n not in self.exact)
@@ -97,16 +96,16 @@ SALLOC = _table(_REQUIRED, f"{_OPTIONAL} {_SALLOC[0][1]}", f"{_NONE} {_SALLOC[1]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A split command line.
+    """A parsed command line.
 
-    Args:
-        vm: the values of ``-vm``.
-        interactive: ``-I`` was there.
-        words: the option words without those two, as given; ``plain``: also without ``--wrap``
-            and a closing ``--``.
-        options: (long name, value) in order; an option without value has "".
-        operands: script and its arguments.
-        more: the other components of a heterogeneous job, in order; the operands are the last's.
+    Attributes:
+        vm: Values of ``-vm``.
+        interactive: True with ``-I``.
+        words: Option words as given, without ``-vm`` and ``-I``.
+        plain: ``words`` without ``--wrap`` and a closing ``--``.
+        options: (long name, value) in order; the value may be "".
+        operands: The script and its arguments.
+        more: Further components of a heterogeneous job. The operands belong to the last.
     """
 
     vm: tuple[str, ...] = ()
@@ -118,18 +117,18 @@ class CommandLine:
     more: tuple[CommandLine, ...] = ()
 
     def last(self, name: str) -> str | None:
-        """Return the value of the last option of that name."""
+        """Return the value of the last option with that name, or None."""
         return next((v for n, v in reversed(self.options) if n == name), None)
 
     def has(self, *names: str) -> bool:
-        """Return whether one of these options is there."""
+        """Return whether any of these options is present."""
         return any(n in names for n, _ in self.options)
 
 
 def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
-    """Split what the user gave to vsub. Raises UsageError for what neither program knows.
+    """Parse the arguments of vsub.
 
-    ``extra``: options of the site's own, see :meth:`Table.with_more`.
+    ``extra`` are the site's options; see :meth:`Table.with_more`.
     """
     interactive = "-I" in _until_script(argv, SALLOC.with_more(extra))
     table = (SALLOC if interactive else SBATCH).with_more(extra)
@@ -150,7 +149,7 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
 
 
 def _components(line: CommandLine, table: Table) -> Iterator[CommandLine]:
-    """Yield the components of a job, which a colon parts: sbatch(1), "Heterogeneous job"."""
+    """Yield a heterogeneous job's components, separated by colons."""
     if line.operands[:1] != (COLON,):
         yield line
         return
@@ -166,7 +165,7 @@ def _until_script(argv: Sequence[str], table: Table) -> Sequence[str]:
 
 
 def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine:
-    """Split words by a table; without ``ours`` ``-I`` stays. Raises UsageError."""
+    """Parse words with a table. Unless ``ours``, keep ``-I`` among the words."""
     vm: list[str] = []
     kept: list[str] = []
     plain: list[str] = []
@@ -204,7 +203,6 @@ def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine
 
 
 def _options(word: str, table: Table) -> Iterable[tuple[str, int, str | None]]:
-    """Yield (long name, kind, value glued to it) of one word."""
     if word.startswith("--"):
         given, equals, value = word[2:].partition("=")
         name = table.find(given)

@@ -1,6 +1,6 @@
-"""What users of PBS write, and sbatch takes for something else: told before it is submitted.
+"""Detect PBS options that sbatch would misinterpret, before submission.
 
-Only what no user of Slurm can mean: ``-q`` and ``-t`` have other meanings here, too, and good ones.
+Only cases that no Slurm user can intend are rejected: ``-q`` and ``-t`` are useful Slurm options.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WITH_VALUE = ("-Wblock=", "-Wdepend=")  # sbatch reads -W, then -b or -d with t
 
 
 def refuse(line: CommandLine) -> None:
-    """Raise UsageError for an option of qsub's, with what it is on Slurm: sbatch(1)."""
+    """Raise UsageError for an option of qsub and name its Slurm equivalent; see sbatch(1)."""
     first = line.operands[0] if line.operands else ""
     before = line.options[-1][0] if line.options else ""
     pair = first if re.match(r"[A-Za-z_]\w*=", first) and not Path(first).exists() else ""

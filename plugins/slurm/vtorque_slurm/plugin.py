@@ -1,4 +1,4 @@
-"""The batch system ``slurm``: what it declares. Nothing here costs a submission anything."""
+"""Register the batch system ``slurm``. Imports are deferred to keep submission fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def submitter(site: Site) -> Submitter:
-    """Return the submitting half."""
+    """Return the submitter."""
     from vtorque_slurm.submitter import SlurmSubmitter  # noqa: PLC0415
 
     sbatch = SlurmSubmitter(site[Settings], site.paths.jobshell)
@@ -28,21 +28,21 @@ def submitter(site: Site) -> Submitter:
 
 
 def node(site: Site) -> NodeAdapter:
-    """Return the node half."""
+    """Return the node adapter."""
     from vtorque_slurm.node import SlurmNode  # noqa: PLC0415
 
     return SlurmNode(site[Settings], site.paths.journal, site.paths.proof("0").parent)
 
 
 def shell() -> JobShell:
-    """Return the job part."""
+    """Return the job shell adapter."""
     from vtorque_slurm.shell import SlurmJobShell  # noqa: PLC0415
 
     return SlurmJobShell()
 
 
 def step(site: Site) -> StepOf:
-    """Return what runs a command on a job's node: srun."""
+    """Return the function that runs a command on a job's node with srun."""
     from vtorque_slurm.submitter import SlurmSubmitter  # noqa: PLC0415
 
     return SlurmSubmitter(site[Settings], site.paths.jobshell).step
@@ -50,7 +50,7 @@ def step(site: Site) -> StepOf:
 
 @hookimpl
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return what doctor asks; only a node imports it."""
+    """Return the health checks for ``vtorque doctor`` on a node."""
     from vtorque_core.api.health import HealthCheck  # noqa: PLC0415
     from vtorque_slurm.health import memory_apart  # noqa: PLC0415
 

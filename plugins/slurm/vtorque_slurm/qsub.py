@@ -1,8 +1,8 @@
-"""``vsub`` in front of Slurm's wrapper ``qsub`` (slurm-wlm-torque), which calls sbatch or salloc.
+"""``vsub`` for Slurm's ``qsub`` wrapper (slurm-wlm-torque), which runs sbatch or salloc.
 
-The wrapper takes both from the directory that it is started in: it is started by a link in a
-directory of our own, where their names are ``vsub`` again, with ``-vm`` in front. What the wrapper
-prints, waits for and ends with is its own.
+The wrapper looks up both commands in its own directory. vsub therefore starts it through a link in
+a temporary directory, where sbatch and salloc are scripts that run ``vsub`` with the ``-vm``
+options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtorque_core.api.directives import vm_directives
 from vtorque_slurm.submitter import SlurmSubmitter, read_script
 
 INNER = "VTORQUE_SLURM_SBATCH"
-"""Set where ``vsub`` stands for sbatch or salloc."""
+"""Set if ``vsub`` stands in for sbatch or salloc."""
 
 # Getopt::Long of the wrapper of 22.05; it stops at the first operand and bundles nothing.
 _VALUE = (*"aAbeJlmMNopPqrStvW", "wd")
@@ -29,7 +29,7 @@ _FLAGS = ("cwd", "h", "I", "V", "help", "?", "man", "sbatchline")
 
 
 class QsubSubmitter:
-    """See :class:`vtorque_core.api.batch_system.Submitter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.Submitter` for the qsub wrapper."""
 
     naming = "-N"
 
@@ -37,10 +37,7 @@ class QsubSubmitter:
         self._sbatch = sbatch
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Take ``-vm`` out. What is asked of Slurm is looked at where sbatch gets it.
-
-        Raises UsageError, and Refused for a ``-vm`` in the script that cannot be read.
-        """
+        """Extract the ``-vm`` options. The inner ``vsub`` parses the other options, for sbatch."""
         vm: list[str] = []
         rest: list[str] = []
         found: dict[str, str] = {}
@@ -74,7 +71,7 @@ class QsubSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Run the wrapper; return its exit code. Raises UsageError."""
+        """Run the wrapper and return its exit status."""
         qsub = self._sbatch.program("qsub")
         vm = args.vm or (() if blob else ("none",))
         inner = shlex.join([_myself(), *(word for each in vm for word in ("-vm", each))])
@@ -93,12 +90,12 @@ class QsubSubmitter:
         return self._sbatch.jobs()
 
     def cancel(self, job_id: str) -> int:
-        """Call scancel; return its exit code."""
+        """Run scancel and return its exit status."""
         return self._sbatch.cancel(job_id)
 
 
 def is_inner() -> bool:
-    """Return whether this ``vsub`` stands for sbatch or salloc."""
+    """Return whether this ``vsub`` process stands in for sbatch or salloc."""
     return INNER in os.environ
 
 

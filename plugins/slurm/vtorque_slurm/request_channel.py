@@ -1,10 +1,9 @@
-"""The request's way to the root side, one word at the end of the job's comment, and its owner.
+"""Transport of the request to root on the nodes, and the job's owner.
 
-Prolog gets the comment in its environment, on every node and without asking anybody. A comment has
-at most 1024 characters (slurmctld's limit on each such text, measured on 22.05). A longer request
-is a comment line below the script's first one, and the word in the job's comment says so: root
-then asks slurmctld for the script. Nobody can change that one. Whose job it is Slurm says, never
-the request.
+The request is one word at the end of the job's comment, which Prolog gets in its environment. A
+comment has at most 1024 characters (measured on 22.05). A longer request is a comment line below
+the script's first line, and the job's comment contains only a marker. Root then reads the script
+from slurmctld, where nobody can change it. The owner always comes from Slurm, not from the request.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LINE = re.compile(rb"#![^\n]*\n#VTORQUE-REQUEST (vt1:[A-Za-z0-9_-]+)\n")
 
 
 def merge(own: str | None, word: str) -> str:
-    """Return the job's comment: the user's own, then ours. Raises UsageError if it is too long."""
+    """Append the request word to the user's comment."""
     merged = f"{own.rstrip()} {word}" if own and own.strip() else word
     if len(merged.encode("utf-8", "surrogateescape")) > MAX_COMMENT:
         raise UsageError(
@@ -44,25 +43,25 @@ def fits(own: str | None, word: str) -> bool:
 
 
 def find(comment: str) -> str | None:
-    """Return our word in a comment, whatever has become of it; None: not a VM job."""
+    """Return the last request word in a comment, even if damaged, or None if it is not a VM job."""
     places = [match.end() for match in _OURS.finditer(comment)]
     return comment[places[-1] :].rstrip(" ") if places else None
 
 
 def find_in_script(script: bytes) -> str | None:
-    """Return the request in a script that vsub has submitted."""
+    """Return the request in a script submitted by vsub, or None."""
     match = _LINE.match(script)
     return match[1].decode() if match else None
 
 
 def strip(script: bytes) -> bytes:
-    """Return the user's script from what vsub has submitted: without what it put in front."""
+    """Return the user's script, without the lines that vsub inserted."""
     rest = script.partition(b"\n")[2]
     return rest.partition(b"\n")[2] if rest.startswith(LINE + MARK.encode()) else rest
 
 
 def trusted_owner(name: str, uid: int) -> str:
-    """Return the name of the job's user, who is a number to Slurm. Raises HostFault."""
+    """Check that the uid of the job's user has the same name on this node, and return the name."""
     try:
         found = pwd.getpwuid(uid).pw_name
     except KeyError:

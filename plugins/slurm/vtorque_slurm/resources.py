@@ -1,6 +1,6 @@
-"""What a job asks of Slurm, merged from command line, environment and script; sizes and times.
+"""Resource requests of a job, merged from command line, environment and script.
 
-The command line wins over the environment, which wins over the script: sbatch(1).
+The command line overrides the environment, which overrides the script: sbatch(1).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2, "": 1}
 
 @dataclass(frozen=True)
 class Given:
-    """All that the user has given, by place, the strongest first."""
+    """The user's options from all sources, in descending priority."""
 
     line: CommandLine
     environ: Mapping[str, str]
@@ -46,7 +46,7 @@ class Given:
     others: frozenset[str] = frozenset()  # what the lines of PBS or LSF in the script set
 
     def last(self, name: str) -> str | None:
-        """Return the value that counts; None: not given."""
+        """Return the effective value, or None if the option is not given."""
         value = self.line.last(name)
         variable = f"{self.prefix}_{_VARIABLES[name]}" if name in _VARIABLES else ""
         if value is None and variable:
@@ -54,19 +54,19 @@ class Given:
         return self.script.last(name) if value is None else value
 
     def has(self, *names: str) -> bool:
-        """Return whether one of the options is given anywhere."""
+        """Return whether any of the options is given anywhere."""
         return any(self.last(name) is not None for name in names)
 
     def number(self, name: str) -> int | None:
-        """Return an option's number; None where it has none."""
+        """Return an option's value as a number, or None."""
         match = re.fullmatch(r"\d{1,9}", self.last(name) or "", re.ASCII)
         return int(match[0]) if match else None
 
 
 def facts(given: Given) -> dict[str, str]:
-    """Return what the job's partition, account and qos are, as far as the user says one.
+    """Return the job's partition, account and QOS, if the user gives a single value.
 
-    Slurm has accounts in lower case, and chooses among several partitions.
+    Accounts are converted to lower case, as in Slurm.
     """
     found = {name: given.last(name) or "" for name in ("partition", "account", "qos")}
     found["account"] = found["account"].lower()
@@ -74,9 +74,9 @@ def facts(given: Given) -> dict[str, str]:
 
 
 def cpus_per_node(given: Given) -> int | None:
-    """Return the CPUs that the job asks for on each node, at least; None if that is open.
+    """Return the minimum number of CPUs per node, or None if undetermined.
 
-    Without ``-N`` Slurm spreads ``-n`` tasks as it likes, so only ``-n 1`` says something.
+    Without ``-N``, Slurm distributes tasks freely, so only ``-n 1`` determines it.
     """
     if not given.has("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
         return None
@@ -96,21 +96,18 @@ def cpus_per_node(given: Given) -> int | None:
 
 
 def least_nodes(given: Given) -> int | None:
-    """Return how many nodes ``-N`` asks for at least; None if it does not."""
+    """Return the minimum number of nodes from ``-N``, or None."""
     least = re.match(r"\d{1,9}(?=[-,]|$)", given.last("nodes") or "", re.ASCII)
     return int(least[0]) if least else None
 
 
 def asks_memory(given: Given) -> bool:
-    """Return whether the job asks for memory in some way."""
+    """Return whether the job requests memory in any form."""
     return given.has(*_MEMORY) or "mem" in given.others
 
 
 def mib_per_node(given: Given) -> int | None:
-    """Return the memory in MiB that the job asks for on each node; None if that is open.
-
-    ``--mem=0`` is all of a node's.
-    """
+    """Return the requested memory per node, or None if undetermined or all (``--mem=0``)."""
     for place in (given.line, None, given.script):
         view = Given(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
         if view.has(*_MEMORY):
@@ -123,13 +120,13 @@ def mib_per_node(given: Given) -> int | None:
 
 
 def mib(text: str) -> int | None:
-    """Return a size of sbatch in MiB, rounded up; None if it is none. The unit is M."""
+    """Convert an sbatch size (default unit M) to MiB, rounded up; None if invalid."""
     match = re.fullmatch(r"(\d{1,12})([kmgt]?)b?", text.lower(), re.ASCII)
     return None if match is None else -int(-(int(match[1]) * _UNITS[match[2]]) // 1)
 
 
 def seconds(text: str) -> int | None:
-    """Return a time of sbatch in seconds; None: unlimited, or no time. Source: sbatch(1), -t."""
+    """Convert an sbatch time to seconds, or return None if unlimited or invalid: sbatch(1), -t."""
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if len(parts) > 3 or not all(re.fullmatch(r"\d{1,9}", p, re.ASCII) for p in parts):
@@ -147,7 +144,7 @@ def seconds(text: str) -> int | None:
 
 
 def show_time(total: int) -> str:
-    """Return seconds as sbatch reads them: days-hours:minutes:seconds."""
+    """Format seconds for sbatch: days-hours:minutes:seconds."""
     minutes, secs = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,8 +1,8 @@
-"""What sbatch reads in a job script: its first line, ``#SBATCH`` lines, and those of PBS and LSF.
+"""Parse the options in a job script as sbatch 22.05 does.
 
-By what sbatch 22.05 does: option lines count up to the first line that is neither empty nor a
-comment; an option line begins in the first column; quotes and backslashes are removed, a word that
-begins with ``#`` ends it. ``#PBS`` and ``#BSUB`` lines count too, below ``#SBATCH`` lines.
+Option lines start in the first column and count up to the first line that is neither empty nor a
+comment. Quotes and backslashes are removed; a word that starts with ``#`` ends the line. ``#PBS``
+and ``#BSUB`` lines count less than ``#SBATCH`` lines.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OTHERS = ("#PBS", "#BSUB")
 
 
 def looks_like_script(content: bytes) -> bool:
-    """Return whether sbatch would look further: it refuses what does not begin with ``#!``."""
+    """Return whether the content starts with ``#!``. Otherwise sbatch rejects it."""
     return content.startswith(SHEBANG)
 
 
 def components(content: bytes, table: Table = SBATCH) -> list[CommandLine]:
-    """Return the options of the script's ``#SBATCH`` lines, in order, by component of the job.
+    """Return the options of the ``#SBATCH`` lines for each component of the job, in order.
 
-    A line that cannot be split is left out: sbatch itself will say what is wrong with it.
+    Invalid lines are skipped, because sbatch itself reports them.
     """
     found: list[list[tuple[str, str]]] = [[]]
     for line in _after(content, "#SBATCH"):
@@ -39,7 +39,7 @@ def components(content: bytes, table: Table = SBATCH) -> list[CommandLine]:
 
 
 def others_give(content: bytes) -> frozenset[str]:
-    """Return which of ``job-name``, ``mem`` and ``time`` the lines of PBS or LSF set."""
+    """Return which of ``job-name``, ``mem`` and ``time`` the ``#PBS`` or ``#BSUB`` lines set."""
     text = "\n".join(line for prefix in _OTHERS for line in _after(content, prefix))
     found = {
         "job-name": r"(?:^|\s)-[NJ]",
@@ -81,7 +81,6 @@ def words(line: str) -> list[str]:
 
 
 def _after(content: bytes, prefix: str) -> Iterator[str]:
-    """Yield what follows the prefix on each option line."""
     for raw in content.split(b"\n"):
         line = raw.decode("utf-8", "surrogateescape")
         if line.startswith(prefix) and line[len(prefix) : len(prefix) + 1].isspace():

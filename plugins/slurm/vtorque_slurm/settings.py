@@ -1,4 +1,4 @@
-"""``[plugin.slurm]``: what a site says about its Slurm."""
+"""``[plugin.slurm]``: site settings for Slurm."""
 
 from __future__ import annotations
 

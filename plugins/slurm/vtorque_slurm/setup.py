@@ -1,8 +1,8 @@
-"""``vtorque setup install --batch slurm``: our Prolog and Epilog beside the site's own.
+"""Install Prolog and Epilog for ``vtorque setup install --batch slurm``.
 
-slurm.conf names one program or a glob. Where it is a glob ours is put into that directory; where it
-is a program, or nothing, it becomes a glob of a directory with ours and a link to the site's. Slurm
-runs them in reverse alphabetical order: slurm.conf(5), Prolog.
+If slurm.conf names a glob, the hook is added to that directory. Otherwise the value becomes a glob
+of a new directory with the hook and a link to the site's program. Slurm runs them in reverse
+alphabetical order: slurm.conf(5), Prolog.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNLIMITED = 65534  # PrologEpilogTimeout's default: none, slurm.conf(5)
 
 
 def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) -> list[SetupStep]:
-    """Return the steps on this node, in order. Raises HostFault without a slurm.conf."""
+    """Return the setup steps for this node, in order."""
     path = Path(settings.conf)
     texts = {"Prolog": hooks.prolog(place), "Epilog": hooks.epilog(place, journal, proofs)}
     found: list[SetupStep] = []
@@ -52,7 +52,6 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
 
 
 def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
-    """Yield the steps that put one hook in place."""
     own = path.parent / "vtorque" / f"{key.lower()}.d"
     now = slurm_conf.value(path, key)
     if re.search(r"[*?\[]", now) and not now.startswith(f"{own}/"):
@@ -75,10 +74,10 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 
 
 def _name_in(directory: Path, pattern: str) -> str | None:
-    """Return the name of our file among the site's: the one it has, else a free one.
+    """Return our file's name in the directory, or a free name that matches the pattern.
 
-    Never one of the site's, which would be kept beside it: Slurm would run that too, or no longer
-    run it, as the pattern is (glob(7): only names with a leading dot do not match ``*``).
+    A file of the site is never replaced: depending on the pattern, Slurm would also run its backup,
+    or no longer run the file.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -91,8 +90,6 @@ def _name_in(directory: Path, pattern: str) -> str | None:
 
 
 def _folder(path: Path) -> Change:
-    """Return the step that makes a directory of ours; others' files in it keep it there."""
-
     def make() -> None:
         try:
             path.mkdir(mode=0o755, exist_ok=True)
@@ -108,8 +105,6 @@ def _folder(path: Path) -> Change:
 
 
 def _link(path: Path, target: Path) -> Change:
-    """Return the step that links to the site's own hook."""
-
     def done() -> bool:
         return path.is_symlink() and path.readlink() == target
 
@@ -131,10 +126,10 @@ def _link(path: Path, target: Path) -> Change:
 
 
 def feature_step(name: str, client: Client) -> Mark:
-    """Return the step by which this node has the site's feature.
+    """Return the step that adds the site's feature to this node.
 
-    Slurm forgets it when slurm.conf is read again; the lasting place is ``Feature=`` of the node
-    there. It counts as done where doctor has taken it away.
+    Slurm drops it when it rereads slurm.conf, unless ``Feature=`` is set there. The step also
+    counts as done if doctor has removed the feature.
     """
     return Mark(
         f"give this node the feature {name} (to last: NodeName=... Feature={name})",

@@ -1,4 +1,4 @@
-"""The job part: what slurmstepd starts the job shell with, and how it reaches the other nodes."""
+"""Slurm adapter of the job shell: arguments from slurmstepd, and access to the other nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP
 
 
 class SlurmJobShell(JobShell):
-    """See :class:`vtorque_core.api.batch_system.JobShell`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for Slurm."""
 
     host_only = frozenset(_HOST_ONLY.split())
     login = False  # slurmstepd executes the script; it has the environment of the submission
@@ -35,10 +35,10 @@ class SlurmJobShell(JobShell):
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
-        """Return the job's id and script. Raises UsageError.
+        """Return the job's id and script.
 
-        A script's first line names the job shell, so the kernel gives its path and arguments
-        (execve(2)); without one it is an interactive job, whose stdin is the terminal.
+        The script's first line names the job shell, so the kernel passes the script's path and
+        arguments (execve(2)). Without a script, stdin is the terminal of an interactive job.
         """
         job_id = environ.get("SLURM_JOB_ID", "")
         if not job_id.isdecimal():
@@ -50,20 +50,20 @@ class SlurmJobShell(JobShell):
         return Started(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
-        """Return the user's script: without what vsub put in front."""
+        """Return the user's script, without the lines that vsub inserted."""
         return request_channel.strip(script)
 
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the job's tasks, and memory per CPU, as they fit the guests."""
+        """Return the variables for tasks and memory per CPU, adjusted to the guests."""
         return inside_guests.tasks(environ, guests)
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return the command as a step beside all others, one task per node: srun(1).
+        """Return an srun command that overlaps other steps and runs one task per node: srun(1).
 
-        Of a heterogeneous job a step has the first component only, which has the guests. Every
-        option that the environment would set otherwise is given.
+        It covers only a heterogeneous job's first component, which has the guests. Options are
+        explicit because the environment would override defaults.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")
@@ -72,10 +72,7 @@ class SlurmJobShell(JobShell):
 
 
 def _without_echo(terminal: int) -> None:
-    """Do not echo what is typed before the guest is ready: the guest's own terminal echoes it.
-
-    The terminal is slurmstepd's, for this job alone.
-    """
+    """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

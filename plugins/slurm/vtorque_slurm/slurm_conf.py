@@ -1,7 +1,6 @@
-"""slurm.conf: read a value, and set one so that it can be taken back byte for byte. slurm.conf(5).
+"""Read and edit slurm.conf so that edits can be reverted byte for byte: slurm.conf(5).
 
-A line of the site's that gives way is kept as a comment right below ours, so that other edits made
-meanwhile survive.
+A replaced line is kept as a comment directly below ours, so later edits elsewhere survive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MAX_DEPTH = 8
 
 
 def value(conf: Path, key: str) -> str:
-    """Return what the file says of a key, the last time; empty: nothing. Raises HostFault."""
+    """Return the last value of a key, or an empty string."""
     found = ""
     for line in _lines(conf, _MAX_DEPTH):
         match = _setting(line, key)
@@ -28,7 +27,7 @@ def value(conf: Path, key: str) -> str:
 
 
 def with_line(text: str, key: str, value_: str) -> str:
-    """Return the text with ``key=value`` as its one line of that key."""
+    """Return the text with ``key=value`` as the only active line for that key."""
     ours = f"{key}={value_}{_OURS}\n"
     lines = text.splitlines(keepends=True)
     places = [i for i, line in enumerate(lines) if _setting(line, key) is not None]
@@ -41,7 +40,7 @@ def with_line(text: str, key: str, value_: str) -> str:
 
 
 def without_line(text: str, key: str) -> str:
-    """Return the text as it was before :func:`with_line`."""
+    """Undo :func:`with_line`."""
     mark = re.escape(MARK.decode())
     text = re.sub(rf"^{key}=[^\n]*  # {mark}\n", "", text, flags=re.MULTILINE)
     kept = rf"^{re.escape(_KEPT)}(?=\s*{key}\s*=)"
@@ -49,7 +48,7 @@ def without_line(text: str, key: str) -> str:
 
 
 def conf_line(conf: Path, key: str, ours: str) -> Change:
-    """Return the setup step by which ``key=ours`` is the one line of that key."""
+    """Return the setup step that makes ``key=ours`` the only line for that key."""
 
     def edit(change: Callable[[str], str]) -> None:
         edit_file(conf, lambda text: _encoded(change(_decoded(text))))
@@ -72,7 +71,6 @@ def _encoded(text: str) -> bytes:
 
 
 def _setting(line: str, key: str) -> str | None:
-    """Return the value of a line ``key=value``; None: it is another line."""
     match = re.match(rf"\s*{key}\s*=\s*([^#\n]*)", line, re.IGNORECASE)
     return None if match is None else match[1].strip().strip('"')
 

@@ -1,4 +1,7 @@
-"""The submitting half: ``vsub`` in front of sbatch and salloc; squeue, scancel. As the user."""
+"""Submit, list and cancel jobs with sbatch, salloc, squeue and scancel.
+
+Privileges: the user.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _RUNNING = ("R", "CG", "CF", "S")
 
 
 class SlurmSubmitter:
-    """See :class:`vtorque_core.api.batch_system.Submitter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.Submitter` for Slurm."""
 
     naming = "-J"
 
@@ -49,10 +52,7 @@ class SlurmSubmitter:
         self._jobshell = jobshell
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Split sbatch's command line; read the script as sbatch would find it.
-
-        Raises UsageError, and Refused for a ``-vm`` in the script that cannot be read.
-        """
+        """Parse sbatch's command line and read the script that sbatch would find."""
         line = options.split(argv, self._settings.options)
         pbs_options.refuse(line)
         rest = (*line.words, *line.operands)
@@ -86,7 +86,7 @@ class SlurmSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Become sbatch or salloc. Raises UsageError."""
+        """Replace this process with sbatch or salloc."""
         flag = ["-I"] if args.interactive else []
         line = options.split([*flag, *args.rest], self._settings.options)
         if _is_sbatchs(line):
@@ -101,10 +101,9 @@ class SlurmSubmitter:
     def batch(
         self, line: CommandLine, content: bytes, blob: bytes | None, needs: Needs | None
     ) -> tuple[list[str], bytes | None]:
-        """Return the command and what it gets on standard input. Raises UsageError.
+        """Return the sbatch command and its standard input.
 
-        On bare metal it is sbatch as the user has called it, unless the script has lines
-        ``#PBS -vm``, which sbatch refuses.
+        A bare-metal job keeps the user's command, but sbatch rejects ``#PBS -vm`` lines.
         """
         body = strip_pbs_vm(content)
         given, *others = self._components(line, content)
@@ -135,7 +134,7 @@ class SlurmSubmitter:
         return ["sbatch", *line.plain, *added, *(bare or _as_given(line)), *operands], body
 
     def interactive(self, line: CommandLine, blob: bytes | None, needs: Needs | None) -> list[str]:
-        """Return the command of ``-I``: an allocation, and the job shell on its first node."""
+        """Return the command for ``-I``: an allocation with the job shell on its first node."""
         srun = [self.program("srun"), "--pty", *_ONE_TASK]
         if blob is None or needs is None:
             shell = os.environ.get("SHELL") or "/bin/sh"
@@ -150,9 +149,9 @@ class SlurmSubmitter:
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs that squeue shows; an element of an array by its own number.
+        """Return the jobs that squeue shows, with array elements listed separately.
 
-        Names may have line ends. So each record begins with a word that no user can have guessed.
+        Job names may contain line ends, so each record starts with a random word.
         """
         word = secrets.token_hex(16)
         argv = [self.program("squeue"), "--noheader", "--array", f"--format={word}{_FIELDS}"]
@@ -162,14 +161,14 @@ class SlurmSubmitter:
         return _infos(done.stdout.decode("utf-8", "replace").split(word)[1:])
 
     def cancel(self, job_id: str) -> int:
-        """Call scancel; return its exit code."""
+        """Run scancel and return its exit status."""
         argv = [self.program("scancel"), "--", job_id]
         return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
 
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-        """Return the command as a step of a running job beside all others: srun(1), --overlap.
+        """Return an srun command that runs in a job beside its other steps: srun(1), --overlap.
 
-        Every option that the environment would set otherwise is given. Raises UsageError.
+        Options are explicit because the environment would override defaults.
         """
         group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
@@ -178,20 +177,15 @@ class SlurmSubmitter:
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
     def _is_heterogeneous(self, job_id: str) -> bool:
-        """Ask squeue, which calls the first component ID+0; srun starts nothing there by itself."""
+        """Return whether squeue lists the job as ID+0; srun then needs ``--het-group``."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
 
     def _given(self, line: CommandLine, content: bytes) -> Given:
-        """Return what is given for the job, of a heterogeneous one for its first component."""
         return self._components(line, content)[0]
 
     def _components(self, line: CommandLine, content: bytes) -> list[Given]:
-        """Return what is given for each component of a heterogeneous job; else one.
-
-        As sbatch does it: the last one on the command line is for all others of the script, too.
-        """
         prefix = "SALLOC" if line.interactive else "SBATCH"
         lines = [line, *line.more]
         scripts = script.components(content, options.SBATCH.with_more(self._settings.options))
@@ -206,7 +200,7 @@ class SlurmSubmitter:
         return [replace(each, others=script.others_give(content)) for each in found]
 
     def program(self, name: str) -> str:
-        """Return the path of one of Slurm's commands. Raises UsageError."""
+        """Return the path of a Slurm command."""
         where = self._settings.bindir
         found = str(Path(where, name)) if where else shutil.which(name)
         if found is None or not os.access(found, os.X_OK):
@@ -214,31 +208,27 @@ class SlurmSubmitter:
         return found
 
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
-        """Replace this process by Slurm's command. Raises UsageError."""
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         become([self.program(argv[0]), *argv[1:]], stdin)
 
 
 def _as_given(line: CommandLine) -> list[str]:
-    """Return the words of the components behind the first."""
     return [word for each in line.more for word in (options.COLON, *each.plain)]
 
 
 def _has_files(blob: bytes) -> bool:
-    """Return whether a request carries the user's files, which nobody else is to read.
+    """Return whether a request contains the user's files, which others must not read.
 
-    It is JSON without blanks, in whose strings a quote has a backslash before it.
+    The request is JSON without blanks, with escaped quotes in strings.
     """
     return b'"files":{}' not in blob
 
 
 def _is_sbatchs(line: CommandLine) -> bool:
-    """Return whether sbatch answers by itself, or refuses by itself."""
     return line.has("help", "usage", "version") or (line.has("wrap") and bool(line.operands))
 
 
 def _read(line: CommandLine) -> bytes:
-    """Return the script's bytes. Raises UsageError."""
     wrap = line.last("wrap")
     if wrap is not None:
         return os.fsencode(_WRAP.format(wrap))
@@ -246,10 +236,7 @@ def _read(line: CommandLine) -> bytes:
 
 
 def read_script(name: str | None) -> bytes:
-    """Return the bytes of a script, None: of standard input, as sbatch finds it.
-
-    Raises UsageError.
-    """
+    """Return a script's content as sbatch finds it; None means standard input."""
     try:
         if name is None:
             content = sys.stdin.buffer.read(MAX_SCRIPT + 1)
@@ -265,7 +252,7 @@ def read_script(name: str | None) -> bytes:
 
 
 def _find(name: str) -> str:
-    """Return the script's path: a plain name may also be on the PATH, as sbatch does it."""
+    """Return the script's path. As in sbatch, a plain name is also searched in PATH."""
     if "/" in name or Path(name).exists():
         return name
     return shutil.which(name) or name
@@ -295,7 +282,6 @@ def _hosts(nodes: str) -> tuple[str, ...]:
 
 
 def _elapsed(text: str) -> float:
-    """Return squeue's time (days-hours:minutes:seconds) in seconds; 0 for none."""
     days, _, clock = text.rpartition("-")
     total = 0
     try:
