@@ -1,1 +1,1 @@
-"""The batch systems Torque and OpenPBS, as a vTorque plugin."""
+"""vTorque plugin for the batch systems Torque and OpenPBS."""

@@ -1,4 +1,4 @@
-"""Run the batch system's commands: as the user with their own terminal, or as root."""
+"""Run the batch system's commands, as the user on their terminal or as root."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 
 
 def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
-    """Return the path of a command for the user. Raises UsageError if there is none.
+    """Return the path of a command for the user.
 
-    What runs for them on a job's node has no PATH of theirs: ``programs``, as for root.
+    The search includes ``programs``, because processes on a job's node lack the user's PATH.
     """
     places = [os.environ.get("PATH", os.defpath), *programs]
     found = shutil.which(program, path=settings.bindir or ":".join(places))
@@ -43,9 +43,9 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
 
 
 def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
-    """Run a command of the user's with our own streams; return its exit code as a shell would.
+    """Run a command with our own streams; return its exit status as a shell would.
 
-    ``stdin``: as of :func:`subprocess.run`.
+    ``stdin`` is passed to :func:`subprocess.run`.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears Ctrl-C by itself
     try:
@@ -58,10 +58,10 @@ def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
 
 
 def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-    """Return the command as ssh runs it on a node; the login shell there gets it quoted.
+    """Return an ssh command for a node, quoted for the login shell there.
 
-    For root it runs as the job's owner, on root's host: what ``~/.ssh/config`` says, as by
-    ``ProxyCommand``, is not followed. ``none``: no file (ssh(1), ``-F``).
+    ``~/.ssh/config`` is ignored, because root may run this for the job's owner, and
+    ``ProxyCommand`` would run on root's host.
     """
     config = str(_SSH_CONFIG) if _SSH_CONFIG.is_file() else "none"
     tty = "-t" if terminal else "-T"
@@ -73,7 +73,7 @@ def _hear_ctrl_c() -> None:
 
 
 def login_name() -> str:
-    """Return the calling user's login name, or the number of one that has none."""
+    """Return the calling user's login name, or the uid without one."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -82,7 +82,7 @@ def login_name() -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a command ended; ``words``: what it said on stderr, or else on stdout, in one line."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -90,7 +90,7 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """What the command said, in one line."""
+        """Standard error or, if empty, standard output, shortened to one line."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500]
 
 
@@ -101,7 +101,7 @@ class Commands:
         self._path = settings.bindir or ":".join(directories)
 
     def ask(self, program: str, *args: str, timeout: float = 30.0) -> Answer:
-        """Run a command to its end. Raises HostFault if it is missing or takes too long."""
+        """Run a command. Raise HostFault if it is missing or times out."""
         found = self._found(program)
         try:
             done = subprocess.run(
@@ -114,7 +114,7 @@ class Commands:
         return Answer(done.returncode, out, err)
 
     def tell(self, program: str, *args: str, timeout: float = 30.0) -> str:
-        """Run a command that must succeed; return what it printed. Raises HostFault."""
+        """Run a command and return its output. Raise HostFault if it fails."""
         answer = self.ask(program, *args, timeout=timeout)
         if answer.code:
             what = f"{program} ended with {answer.code}"
@@ -128,12 +128,12 @@ class Commands:
         qrerun returns earlier, and the server refuses qalter until the job has ended.
 
         Args:
-            job_id: the job.
-            then: the resources to request for the next start; empty for no change.
-            wait: seconds to wait for qrerun. If qrerun takes longer, the server has not refused.
+            job_id: The job.
+            then: Resources to request for the next start; empty for no change.
+            wait: Seconds to wait for qrerun. If it takes longer, the server has not refused.
 
         Raises:
-            HostFault: the server refuses, or qrerun is missing.
+            HostFault: The server refuses, or qrerun is missing.
         """
         argv = [self._found("qrerun"), job_id]
         if then:

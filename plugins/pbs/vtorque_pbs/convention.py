@@ -1,7 +1,7 @@
 """Torque's conventions: hook arguments, resource list, exit codes, qsub's getopt.
 
-Torque, OpenPBS and ``vtorque-local`` speak them. Standard library only, since
-``vsub`` imports it. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
+Torque, OpenPBS and ``vtorque-local`` use them. Standard library only, because ``vsub`` imports this
+module. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ A = TypeVar("A", "PrologueArgs", "EpilogueArgs")
 
 @dataclass(frozen=True)
 class PrologueArgs:
-    """The eight arguments of a Torque prologue. ``script`` (the .SC file) is the user's file."""
+    """Arguments of a Torque prologue. ``script`` (the .SC file) belongs to the user."""
 
     job_id: str
     user: str
@@ -68,13 +68,13 @@ class PrologueArgs:
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> PrologueArgs:
-        """Read the arguments (without the program's name). Raises ValueError."""
+        """Parse the arguments (without the program's name). Raise ValueError if invalid."""
         return _parse(cls, argv, 6)
 
 
 @dataclass(frozen=True)
 class EpilogueArgs:
-    """The eleven arguments of a Torque epilogue; ``exit_status`` as in ``STATUS_*``."""
+    """Arguments of a Torque epilogue; ``exit_status`` as in ``STATUS_*``."""
 
     job_id: str
     user: str
@@ -94,14 +94,14 @@ class EpilogueArgs:
 
     @classmethod
     def after(cls, job: PrologueArgs, session: int, seconds: float, status: int) -> EpilogueArgs:
-        """Return the arguments for the end of a job: its leader, how long it took, its status."""
+        """Return the arguments for an ended job: session leader, run time and exit status."""
         used = f"walltime={show_walltime(seconds)}"
         first = (job.job_id, job.user, job.group, job.job_name, str(session), job.resources, used)
         return cls(*first, job.queue, job.account, str(status), job.script)
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> EpilogueArgs:
-        """Read the arguments (without the program's name). Raises ValueError."""
+        """Parse the arguments (without the program's name). Raise ValueError if invalid."""
         return _parse(cls, argv, 8)
 
 
@@ -118,10 +118,10 @@ def _parse(cls: type[A], argv: Sequence[str], least: int) -> A:
 
 
 def parse_resources(text: str) -> dict[str, str]:
-    """Return ``nodes=1:ppn=2,other=vt1:X,walltime=01:00:00`` by key.
+    """Parse ``nodes=1:ppn=2,other=vt1:X,walltime=01:00:00`` into a dictionary.
 
-    The order is not fixed, so only keys count. A part without ``key=`` belongs to the value
-    before it; a key that comes twice keeps its last value, as in Torque. Never raises.
+    A part without ``key=`` belongs to the preceding value. As in Torque, the last value of a
+    repeated key wins. Never raises.
     """
     found: dict[str, list[str]] = {}
     last = ""
@@ -136,29 +136,29 @@ def parse_resources(text: str) -> dict[str, str]:
 
 
 def build_resources(resources: Mapping[str, str]) -> str:
-    """Return the resource list of these values, in the form :func:`parse_resources` reads."""
+    """Format a resource list for :func:`parse_resources`."""
     return ",".join(f"{key}={value}" for key, value in resources.items())
 
 
 def request_token(resources: Mapping[str, str]) -> str | None:
-    """Return the ``vt1:...`` word of ``other``, or None: then it is not a VM job.
+    """Return the first ``vt1:...`` word of ``other``, or None for a bare-metal job.
 
-    The first of several counts. It is the user's text: decode it with ``request.from_token``.
+    The word is untrusted user text; decode it with ``request.from_token``.
     """
     words = resources.get("other", "").split(",")
     return next((word for word in words if word.startswith("vt1:")), None)
 
 
 def ppn(nodes: str) -> int:
-    """Return the processors per node of a ``nodes=`` value's first part; 1 without ``ppn=``."""
+    """Return the processors per node in the first part of ``nodes=``, by default 1."""
     match = re.search(r":ppn=([0-9]{1,6})(?=[:+]|$)", nodes.split("+", maxsplit=1)[0], re.ASCII)
     return int(match[1]) if match else 1
 
 
 def mem_mib(text: str) -> int:
-    """Return MiB, rounded up, of PBS's ``2gb``, ``512mb``, ``1gw`` (pbs_resources(7B), size).
+    """Convert a PBS size such as ``2gb`` or ``1gw`` to MiB, rounded up (pbs_resources(7B), size).
 
-    A plain number is bytes, a ``w`` is a word of eight. Raises ValueError.
+    A plain number is in bytes; ``w`` means words of 8 bytes. Raises ValueError if invalid.
     """
     match = _MEM.fullmatch(text)
     if match is None or not int(match[1]):
@@ -168,7 +168,7 @@ def mem_mib(text: str) -> int:
 
 
 def show_walltime(seconds: float) -> str:
-    """Return ``HH:MM:SS``, as resource lists have it."""
+    """Format seconds as ``HH:MM:SS``."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
 
@@ -177,11 +177,11 @@ def show_walltime(seconds: float) -> str:
 
 
 def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
-    """Return what a Torque prologue must end with.
+    """Return the exit status of a Torque prologue.
 
-    A refused request lets the job run: its wrapper prints the reason and runs nothing, so the user
-    gets output and the node no requeue loop. A host fault asks for a requeue if there is an
-    ``elsewhere``; the caller then has to bound it (``qhold -h s``). Without one the wrapper tells.
+    A refused request still lets the job run: its wrapper only prints the reason, and there is no
+    requeue loop. A host fault requeues the job if ``elsewhere``; the caller must limit that
+    (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE
@@ -189,15 +189,15 @@ def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
 
 
 def status_of(returncode: int) -> int:
-    """Return Torque's exit_status for a ``Popen.returncode``: the code, or 256 plus the signal."""
+    """Convert ``Popen.returncode`` to Torque's exit_status: the code, or 256 plus the signal."""
     return returncode if returncode >= 0 else STATUS_SIGNAL - returncode
 
 
 def shell_code(status: int) -> int:
-    """Return the exit code (0 to 255) that stands for a Torque exit_status.
+    """Convert a Torque exit_status to an exit code (0 to 255).
 
-    256+n becomes 128+n, as a shell reports signals; walltime (-11) was a TERM: 143; other
-    negative ones, which no script can return, become 254 (-2) and so on, as exit(3) takes them.
+    256+n becomes 128+n, as in shells. Exceeded walltime (-11) becomes 143 (SIGTERM). Other negative
+    values wrap as in exit(3): -2 becomes 254.
     """
     if status == STATUS_WALLTIME:
         return 128 + 15
@@ -209,15 +209,15 @@ def shell_code(status: int) -> int:
 
 @dataclass(frozen=True)
 class QsubArgs:
-    """A qsub command line, split.
+    """A parsed qsub command line.
 
-    Args:
-        options: (letter, value) in order; flags have ``""``; long ones are ``("--version", "")``.
-        operands: the arguments before ``--`` that are no options.
-        operand_indexes: the indexes of the operands in ``rest``.
-        command: the arguments after ``--``; None without ``--``. For Torque these are operands.
-        vm: the values of ``-vm``.
-        rest: all arguments but ``-vm`` and their values, unchanged.
+    Attributes:
+        options: (letter, value) in order. Flags have "", and long options their full name.
+        operands: Non-option arguments before ``--``.
+        operand_indexes: Indexes of the operands in ``rest``.
+        command: Arguments after ``--``, or None. For Torque these are operands.
+        vm: Values of ``-vm``.
+        rest: All arguments except ``-vm`` and its values.
     """
 
     options: tuple[tuple[str, str], ...]
@@ -229,13 +229,13 @@ class QsubArgs:
 
 
 def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
-    """Split a command line as getopt(3) with ``optstring`` does, permuting, and take out ``-vm``.
+    """Parse a command line like getopt(3) with permutation, and extract ``-vm``.
 
-    ``-vm`` is ours only as an argument of its own where an option is expected, and takes the next
-    argument. To getopt it would be ``-v m``: who wants to pass a variable of that name writes
-    ``-v m``. ``-vmore`` and ``-vm=1`` stay ``-v``'s; ``-N -vm`` names the job.
+    ``-vm`` must be a separate argument in an option's place. Users can still write ``-v m`` for a
+    variable. ``-vmore`` and ``-vm=1`` remain ``-v`` options, and ``-N -vm`` names the job.
 
-    Raises UsageError naming an option that is unknown or lacks its value.
+    Raises:
+        UsageError: An option is unknown or lacks its value.
     """
     takes = {c: optstring[i + 1 : i + 2] == ":" for i, c in enumerate(optstring) if c != ":"}
     options: list[tuple[str, str]] = []
@@ -271,7 +271,6 @@ def _cluster(
     options: list[tuple[str, str]],
     rest: list[str],
 ) -> None:
-    """Read one argument of option letters: flags, then at most one option with its value."""
     for i, letter in enumerate(letters):
         if letter not in takes:
             raise UsageError(f"-{printable(letter)}: the submit command has no such option")
@@ -287,7 +286,7 @@ def _cluster(
 
 
 class MissingValue(UsageError):
-    """The last word is an option, and its value is missing."""
+    """The last option lacks its value."""
 
 
 def _value(option: str, words: Iterable[str]) -> str:
@@ -297,11 +296,7 @@ def _value(option: str, words: Iterable[str]) -> str:
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
-    """Split as :func:`shlex.split` does, in time that grows with the text, not with its square.
-
-    Root does this to what users write. ``blanks`` are what separates words. Raises ValueError for
-    a quote without its end.
-    """
+    """Split at ``blanks`` like :func:`shlex.split`, but in linear time; root parses user text."""
     words: list[str] = []
     word: list[str] | None = None
     piece = re.compile(_PIECE.format(blanks=re.escape(blanks)), re.DOTALL)
@@ -324,7 +319,7 @@ def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
 
 
 def directive_words(line: str) -> list[str]:
-    """Return the arguments on a directive line, quotes removed. Raises UsageError."""
+    """Return the arguments on a directive line, unquoted. Raise UsageError if invalid."""
     try:
         return split_words(line)
     except ValueError as error:
@@ -332,10 +327,9 @@ def directive_words(line: str) -> list[str]:
 
 
 def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a ``-v`` value: ``A=1,B='x,y',C``; C comes from ``environ``.
+    """Parse a ``-v`` value such as ``A=1,B='x,y',C``, with C from ``environ``.
 
-    Quotes (either kind) and backslashes keep commas in a value, as qsub(1B) has it. A name that
-    is not set is left out. Raises UsageError.
+    Quotes and backslashes protect commas (qsub(1B)). Unset names are omitted. Raises UsageError.
     """
     found: dict[str, str] = {}
     try:
@@ -355,18 +349,18 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job may have the name, which is also the start of a file name.
+    """Return whether a job may have this name, which also starts file names.
 
-    A default name, from the script's, may begin with any of the characters.
+    Default names, from the script's name, may start with any character.
     """
     return _NAME.fullmatch(name) is not None and len(name) <= MAX_JOB_NAME
 
 
 def check_job_name(name: str) -> str:
-    """Return a ``-N`` name if it is one. Raises UsageError.
+    """Return a valid ``-N`` name. Raise UsageError otherwise.
 
-    qsub(1B): printable, no white space, the first character alphabetic. Here also no slash and at
-    most MAX_JOB_NAME characters.
+    As in qsub(1B), it starts with a letter and is printable without white space. It also has no
+    slash and at most MAX_JOB_NAME characters.
     """
     if not is_job_name(name) or not name[0].isalpha():
         raise UsageError(
@@ -382,9 +376,9 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"#\0", b"\0#", b"\0\0\0#")
 
 
 def check_script(content: bytes) -> None:
-    """Refuse a script whose directives or interpreter line nobody would read. Raises Refused.
+    """Raise Refused for a script with unreadable directives or interpreter line.
 
-    Torque's qsub accepts it, drops the directives, and the job fails. OpenPBS's refuses CR LF.
+    Torque's qsub accepts such a script without directives, and the job fails.
     """
     if content.startswith(_WIDE):
         raise Refused(
@@ -404,7 +398,7 @@ def check_script(content: bytes) -> None:
 
 
 def check_script_args(text: str) -> str:
-    """Return ``-F`` if the job shell can split it. Raises UsageError."""
+    """Return ``-F`` if the job shell can split it. Raise UsageError otherwise."""
     import shlex  # noqa: PLC0415 (few jobs have arguments)
 
     try:
@@ -415,24 +409,24 @@ def check_script_args(text: str) -> str:
 
 
 def default_job_name(script: str | None) -> str:
-    """Return the job name of a script's path, odd characters replaced; ``STDIN`` without one."""
+    """Return the job name for a script's path, with unusual characters replaced, or ``STDIN``."""
     if script is None:
         return "STDIN"
     return re.sub(r"[^!-.0-~]", "_", os.path.basename(script))[:MAX_JOB_NAME] or "STDIN"  # noqa: PTH119
 
 
 def output_names(job_name: str, job_id: str) -> tuple[str, str]:
-    """Return ``NAME.oN`` and ``NAME.eN``, N being as :func:`sequence` has it."""
+    """Return ``NAME.oN`` and ``NAME.eN`` with N from :func:`sequence`."""
     number = sequence(job_id)
     return f"{job_name}.o{number}", f"{job_name}.e{number}"
 
 
 def sequence(job_id: str) -> str:
-    """Return a job id's number as files are named by it: ``22``, of an array's task ``22-0``."""
+    """Return a job id's number in file names: ``22``, or ``22-0`` for an array's task."""
     return job_id.partition(".")[0].replace("[", "-").removesuffix("]")
 
 
 def origin_environ(environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
-    """Return the ``PBS_O_*`` variables that qsub adds from the submitting environment."""
+    """Return the ``PBS_O_*`` variables that qsub sets from the submitting environment."""
     found = {f"PBS_O_{name}": environ[name] for name in _ORIGIN if name in environ}
     return found | {"PBS_O_HOST": host, "PBS_O_WORKDIR": workdir}

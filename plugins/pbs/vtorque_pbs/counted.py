@@ -1,7 +1,7 @@
-"""What PBS counts beside CPUs and memory: what a job asks for, and what it has on a node. Pure.
+"""Countable resources in PBS: requests of a job and allocations on a node. No I/O.
 
-Torque: ``gpus`` of nodes (pbs_resources(7B)), and ``gres`` of its schedulers for licences. OpenPBS:
-resources of chunks, and for licences of the job.
+Torque has ``gpus`` of nodes (pbs_resources(7B)) and schedulers' ``gres`` for licenses. OpenPBS has
+resources of chunks and, for licenses, of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODES = re.compile(r"(?<![^:+])(exclusive\w*|shared|default)(?=[:+#]|$)", re.AS
 
 
 def torque_asked(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return what ``nodes=`` asks for on the smallest node that has some, and ``gres=``."""
+    """Return the smallest number of GPUs requested in ``nodes=``, and the ``gres=`` request."""
     found = dict(_gres(resources))
     gpus = [int(n) for n in _GPUS.findall(resources.get("nodes", ""))]
     if gpus or resources.get(GPUS, "").isdecimal():
@@ -29,7 +29,7 @@ def torque_asked(resources: Mapping[str, str]) -> dict[str, int]:
 
 
 def torque_chunk(chunk: str, needs: Needs) -> str:
-    """Return a part of ``nodes=`` with its GPUs, for this job alone: a server may share them."""
+    """Add GPUs to a part of ``nodes=``, in exclusive mode because a server may share them."""
     if needs.resources.get(GPUS) and not _GPUS.search(chunk):
         chunk += f":gpus={needs.resources[GPUS]}"
     if needs.resources.get(GPUS) and not _MODES.search(chunk):
@@ -38,9 +38,11 @@ def torque_chunk(chunk: str, needs: Needs) -> str:
 
 
 def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return ``gres`` for a licence that is not asked for. Raises UsageError.
+    """Return ``gres`` for a license that the user has not requested.
 
-    How several stand in one is the scheduler's own: Torque's takes note of none.
+    Raises:
+        UsageError: Needs include a node resource other than GPUs, or several licenses for one
+            ``gres``, whose syntax depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
         raise UsageError(f"{min(others)}: of nodes' resources Torque counts gpus only")
@@ -62,9 +64,9 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
     """Return a job's GPUs on one node.
 
     Args:
-        exec_gpus: as the server says them: ``n1-gpu/0+n1-gpu/1`` (node_manager.c).
-        nodes: what was asked for: GPUs that others may have too are none of the job's.
-        node: the node's name.
+        exec_gpus: From the server: ``n1-gpu/0+n1-gpu/1`` (node_manager.c).
+        nodes: The request. GPUs that other jobs may share are omitted from the result.
+        node: The node's name.
     """
     parts = [part.strip().rpartition("/") for part in exec_gpus.split("+")]
     found = tuple(int(n) for name, _, n in parts if name == f"{node}-gpu" and n.isdecimal())
@@ -75,7 +77,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
 
 def openpbs_asked(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return what the smallest chunk that names it asks for, by resource; else the job itself."""
+    """Return the smallest request of a chunk by resource, or else the job's."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):
         for name, count in _counts(chunk):
@@ -90,7 +92,11 @@ def openpbs_chunk(chunk: str, needs: Needs) -> list[str]:
 
 
 def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return what a job asks for in the old style, without ``select``. Raises UsageError."""
+    """Return additions for a job in the old style, without ``select``.
+
+    Raises:
+        UsageError: The job requests ``nodes``, which cannot include the resource.
+    """
     missing = {name: n for name, n in needs.resources.items() if name not in resources}
     if missing and "nodes" in resources:
         name, count = missing.popitem()
@@ -99,17 +105,17 @@ def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
 
 
 def openpbs_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return the licences that are not asked for."""
+    """Return the licenses that the user has not requested."""
     return {name: str(n) for name, n in needs.licenses.items() if name not in resources}
 
 
 def openpbs_granted(chunks: Iterable[Mapping[str, str]], assigned: bytes) -> dict[str, Grant]:
-    """Return what a job has on one node, by resource.
+    """Return a job's resources on one node by name.
 
     Args:
-        chunks: what ``exec_vnode`` says of that node.
-        assigned: what the hook pbs_cgroups has noted of the job; empty: nothing. It alone knows
-            which GPUs, by the number of their device file; ``device_names`` in pbs_cgroups.PY.
+        chunks: This node's chunks in ``exec_vnode``.
+        assigned: The record of the hook pbs_cgroups for the job, or empty. Only this record
+            identifies the GPUs, by number of the device file (``device_names`` in pbs_cgroups.PY).
     """
     counts: dict[str, int] = {}
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What says inside every guest which guests the job has, and the batch commands there. Pure."""
+"""Node file and batch commands inside guests. No I/O."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ REFUSED = ("qsub", "qdel", "qstat", "qalter", "qhold", "qrls", "qrerun", "qsig",
 
 
 def items(job: BatchJob, guests: Sequence[PeerGuest], directory: str) -> Iterator[ContextItem]:
-    """Yield the node file, where the host has it, ``pbsdsh``, and what refuses."""
+    """Yield the node file, ``pbsdsh``, and programs that reject batch commands."""
     yield from nodefile.items(job.id, guests, directory, job.bare)
     yield GuestFile("/usr/bin/pbsdsh", PBSDSH, 0o755)
     for name in REFUSED:

@@ -1,7 +1,4 @@
-"""What qstat says of jobs, and pbsnodes of nodes.
-
-The values are the users' own: nothing in one is taken for another.
-"""
+"""Parse jobs from qstat and nodes from pbsnodes. Values may be user text."""
 
 from __future__ import annotations
 
@@ -21,15 +18,15 @@ _ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
 
 
 def jobs_of(dialect: Dialect, text: str) -> list[Attributes]:
-    """Return the attributes of each job in what qstat has answered."""
+    """Return the attributes of each job in qstat's output."""
     return torque_jobs(text) if dialect is TORQUE else openpbs_jobs(text)
 
 
 def torque_jobs(document: str) -> list[Attributes]:
-    """Return the attributes of each job in ``qstat -x``; ``Resource_List.nodes`` and so on.
+    """Return the attributes of each job in ``qstat -x``, such as ``Resource_List.nodes``.
 
-    No value has a ``<`` in it (u_MXML.c makes it another character), so that no user's text looks
-    like an element; but it is not XML in every other respect, and no XML parser takes all of it.
+    Values never contain ``<`` (u_MXML.c replaces it), so user text cannot forge an element. The
+    output is not well-formed XML, and XML parsers reject some of it.
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}
@@ -67,7 +64,7 @@ def openpbs_jobs(text: str) -> list[Attributes]:
 
 
 def parse_nodes(text: str) -> Mapping[str, Attributes]:
-    """Return the nodes in ``pbsnodes -a`` with their attributes."""
+    """Return the attributes of each node in ``pbsnodes -a``."""
     found: dict[str, dict[str, str]] = {}
     node: dict[str, str] = {}
     for line in text.splitlines():
@@ -80,7 +77,7 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
 
 
 def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
-    """Ask qstat, as the user, for all jobs they may see. Raises UsageError with its words."""
+    """Query qstat, as the user, for all visible jobs. Raise UsageError if it fails."""
     argv = [qstat, dialect.all_jobs]
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Mixed requests: which parts of a job have guests, and which of its nodes these are. Pure.
+"""Mixed requests: jobs with guests on some nodes and bare metal on others. No I/O.
 
-A part of ``nodes=`` or ``select=`` that has the site's property is for guests, all others are bare
-metal; where none has it all are for guests, as vsub then asks for.
+Parts of ``nodes=`` or ``select=`` with the site's property get guests, and the others are bare
+metal. If no part has the property, vsub adds it to all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_PARTS = 500  # of Torque's: finding their nodes may take a call within ano
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a job on one of its nodes, with how many processes, for guests or not."""
+    """A part of a job on one node, with its processes and whether it has guests."""
 
     node: str
     slots: int
@@ -28,7 +28,7 @@ class Place:
 
 
 def for_guests(parts: Sequence[str], feature: str) -> list[bool]:
-    """Return of each part of a request whether it is for guests. ``feature``: "" has none."""
+    """Return for each part of a request whether it gets guests; ``feature`` may be ""."""
     marked = [bool(feature) and any(_marks(w, feature) for w in part.split(":")) for part in parts]
     return marked if any(marked) else [True] * len(parts)
 
@@ -39,7 +39,7 @@ def _marks(word: str, feature: str) -> bool:
 
 
 def require_guests_first(guests: Sequence[bool]) -> None:
-    """Raise Refused unless the parts with guests come first: the script runs in the first one."""
+    """Raise Refused unless parts with guests come first; the script runs in the first part."""
     if list(guests) != sorted(guests, reverse=True):
         raise Refused(
             "a part on bare metal stands before one with virtual machines",
@@ -52,18 +52,19 @@ def torque_places(
 ) -> list[Place]:
     """Return the parts of a running job in the order of exec_host.
 
-    Torque does not say which part of ``nodes=`` is where: without names of nodes it goes through
-    its list of nodes and gives each to the first part that fits, and exec_host has them the other
-    way round (6.1.3, node_manager.c). Any part that fits is as good as the server's own choice, and
-    all nodes of the job choose the same one, the parts with guests first.
+    Torque does not report which part of ``nodes=`` is on which node. It assigns each node in its
+    list to the first part that fits, and reverses the order in exec_host (6.1.3, node_manager.c).
+    Any fitting assignment is as good as the server's, and all nodes of the job compute the same
+    one.
 
     Args:
-        nodes: the job's ``Resource_List.nodes``.
-        placed: name and processes of each item of exec_host.
-        feature: the property.
-        has: the nodes' properties.
+        nodes: The job's ``Resource_List.nodes``.
+        placed: Name and processes of each item in exec_host.
+        feature: The property.
+        has: Properties of each node.
 
-    Raises Refused if they do not fit each other, as where a scheduler puts two parts together.
+    Raises:
+        Refused: There is no fitting assignment, for example because a scheduler merged two parts.
     """
     parts = nodes.partition("#")[0].split("+")
     wanted: list[tuple[int, frozenset[str], bool]] = []
@@ -79,7 +80,7 @@ def torque_places(
     taken: dict[int, int] = {}  # a place's number: the part's
 
     def take(part: int, seen: set[int]) -> bool:
-        """Give a part a place: the first free one, or one whose part can have another."""
+        """Assign a part to a free place, or to one whose part can have another place."""
         ppn, words, _ = wanted[part]
         fitting = [
             at
@@ -106,10 +107,13 @@ def torque_places(
 
 
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[Place]:
-    """Return the chunks of a running job, which exec_host has in the order of its request.
+    """Return the chunks of a running job, which have the same order in exec_host and the request.
 
-    The scheduler sorts them so (23.06, node_info.cpp, ``seq_num``). Of a chunk on bare metal its
-    ``mpiprocs`` count, as in OpenPBS's own node file. Raises Refused.
+    The scheduler sorts them (23.06, node_info.cpp, ``seq_num``). For bare-metal chunks ``mpiprocs``
+    counts, as in OpenPBS's node file.
+
+    Raises:
+        Refused: The numbers of chunks differ, or guests do not come first.
     """
     parts = select.split("+")
     its = for_guests(parts, feature)
@@ -131,7 +135,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
 
 
 def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the nodes with guests, first one first, and the processes that these parts have."""
+    """Return the nodes with guests, first node first, and their processes for guests."""
     slots: dict[str, int] = {}
     for place in places:
         if place.guests:
@@ -140,6 +144,6 @@ def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]
 
 
 def bare_nodes(places: Sequence[Place]) -> tuple[BareNode, ...]:
-    """Return the nodes without guests, each with all its processes."""
+    """Return the bare-metal nodes with all their processes."""
     found = per_node([replace(place, guests=not place.guests) for place in places])
     return tuple(BareNode(node, slots) for node, slots in zip(*found, strict=True))

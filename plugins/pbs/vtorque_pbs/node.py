@@ -1,4 +1,7 @@
-"""What the node halves of Torque and OpenPBS have in common. As root, in hooks and reaper."""
+"""Common part of the node adapters for Torque and OpenPBS.
+
+Privileges: root, in hooks and the reaper. Methods raise HostFault if a command fails.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +34,22 @@ _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.
 
 
 def is_job_id(text: str) -> bool:
-    """Return whether this can be a job's id, and so the name of a file."""
+    """Return whether the text can be a job's id, and is safe as a file name."""
     return _JOB_ID.fullmatch(text) is not None
 
 
 def is_one_part(text: str) -> bool:
-    """Return whether what a user asks for is one part, and can be root's word for ``-l``."""
+    """Return whether a user's request is a single part, and safe as root's value of ``-l``."""
     return re.fullmatch(r"[][A-Za-z0-9._:=#-]+", text, re.ASCII) is not None
 
 
 class PbsNode(abc.ABC):
-    """Common part of both :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Base class of both :class:`vtorque_core.api.batch_system.NodeAdapter` implementations."""
 
     note: ClassVar[tuple[str, str]]
-    """What ``pbsnodes`` calls a node's note, and its option that sets it."""
+    """Attribute of a node's note in ``pbsnodes``, and the option that sets it."""
     online: ClassVar[str]
-    """The option of ``pbsnodes`` by which a node is no more offline."""
+    """Option of ``pbsnodes`` that sets a node online."""
 
     def __init__(self, site: Site, settings: Settings, dialect: Dialect) -> None:
         self._site, self._settings = site, settings
@@ -55,7 +58,7 @@ class PbsNode(abc.ABC):
         self.commands = batch_commands.Commands(settings, dialect.programs)
 
     def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
-        """Return what the server says of a job, None if it knows none. Raises HostFault.
+        """Return the server's attributes of a job, or None if it is unknown.
 
         ``timeout`` is in seconds.
         """
@@ -68,34 +71,34 @@ class PbsNode(abc.ABC):
         raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
 
     def nodes(self) -> Mapping[str, Attributes]:
-        """Return the batch system's nodes. Raises HostFault."""
+        """Return the attributes of the batch system's nodes."""
         return parse_nodes(self.commands.tell("pbsnodes", self._dialect.all_nodes))
 
     @abc.abstractmethod
     def is_marked(self, node: Attributes) -> bool:
-        """Return whether VM jobs may come to a node."""
+        """Return whether a node accepts VM jobs."""
 
     @abc.abstractmethod
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Have VM jobs come to a node, or not. Raises HostFault."""
+        """Enable or disable a node for VM jobs."""
 
     @abc.abstractmethod
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Take the mark away. Raises HostFault."""
+        """Remove the mark from a node."""
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return the guests' node file, ``pbsdsh``, and what refuses ``qsub`` and the like."""
+        """Return the guests' node file, ``pbsdsh``, and programs that reject batch commands."""
         return inside_guests.items(job, guests, str(self.home / "aux"))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask the server; a job that runs on other nodes than this one is gone from here.
+        """Query the server. A job that runs only on other nodes counts as gone.
 
-        All questions together have :data:`ALIVE_TIME`: a start waits for the answer.
+        All queries share a limit of :data:`ALIVE_TIME`, because a start waits for the result.
         """
         return self.alive_and_held(ids)[0]
 
     def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Ask that, and say which of them run though they are held, as by ``qhold``."""
+        """Return the same as :meth:`alive`, and the running jobs that are held, as by ``qhold``."""
         found, held = dict.fromkeys(ids, Life.UNKNOWN), set()
         deadline = time.monotonic() + ALIVE_TIME
         for each in filter(is_job_id, ids):
@@ -112,7 +115,7 @@ class PbsNode(abc.ABC):
         return found, held
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Log it: none of our hooks can give it to the accounting; see doc/batch-pbs.md, Limits."""
+        """Log the usage; the hooks cannot write accounting records (doc/batch-pbs.md, Limits)."""
         text = f"{job_id}: guests used {usage.cpu_seconds:.0f} s CPU, {usage.peak_mib} MiB"
         syslog.syslog(syslog.LOG_INFO, f"vtorque {text}")
 
@@ -125,14 +128,14 @@ class PbsNode(abc.ABC):
         return Life.SUSPENDED if job.get("job_state") == "S" else Life.ALIVE
 
     def own_name(self, nodes: Iterable[str]) -> str:
-        """Return which of these is this node's name in the batch system, "" if none is."""
+        """Return this node's name in the batch system if it is among the nodes, or ""."""
         host = self._settings.node or socket.gethostname()
         short = host.partition(".")[0]
         by_short = {node.partition(".")[0]: node for node in nodes}
         return host if host in by_short.values() else by_short.get(short, "")
 
     def this_node(self) -> tuple[str, Attributes]:
-        """Return this node's name and what the server says of it. Raises HostFault."""
+        """Return this node's name and attributes."""
         nodes = self.nodes()
         name = self.own_name(nodes)
         if not name:
@@ -144,13 +147,13 @@ class PbsNode(abc.ABC):
         return name, nodes[name]
 
     def others_marked(self) -> list[str]:
-        """Return the other nodes that VM jobs may come to. Raises HostFault."""
+        """Return the other nodes that accept VM jobs."""
         nodes = self.nodes()
         here = self.own_name(nodes)
         return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
 
     def be_last(self) -> None:
-        """Refuse to take from all nodes what others still need. Raises HostFault naming them."""
+        """Raise HostFault if other nodes still need what uninstall would remove from the server."""
         if names := self.others_marked():
             raise HostFault(
                 f"still needed by {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}: run "
@@ -158,7 +161,7 @@ class PbsNode(abc.ABC):
             )
 
     def mark(self, healthy: bool, reason: str) -> None:
-        """Have VM jobs come to this node or not, and note why not. Raises HostFault."""
+        """Enable or disable this node for VM jobs, and set the reason as its note."""
         if not self._settings.property:
             raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
         name, node = self.this_node()
@@ -168,13 +171,17 @@ class PbsNode(abc.ABC):
             self._set_note(name, node, "" if healthy else note_of(reason))
 
     def drain(self, reason: str) -> None:
-        """Note why, and set this node offline."""
+        """Set this node offline with the reason as its note."""
         name, node = self.this_node()
         self._set_note(name, node, note_of(_DRAINED + reason))
         self.commands.tell("pbsnodes", "-o", name)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """See which nodes are offline with such a note. Raises Refused: the site has one here."""
+        """Return this node's name, and the nodes that vTorque set offline with their reasons.
+
+        Raises:
+            Refused: This node has a note of the site, so a drain could not be recorded.
+        """
         name, here = self.this_node()
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
         if note and not note.startswith(NOTE) and not offline:
@@ -197,7 +204,7 @@ class PbsNode(abc.ABC):
         return text.removeprefix(begins) if offline and text.startswith(begins) else None
 
     def start_again(self, job: JobAttempt, reason: str) -> None:
-        """Requeue the job with a pause, or hold it after its last start, as :meth:`finish` does."""
+        """Requeue the job with a delay, or hold it after its last attempt; see :meth:`finish`."""
         known = self.ask(job.id)
         if known is None:
             return
@@ -210,13 +217,14 @@ class PbsNode(abc.ABC):
         self.finish(again, Outcome.NOT_HERE, reason, hook_waits=False)
 
     def requeue(self, job_id: str) -> None:
-        """Have the server run a job again; it says no of one of ``qsub -r n``."""
+        """Requeue a job. The server refuses jobs submitted with ``qsub -r n``."""
         self.commands.rerun(job_id)
 
     def requeue_here(self, job_id: str) -> None:
-        """Have the server run a job of one node again, there: where what it goes on with is.
+        """Requeue a single-node job on this node, which has its checkpoint.
 
-        Raises HostFault, Refused: it is not held, or asks for what has no place for a node's name.
+        Raises:
+            Refused: The job is not held, or its request cannot name a node.
         """
         job = self.ask(job_id) or {}
         if not _is_held(job):
@@ -226,25 +234,28 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def on_node(self, job: Attributes, node: str) -> str:
-        """Return what a job asks for, as ``-l`` takes it, to run on one node. Raises Refused."""
+        """Return the job's request as a value of ``-l`` for one node.
+
+        Raise Refused if it has no place.
+        """
 
     def unmark(self) -> None:
-        """Take the mark away, and a note of ours. Raises HostFault."""
+        """Remove the mark and vTorque's note."""
         name, node = self.this_node()
         self.clear_mark(name, node)
         self._set_note(name, node, "")
 
     def _set_note(self, name: str, node: Attributes, text: str) -> None:
-        """Set what a node's note says, or clear it; the site's own stays. Raises HostFault."""
+        """Set or clear the node's note, but keep one of the site."""
         attribute, option = self.note
         there = node.get(attribute, "")
         if there.startswith(NOTE) or (text and not there):
             self.commands.tell("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Requeue a failed job with a pause, or hold it; keep other VM jobs off this node.
+        """Requeue a failed job with a delay or hold it, and keep other VM jobs off this node.
 
-        Returns 0 if the job is not requeued. Its job shell then reports the reason of a failure.
+        Returns 0 if the job is not requeued. Its job shell then reports the reason for a failure.
         """
         if not outcome.may_run_elsewhere:
             return 0
@@ -263,12 +274,12 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Requeue the job now; return the hook's exit code, which is not 0. Raises HostFault."""
+        """Requeue the job now and return the hook's exit status, which is not 0."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
-        """Keep VM jobs off a node that is at fault; return whether VM jobs can be kept off one.
+        """Keep VM jobs off a faulty node; return whether the job may be requeued.
 
-        A node that need not be at fault stays as it is, and the job may come back to it.
+        For other failures, the node stays available and the job may return to it.
         """
         if not self._settings.property:
             return False
@@ -281,10 +292,10 @@ class PbsNode(abc.ABC):
         return True
 
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
-        """Hold the job after its last attempt, else have it wait; say why. Raises HostFault.
+        """Hold the job after its last attempt, otherwise delay it, with a comment.
 
-        One that waits for others' jobs is never held; but its starts count. Both servers take -a
-        and a comment of a running job from a manager, and keep them when it is requeued (tried).
+        A job that waits for other jobs is never held, but its starts count. Both servers accept -a
+        and a comment for a running job from a manager, and keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.tell("qhold", "-h", "s", job.id)
@@ -298,11 +309,11 @@ class PbsNode(abc.ABC):
         self.commands.tell("qalter", *words, *self.uncounted(job, outcome), job.id)
 
     def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Return qalter's words by which the server does not count this start of the job."""
+        """Return qalter arguments that keep the server from counting this start."""
         return ()
 
     def log(self, job: BatchJob, text: str) -> None:
-        """Say something to the admin."""
+        """Log a warning for the admin."""
         syslog.syslog(syslog.LOG_WARNING, f"vtorque {job.id}: {printable(text, 1000)}")
 
 
@@ -311,6 +322,6 @@ def _is_held(job: Attributes) -> bool:
 
 
 def note_of(reason: str) -> str:
-    """Return a reason as a node's note or a job's comment: short, plain, and known as ours."""
+    """Format a reason as a short, plain note or job comment with vTorque's prefix."""
     plain = re.sub(r"[^ -~]|[\"'\\]", " ", reason).replace(",", ";")  # qalter splits -W there
     return (NOTE + " ".join(plain.split()))[:200]

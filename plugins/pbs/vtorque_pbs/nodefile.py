@@ -1,4 +1,4 @@
-"""The node file of a PBS job as its guests see it: one line per process, in rank order. Public."""
+"""Node file of a PBS job inside guests: one line per process, in rank order. Public."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def items(
     directory: str = DIRECTORY,
     bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the file, at the path it has on the host, and the variables that go with it.
+    """Yield the node file at its path on the host, and its variables.
 
-    ``bare``: the nodes without guests of a mixed request.
+    ``bare`` are the bare-metal nodes of a mixed request.
     """
     path = f"{directory}/{job_id}"
     places = [(guest.hostname, guest.slots) for guest in guests]

@@ -1,4 +1,4 @@
-"""The job part: how Torque's and OpenPBS's job shells start, and reach the job's other nodes."""
+"""Job shell adapters of Torque and OpenPBS, which reach a job's other nodes with pbsdsh."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ exit $code
 
 
 class TorqueShell(PbsJobShell):
-    """See :class:`vtorque_core.api.batch_system.JobShell`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for Torque."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
     dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
@@ -41,12 +41,12 @@ class TorqueShell(PbsJobShell):
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
+        """Return a pbsdsh(1B) command that runs once per host."""
         return _everywhere(["-u"], "-n {}", command, environ, nodes)
 
 
 class OpenPbsShell(PbsJobShell):
-    """See :class:`vtorque_core.api.batch_system.JobShell`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for OpenPBS."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
     dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
@@ -54,7 +54,7 @@ class OpenPbsShell(PbsJobShell):
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return the command by OpenPBS's task manager, once per chunk: pbsdsh(1B)."""
+        """Return a pbsdsh(1B) command that runs once per chunk."""
         return _everywhere(["--"], "-n {} --", command, environ, nodes)
 
 
@@ -65,9 +65,9 @@ def _everywhere(
     environ: Mapping[str, str],
     nodes: Sequence[str],
 ) -> list[str]:
-    """Return the command by pbsdsh: everywhere, or on some of a job's nodes, one by one.
+    """Return a pbsdsh command for all of a job's nodes, or for some of them one by one.
 
-    ``one`` is the option that takes the number of a line of the node file (src of both).
+    ``one`` is the option that takes a line number of the node file (source of both).
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

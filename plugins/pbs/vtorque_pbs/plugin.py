@@ -1,4 +1,4 @@
-"""Declares ``torque`` and ``openpbs``; what ``vsub`` imports of this plugin."""
+"""Register the batch systems ``torque`` and ``openpbs``. Imports are deferred for ``vsub``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def torque_submitter(site: Site) -> Submitter:
-    """Return Torque's submitting half."""
+    """Return the submitter for Torque."""
     from vtorque_pbs.qsub_dialect import TORQUE  # noqa: PLC0415
     from vtorque_pbs.submitter import PbsSubmitter  # noqa: PLC0415
 
@@ -22,7 +22,7 @@ def torque_submitter(site: Site) -> Submitter:
 
 
 def openpbs_submitter(site: Site) -> Submitter:
-    """Return OpenPBS's submitting half."""
+    """Return the submitter for OpenPBS."""
     from vtorque_pbs.qsub_dialect import OPENPBS  # noqa: PLC0415
     from vtorque_pbs.submitter import PbsSubmitter  # noqa: PLC0415
 
@@ -30,35 +30,35 @@ def openpbs_submitter(site: Site) -> Submitter:
 
 
 def torque_node(site: Site) -> NodeAdapter:
-    """Return Torque's node half."""
+    """Return the node adapter for Torque."""
     from vtorque_pbs.torque.node import TorqueNode  # noqa: PLC0415
 
     return TorqueNode(site, site[Settings])
 
 
 def openpbs_node(site: Site) -> NodeAdapter:
-    """Return OpenPBS's node half."""
+    """Return the node adapter for OpenPBS."""
     from vtorque_pbs.openpbs.node import OpenPbsNode  # noqa: PLC0415
 
     return OpenPbsNode(site, site[Settings])
 
 
 def torque_shell() -> JobShell:
-    """Return Torque's job part."""
+    """Return the job shell adapter for Torque."""
     from vtorque_pbs.pbsdsh import TorqueShell  # noqa: PLC0415
 
     return TorqueShell()
 
 
 def openpbs_shell() -> JobShell:
-    """Return OpenPBS's job part."""
+    """Return the job shell adapter for OpenPBS."""
     from vtorque_pbs.pbsdsh import OpenPbsShell  # noqa: PLC0415
 
     return OpenPbsShell()
 
 
 def step(site: Site) -> StepOf | None:
-    """Return what runs a command on a job's node: ssh, if the site says that users have it."""
+    """Return the function that runs a command on a job's node by ssh, if the site enables it."""
     from vtorque_pbs import batch_commands  # noqa: PLC0415
 
     return batch_commands.by_ssh if site[Settings].ssh else None

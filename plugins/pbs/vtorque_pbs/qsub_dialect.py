@@ -1,4 +1,4 @@
-"""Where Torque and OpenPBS differ in what commands are asked. Pure; imported by ``vsub``."""
+"""Differences between the commands of Torque and OpenPBS. No I/O; imported by ``vsub``."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from vtorque_pbs import convention as pbs
 
 VARIABLE = "VTORQUE_REQUEST"
-"""The job's variable that carries a request: always on OpenPBS, on Torque what ``other`` cannot."""
+"""Job variable with the request: always on OpenPBS, on Torque if ``other`` has no room."""
 
 MAX_VARIABLE = 120_000
-"""Bytes of a ``-v`` value: one argument of a program has 128 KiB (MAX_ARG_STRLEN, execve(2))."""
+"""Bytes of a ``-v`` value. An argument is limited to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The command line of one batch system's qsub, and options of its other commands.
+    """Command-line dialect of one PBS batch system.
 
-    Args:
-        name: the value of ``[batch] system``.
+    Attributes:
+        name: Value of ``[batch] system``.
         getopt: qsub's option letters.
-        long: options that only print something.
-        command: whether ``-- command args`` runs a command instead of a script.
-        permutes: whether options may follow the script.
-        find_script: returns the index of the script's path in a command line without ``-vm``. None:
-            qsub gets no script, or reads it from standard input.
-        prefix_variable: the environment variable that names the directive prefix, or "".
+        long: Options that only print something.
+        command: True if ``-- command args`` runs a command instead of a script.
+        permutes: True if options may follow the script.
+        find_script: Returns the index of the script's path in a command line without ``-vm``, or
+            None if there is none.
+        prefix_variable: Environment variable with the directive prefix, or "".
         home: PBS_HOME of a node.
-        programs: directories of the commands on a node, unless the site sets them.
-        all_nodes: pbsnodes' option that lists the nodes.
-        one_job: qstat's option that shows all attributes of a job.
-        all_jobs: qstat's option that shows all attributes of all jobs.
-        no_job: a regular expression that matches qstat's message about an unknown job.
+        programs: Default directories of the commands on a node.
+        all_nodes: Option of pbsnodes to list nodes.
+        one_job: Option of qstat for all attributes of a job.
+        all_jobs: The same for all jobs.
+        no_job: Pattern of qstat's message about an unknown job.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Dialect:
 
 
 def _find_torque_script(words: Sequence[str]) -> int | None:
-    """Find the script as Torque's qsub does, which does not use getopt(3) for that.
+    """Find the script as Torque's qsub does, without getopt(3).
 
     qsub_functions.c, find_job_script_index: only the first letter of an option word counts, and
     ``-`` and ``--`` are options whose value is the next word.
@@ -108,16 +108,17 @@ Options = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Effective:
-    """What qsub makes of directives and command line together: the command line wins.
+    """Effective qsub options; the command line overrides directives.
 
-    Args:
-        resources: ``-l``, by name.
-        variables: the ``-v`` list that counts, as written; "" without one.
-        shell: the path of ``-S``, or None.
-        interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command; ``display``:
-            ``-X``.
+    Attributes:
+        resources: ``-l`` by name.
+        variables: The ``-v`` list as written, or "".
+        shell: Path from ``-S``, or None.
+        interactive: ``-I``.
+        command: Torque's ``-x``; the script is a command.
+        display: ``-X``.
         args: ``-F``, the script's arguments.
-        facts: the queue (``-q``) and the account (``-A``), where they are given.
+        facts: Queue (``-q``) and account (``-A``), if given.
     """
 
     resources: Mapping[str, str]
@@ -131,10 +132,10 @@ class Effective:
 
 
 def effective(directives: Sequence[Options], line: Options) -> Effective:
-    """Return what counts of the options of the directive lines, in order, and the command line's.
+    """Merge the options of the directive lines, in order, and the command line.
 
-    The last one counts, except that resources are looked at one by one. ``-I`` counts on the
-    command line only. Observed on both systems.
+    The last option wins, but ``-l`` resources are merged by name. ``-I`` counts only on the command
+    line. Observed on both systems.
     """
     below = [option for options in directives for option in options if option[0] not in "Ix"]
     found = [*below, *line]

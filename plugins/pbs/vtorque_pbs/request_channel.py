@@ -1,13 +1,13 @@
-"""How a request travels from ``vsub`` to root on the nodes. Pure.
+"""Transport of a request from ``vsub`` to root on the nodes. No I/O.
 
-Torque's root hooks get ``-l other=`` as part of their fifth argument (argv 6 of epilogues), in a
-buffer of 2048 bytes for all resources where an item that does not fit vanishes silently. So
-``other`` has the whole request if it is short (``vt1:...``), else the hash of one that is in the
-job's variables (``vt1v:...``): the owner can change a variable, but not so that root believes it.
-On OpenPBS the variable always has the request itself.
-
-Whose job it is pbs_mom says to the hooks (Torque's second argument, OpenPBS' ``job.euser``), never
+Torque passes ``-l other=`` to root's hooks in argument 5 (6 of epilogues), in a buffer of 2048
+bytes for all resources that silently drops what does not fit. ``other`` contains a short request
+itself (``vt1:...``). A longer one is in the job's variables, and ``other`` contains its hash
+(``vt1v:...``), so that root detects changes by the owner. On OpenPBS the variable always contains
 the request.
+
+The owner comes from pbs_mom (Torque's second argument, OpenPBS's ``job.euser``), never from the
+request.
 """
 
 from __future__ import annotations
@@ -26,20 +26,17 @@ SPARE = 512  # left for what the server and the scheduler add: neednodes, wallti
 
 
 def hash_word(token: str) -> str:
-    """Return the word that stands in ``other`` for a token in the job's variables."""
+    """Return the word in ``other`` that refers to a token in the job's variables."""
     digest = hashlib.sha256(token.encode()).digest()
     return "vt1v:" + urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
-    """Return the ``other=`` value of a job and whether the token has to go into a variable.
+    """Return the job's ``other=`` value, and whether the token must go into a variable.
 
     Args:
-        resources: everything that the job asks of Torque with ``-l``; its own ``other`` is kept,
-            with ``+`` between.
-        token: the request.
-
-    Raises Refused if not even the hash fits.
+        resources: All ``-l`` values of the job. Its own ``other`` is kept, separated by ``+``.
+        token: The request.
     """
     mine = resources.get("other", "")
     rest = sum(len(name) + len(value) + 2 for name, value in resources.items() if name != "other")
@@ -56,10 +53,10 @@ def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
 
 
 def variables_with(variables: str, token: str) -> str:
-    """Return a ``-v`` list with the token before the user's own. Raises Refused if it is too long.
+    """Return a ``-v`` list with the token and then the user's variables. Raise Refused if too long.
 
-    qsub takes the last ``-v`` only, so the user's has to be repeated. Torque's loses the first
-    letter of what follows a value in quotes.
+    qsub uses only the last ``-v``. The token comes first because Torque drops the first letter
+    after a quoted value.
     """
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:
@@ -72,19 +69,20 @@ def variables_with(variables: str, token: str) -> str:
 
 
 def torque_word(resources: Mapping[str, str]) -> str | None:
-    """Return the word in ``other`` that makes this a VM job, or None."""
+    """Return the word in ``other`` that marks a VM job, or None."""
     words = re.split("[+,;]", resources.get("other", ""))
     return next((word for word in words if word.startswith(("vt1:", "vt1v:"))), None)
 
 
 def torque_blob(word: str, variable_list: str) -> bytes:
-    """Return the request of a word and, if that is a hash, of the job's variables.
+    """Return the request from ``word`` or, if it is a hash, from the job's variables.
 
     Args:
-        word: from :func:`torque_word`.
-        variable_list: as Torque's server shows it, whose commas may be a value's own.
+        word: From :func:`torque_word`.
+        variable_list: As shown by Torque's server, without quoting of commas.
 
-    Anyone may have written both. Raises Refused.
+    Raises:
+        Refused: The request, which is untrusted, is invalid or does not match its hash.
     """
     if word.startswith("vt1:"):
         return from_token(word)

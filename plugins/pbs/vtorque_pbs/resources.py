@@ -1,6 +1,6 @@
-"""What a VM job asks of Torque and OpenPBS on each node, merged with what its user asks. Pure.
+"""Resource requests of a VM job to Torque and OpenPBS, merged with the user's request. No I/O.
 
-See pbs_resources(7B) of Torque and pbs_resources(7B) of OpenPBS ("select", "nodes").
+See pbs_resources(7B) of Torque and of OpenPBS ("select", "nodes").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEMORY = ("mem", "pmem", "vmem", "pvmem")
 
 @dataclass(frozen=True)
 class Given:
-    """What a user has asked for on each node: CPUs and MiB, None where nothing."""
+    """CPUs and MiB that a user requests on each node; None if not requested."""
 
     cpus: int | None
     mib: int | None
@@ -38,9 +38,9 @@ class Given:
 
 
 def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
-    """Return what ``nodes=``, ``ncpus=`` and the kinds of memory ask for on the smallest node.
+    """Return what ``nodes=``, ``ncpus=`` and the memory values request on the smallest node.
 
-    Of a mixed request only the parts with the property count.
+    In a mixed request, only parts with the property count.
     """
     parts = _chunks(resources.get("nodes", ""))[0]
     chunks = list(compress(parts, mixed.for_guests(parts, feature)))
@@ -52,10 +52,10 @@ def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
 
 
 def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | None:
-    """Return the MiB that a job has on one of its nodes; None where nothing limits it.
+    """Return a job's memory limit on one node in MiB, or None if unlimited.
 
-    ``mem`` is the whole job's, ``pmem`` a process's; a limit of address space counts where there
-    is none of memory: a guest's is all of its.
+    ``mem`` applies to the whole job and ``pmem`` to a process. Without them, ``vmem`` and ``pvmem``
+    count.
     """
     for whole, each in (("mem", "pmem"), ("vmem", "pvmem")):
         if (mib := _mib(resources.get(whole))) is not None:
@@ -66,12 +66,15 @@ def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | 
 
 
 def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
-    """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
+    """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    ``nodes`` is repeated with ``ppn`` and ``gpus`` where a part has none and with the property;
-    ``mem`` is asked for all nodes together, where the user has limited no memory. Of a mixed
-    request the parts without guests stay as they are, and no ``mem`` is asked for, which would
-    limit them, too. Raises Refused, and UsageError for what cannot be added to what the user asks.
+    ``nodes`` is repeated with the property and with missing ``ppn`` and ``gpus``. ``mem``, a limit
+    for all nodes together, is added unless the user limits memory. In a mixed request, bare-metal
+    parts do not change and ``mem`` is not added, because it would limit them too.
+
+    Raises:
+        Refused: A part without guests precedes one with guests.
+        UsageError: The additions conflict with the user's request.
     """
     found: dict[str, str] = {}
     is_mixed = False
@@ -92,15 +95,14 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
 
 
 def is_by_ncpus(resources: Mapping[str, str]) -> bool:
-    """Return whether ``ncpus=`` alone says how many processors a Torque job has."""
+    """Return whether only ``ncpus=`` determines the processors of a Torque job."""
     return "ncpus" in resources and not {"nodes", *_OTHER_SHAPE} & set(resources)
 
 
 def nodes_for_ncpus(words: Sequence[str]) -> list[str]:
-    """Return qsub's words with ``-l nodes=1:ppn=N`` where they have ``-l ncpus=N``.
+    """Replace ``-l ncpus=N`` in qsub's arguments with ``-l nodes=1:ppn=N``.
 
-    qsub takes no ``nodes`` beside ``ncpus``, and without ``nodes`` no property of a node. What is
-    another option's stays. Raises UsageError.
+    qsub rejects ``nodes`` together with ``ncpus``, and node properties need ``nodes``.
     """
     found = list(words)
     for at, word in enumerate(words):
@@ -113,13 +115,12 @@ def nodes_for_ncpus(words: Sequence[str]) -> list[str]:
 
 
 def _chunks(nodes: str) -> tuple[list[str], str]:
-    """Split ``2:ppn=4:x+host:ppn=1#shared`` into parts and the modifiers of all."""
+    """Split ``2:ppn=4:x+host:ppn=1#shared`` into its parts and the common modifiers."""
     parts, mark, tail = nodes.partition("#")
     return [part for part in parts.split("+") if part], mark + tail
 
 
 def _mended(chunks: Sequence[str], cpus: int, feature: str, needs: Needs) -> tuple[str, bool]:
-    """Return ``nodes=`` with what its parts with guests lack, and whether it is a mixed request."""
     guests = mixed.for_guests(chunks, feature)
     mixed.require_guests_first(guests)
     mended = (
@@ -146,9 +147,9 @@ def _node_count(chunks: list[str]) -> int:
 
 
 def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
-    """Return what the smallest chunk of ``select=`` asks for, or ``nodes=``, ``ncpus``, ``mem``.
+    """Return what the smallest chunk of ``select=`` requests, or ``nodes=``, ``ncpus`` and ``mem``.
 
-    Of a mixed request only the chunks with the property count.
+    In a mixed request, only chunks with the property count.
     """
     if "select" not in resources and "nodes" in resources:
         return torque_given(resources, feature)
@@ -167,11 +168,15 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
 
 
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
-    """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
+    """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    ``select`` is repeated with what its chunks lack; of a mixed request, those with guests. A job
-    in the old style (``nodes=``, or ``ncpus=`` without select) stays in it: qsub takes no mixture.
-    Raises UsageError, Refused.
+    ``select`` is repeated with additions to each chunk with guests. A job in the old style
+    (``nodes=``, or ``ncpus=`` without ``select``) keeps it, because qsub rejects a mixture of both
+    styles.
+
+    Raises:
+        Refused: A chunk without guests precedes one with guests.
+        UsageError: The additions conflict with the user's request.
     """
     found: dict[str, str] = {}
     if "nodes" in resources and "select" not in resources:
@@ -217,10 +222,13 @@ def _pairs(chunk: str) -> dict[str, str]:
 
 
 def alone(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
-    """Return the ``-l`` value by which a VM job has nodes alone, where its user says no such thing.
+    """Return the site's ``-l`` value for exclusive nodes, unless the user sets one.
 
-    ``wanted``: the site's ``name=value``, or ""; ``resources``: the user's and the other additions.
-    ``place`` has parts, of which the user's stay; OpenPBS takes it beside ``select`` only.
+    OpenPBS accepts ``place`` only with ``select``. The user's other parts of ``place`` are kept.
+
+    Args:
+        wanted: The site's ``name=value``, or "".
+        resources: The user's values and the other additions.
     """
     name, _, value = wanted.partition("=")
     own = resources.get(name, "")
@@ -234,14 +242,14 @@ def alone(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
 
 
 def walltime_seconds(text: str) -> float | None:
-    """Return the seconds of a ``walltime`` value, or None if it is none."""
+    """Convert a ``walltime`` to seconds, or return None if it is invalid."""
     with contextlib.suppress(ValueError):
         return walltime(text)
     return None
 
 
 def hosts(exec_host: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return a job's nodes, first one first, and how many processes each has.
+    """Return a job's nodes, first node first, and the number of processes on each.
 
     ``exec_host`` is Torque's ``vm/0-3+vmb/0,2`` or ``vm/0+vm/1``, or OpenPBS's ``vm/0*2+vmb/0``.
     """
@@ -252,7 +260,7 @@ def hosts(exec_host: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def parts_of(exec_host: str) -> Iterator[tuple[str, int]]:
-    """Yield the name of the node of each item of ``exec_host``, and its processes."""
+    """Yield the node and the number of processes of each item in ``exec_host``."""
     for part in exec_host.split("+"):
         name, _, where = part.strip().partition("/")
         numbers, _, times = where.partition("*")

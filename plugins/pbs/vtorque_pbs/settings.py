@@ -1,4 +1,4 @@
-"""``[plugin.pbs]``: what a site says about Torque or OpenPBS."""
+"""``[plugin.pbs]``: site settings for Torque and OpenPBS."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settings:
     attempts: int = setting(3, doc="number of failed starts after which a job is held")
 
     def __post_init__(self) -> None:
-        """Refuse what could not be used. Raises ValueError."""
+        """Validate the values. Raise ValueError for an invalid one."""
         for name in ("bindir", "home"):
             value = getattr(self, name)
             if value and not Path(value).is_absolute():

@@ -1,4 +1,4 @@
-"""What ``vtorque setup`` does on Torque and OpenPBS alike. As root."""
+"""Setup steps common to Torque and OpenPBS. Privileges: root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtorque_pbs.node import PbsNode
 
 
 def rights(commands: Commands) -> Check:
-    """Look whether root on this node is a manager, who may hold jobs and change nodes."""
+    """Check that root on this node is a manager, which may hold jobs and change nodes."""
     host = socket.gethostname()
     try:
         problem = "" if _is_manager(commands, host) else (
@@ -35,7 +35,7 @@ def _is_manager(commands: Commands, host: str) -> bool:
 
 
 def marked(node: PbsNode, feature: str) -> Mark:
-    """Return the step by which this node has the property that VM jobs ask for."""
+    """Return the step that adds the property for VM jobs to this node."""
     return Mark(
         f"give this node {feature}, which VM jobs ask for",
         lambda: node.is_marked(node.this_node()[1]),

@@ -1,9 +1,8 @@
-"""The job part of Torque, OpenPBS and ``vtorque-local``: ``qsub -S PROGRAM``.
+"""Job shell adapter of Torque, OpenPBS and ``vtorque-local`` for ``qsub -S PROGRAM``.
 
-PROGRAM gets no arguments, ``PBS_*`` in its environment, and on stdin a pipe with one line: the
-script's path and the ``-F`` arguments, behind ``cd DIRECTORY;`` in a sandbox of OpenPBS's. Of an
-interactive job stdin is the terminal; with Torque's ``-x COMMAND`` the arguments are ``-c`` and
-that. Observed on Torque 6.1.3 and OpenPBS 23.06.
+PROGRAM gets one line on stdin, a pipe: the script's path and the ``-F`` arguments, after ``cd
+DIRECTORY;`` in an OpenPBS sandbox. In an interactive job, stdin is the terminal, and Torque's ``-x
+COMMAND`` sets the arguments ``-c COMMAND``. Observed on Torque 6.1.3 and OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAX_LINE = 1 << 20  # bytes of the line on stdin
 
 
 class PbsJobShell(JobShell):
-    """See :class:`vtorque_core.api.batch_system.JobShell`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for PBS."""
 
     host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'
     login = True  # pbs_mom starts "-bash" with the script's path on its standard input
@@ -29,7 +28,7 @@ class PbsJobShell(JobShell):
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
-        """Return the job's id and script. Raises UsageError."""
+        """Return the job's id and script. Raise UsageError if PBS did not start this process."""
         job_id = environ.get("PBS_JOBID", "")
         if not job_id:
             raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
@@ -49,21 +48,18 @@ class PbsJobShell(JobShell):
         return Started(job_id, Path(words[0]), tuple(words[1:]), here)
 
     def content(self, script: bytes) -> bytes:
-        """Return the script, which both systems keep as it was submitted."""
+        """Return the script as submitted."""
         return script
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
+        """Return a pbsdsh(1B) command that runs once per host."""
         return ["pbsdsh", "-u", *command]
 
 
 def _without_echo(terminal: int) -> None:
-    """Do not echo what is typed before the guest is ready: the guest's own terminal echoes it.
-
-    The terminal is the batch system's, for this job alone, or vsub restores its settings.
-    """
+    """Disable echo until the guest is ready, because the guest's terminal echoes the input."""
     import termios  # noqa: PLC0415 - interactive jobs only
 
     with contextlib.suppress(termios.error):

@@ -1,7 +1,6 @@
-"""The submitting half: the user's arguments, unchanged, and a short list of additions to qsub.
+"""Submit jobs with qsub: the user's arguments, unchanged, plus a few additions.
 
-Runs as the user in ``vsub`` and ``vmgr``. The additions are listed in doc/batch-pbs.md; golden
-tests hold them.
+Privileges: the user, in ``vsub`` and ``vmgr``. The additions are listed in doc/batch-pbs.md.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ BARE = ("none",)
 
 @dataclass(frozen=True)
 class PbsArgs(SubmitArgs):
-    """A command line of qsub, as :class:`PbsSubmitter` has split it.
+    """A qsub command line, parsed by :class:`PbsSubmitter`.
 
-    Args:
-        counts: the effective options of directives and command line.
-        place: the index in ``rest`` of the script's path; None without one.
-        at: the index in ``rest`` of the additions: before ``--``, on OpenPBS before the script.
-        unused: the indexes in ``rest`` of words that a VM job's command line omits.
-        stripped: the script without its ``#PBS -vm`` lines, if it has any.
-        command: true for OpenPBS's ``-- command``; ``content`` is then the script of a VM job.
-        ncpus: true if Torque's ``-l ncpus=`` gives the shape; a VM job gets ``nodes=`` instead.
-        text: the script to submit; a VM job may change more of it.
-        prefix: the prefix of the directives in ``text``.
+    Attributes:
+        counts: Effective options of directives and command line.
+        place: Index of the script's path in ``rest``, or None.
+        at: Index in ``rest`` for the additions: before ``--``, on OpenPBS before the script.
+        unused: Indexes in ``rest`` of words that a VM job's command line omits.
+        stripped: The script without ``#PBS -vm`` lines, if it has any.
+        command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
+        ncpus: True if Torque's ``-l ncpus=`` gives the shape. A VM job gets ``nodes=`` instead.
+        text: The script to submit, which a VM job may change further.
+        prefix: Directive prefix in ``text``.
     """
 
     counts: Effective | None = None
@@ -63,7 +62,7 @@ class PbsArgs(SubmitArgs):
 
 
 class PbsSubmitter:
-    """See :class:`vtorque_core.api.batch_system.Submitter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.Submitter` for PBS."""
 
     naming = "-N"
 
@@ -71,10 +70,7 @@ class PbsSubmitter:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
-        """Split the command line; read the script. Raises Refused (a bad ``-vm`` directive).
-
-        What qsub would refuse is no error here: qsub says so.
-        """
+        """Parse the command line and read the script. qsub reports its own errors later."""
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
         except UsageError as error:
@@ -146,10 +142,11 @@ class PbsSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Replace this process with qsub, or run qsub if files have to be removed afterwards.
+        """Replace this process with qsub, or run qsub if files must be removed afterwards.
 
-        Raises UsageError (qsub is missing, or would run another script), Refused (the request does
-        not fit).
+        Raises:
+            UsageError: qsub is missing, or would run another script.
+            Refused: The request is too long.
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
         words, content, changed = list(args.rest), args.content, args.stripped
@@ -180,7 +177,7 @@ class PbsSubmitter:
         return become([qsub, *words], content)
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the user's jobs; root's view has all. Raises UsageError if there is no qstat."""
+        """Return the user's jobs, or all jobs for root."""
         found = job_infos(self._dialect, self._command("qstat"))
         if os.geteuid() == 0:
             return found
@@ -188,20 +185,20 @@ class PbsSubmitter:
         return [job for job in found if job.owner == me]
 
     def cancel(self, job_id: str) -> int:
-        """Let qdel cancel the job; what it says is the user's to see."""
+        """Run qdel, which prints to the user's terminal."""
         return batch_commands.pass_on([self._command("qdel"), job_id], subprocess.DEVNULL)
 
     def _command(self, program: str) -> str:
         return batch_commands.for_user(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
-        """Have PBS_O_PATH, in which the job shell looks for pbsdsh, lead to the site's commands."""
+        """Add the site's bindir to PATH; the job shell looks for pbsdsh in PBS_O_PATH."""
         place, path = self._settings.bindir, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place
 
     def _check_script(self, words: Sequence[str], script: str | None) -> int | None:
-        """Return the script's index. Raises UsageError if qsub would run another word as script."""
+        """Return the script's index. Raise UsageError if qsub would run another word as script."""
         place = self._dialect.find_script(words)
         if (None if place is None else words[place]) != script:
             raise UsageError(
@@ -213,7 +210,6 @@ class PbsSubmitter:
     # -- what qsub gets ------------------------------------------------------------------------
 
     def _additions(self, counts: Effective, blob: bytes, needs: Needs) -> list[str]:
-        """Return the arguments that make a VM job of the user's."""
         token, feature = to_token(blob), self._settings.property
         if self._dialect is TORQUE:
             more = resources.torque_additions(counts.resources, needs, feature)
@@ -228,7 +224,6 @@ class PbsSubmitter:
         return ["-S", str(self._jobshell), *words]
 
     def _nodes_for_ncpus(self, script: bytes, prefix: str) -> bytes:
-        """Return a script with ``nodes=`` for ``ncpus=`` in its directive lines."""
         import shlex  # noqa: PLC0415 (few scripts pay for it)
 
         def changed(_: int, line: bytes, words: str) -> bytes:
@@ -261,9 +256,8 @@ class PbsSubmitter:
     def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:
         """Return a command line that qsub should reject.
 
-        It names the job shell, in case qsub accepts it. ``lacks_value``: the last option has no
-        value, so nothing may follow it. Raises UsageError for ``-- command``, which qsub would run
-        without any shell.
+        It names the job shell, in case qsub accepts it. If the last option ``lacks_value``, nothing
+        may follow it. Raises UsageError for ``-- command``, which qsub would run without any shell.
         """
         words = list(argv)
         while "-vm" in words:
@@ -281,7 +275,7 @@ class PbsSubmitter:
 
 
 def command_script(command: Sequence[str]) -> bytes:
-    """Return a script that becomes ``command``: OpenPBS would run it on the host itself."""
+    """Return a script that executes ``command``, which OpenPBS would run on the host."""
     import shlex  # noqa: PLC0415 (only ``-- command`` pays for it)
 
     return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
@@ -296,7 +290,6 @@ def _submit_copy(qsub: str, words: list[str], place: int, content: bytes) -> int
 
 
 def _read(script: str) -> bytes:
-    """Return a regular file's bytes; nothing of what qsub will refuse."""
     try:
         # O_NONBLOCK: a FIFO without a writer would hang here, open(2).
         with os.fdopen(os.open(script, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

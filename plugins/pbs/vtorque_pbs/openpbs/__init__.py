@@ -1,1 +1,1 @@
-"""What is OpenPBS's only."""
+"""OpenPBS only: hooks, node adapter and setup."""

@@ -1,7 +1,7 @@
-"""The two hooks that pbs_mom of OpenPBS runs as root on the nodes. Pure: text only.
+"""Generate the two hooks that OpenPBS's pbs_mom runs as root on the nodes.
 
-A bare-metal job pays for no module that pbs_mom's interpreter has not loaded by itself (re and glob
-take 9 ms); the tests count that.
+For bare-metal jobs they import no module that pbs_mom's interpreter has not loaded already (re and
+glob take 9 ms); tests check this.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from vtorque_core.api.setup_steps import MARK, Installation
 from vtorque_pbs.qsub_dialect import VARIABLE
 
 ALARM = 60
-"""Seconds for a hook: it ends when the job's start has begun, some 0.5 s after."""
+"""Seconds for a hook, which returns about 0.5 s after the start of the guests has begun."""
 
 ORDER = 200
-"""After pbs_cgroups, whose order is 100 (pbs_cgroups.HK): it says which GPUs the job has."""
+"""After pbs_cgroups (order 100 in pbs_cgroups.HK), which records the job's GPUs."""
 
 _BEGIN = """\
 # {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.
@@ -112,7 +112,7 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def begin(place: Installation) -> bytes:
-    """Return the ``execjob_begin`` hook, in Python, for the interpreter of pbs_mom."""
+    """Return the ``execjob_begin`` hook, Python code for pbs_mom's interpreter."""
     return _BEGIN.format(
         mark=f"Written by {MARK.decode()}",
         variable=VARIABLE,
@@ -124,7 +124,7 @@ def begin(place: Installation) -> bytes:
 
 
 def end(place: Installation, journal: Path, proof: Path, seconds: int) -> bytes:
-    """Return the ``execjob_end`` hook; ``seconds``: for the whole teardown."""
+    """Return the ``execjob_end`` hook; ``seconds`` limits the whole teardown."""
     return _END.format(
         mark=f"Written by {MARK.decode()}",
         plain=_PLAIN,

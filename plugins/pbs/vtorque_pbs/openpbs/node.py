@@ -1,4 +1,4 @@
-"""The node half of OpenPBS. As root, in the hooks that :mod:`vtorque_pbs.openpbs.hooks` writes."""
+"""OpenPBS adapter for root on a node, called by :mod:`vtorque_pbs.openpbs.hooks`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OMPTHREADS = re.compile(r"[^+]*:ompthreads=([1-9][0-9]{0,5})(?=[:+]|$)", re.ASC
 
 
 class OpenPbsNode(PbsNode):
-    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.NodeAdapter` for OpenPBS."""
 
     note = ("comment", "-C")
     online = "-r"
@@ -37,7 +37,7 @@ class OpenPbsNode(PbsNode):
         self._resource = f"resources_available.{settings.property}"
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read what the ``execjob_begin`` hook gives: ``name=value`` words. Raises HostFault."""
+        """Parse the ``name=value`` words from the ``execjob_begin`` hook."""
         given = dict(word.split("=", 1) for word in argv if "=" in word)
         if len(given) != len(argv) or not given.get("id") or not given.get("owner"):
             raise HostFault("these are not the words of vTorque's OpenPBS hook")
@@ -99,9 +99,10 @@ class OpenPbsNode(PbsNode):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return also what pbs_mom sets for OpenMP: the first chunk's ompthreads, else all CPUs.
+        """Add the OpenMP variables of pbs_mom: the first chunk's ompthreads, or all CPUs.
 
-        Both are the same, whatever the user has set: OpenPBS, src/resmom/start_exec.c.
+        As in OpenPBS, both variables get this value even if the user sets them
+        (src/resmom/start_exec.c).
         """
         yield from super().context(job, guests)
         threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots
@@ -110,7 +111,6 @@ class OpenPbsNode(PbsNode):
         yield EnvVar("NCPUS", count)
 
     def _assigned(self, job_id: str) -> bytes:
-        """Return what pbs_cgroups has noted of a job, in a directory of root's; empty: nothing."""
         place = self.home / "mom_priv/hooks/hook_data"
         try:
             return (place / job_id).read_bytes() if is_job_id(job_id) else b""
@@ -118,12 +118,12 @@ class OpenPbsNode(PbsNode):
             return b""
 
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Ask the server to requeue the job; return 1. Raises HostFault."""
+        """Ask the server to requeue the job; return 1."""
         self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return 1
 
     def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Keep a job that waits for others' below the 21 starts after which the server holds it."""
+        """Keep a waiting job below 21 starts, after which the server would hold it."""
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
@@ -141,7 +141,7 @@ class OpenPbsNode(PbsNode):
         return node.get(self._resource) == "True"
 
     def on_node(self, job: Attributes, node: str) -> str:
-        """Name the host in ``select``, of which a job of one node has one chunk."""
+        """Add the host to ``select``, which has one chunk in a single-node job."""
         asked = job.get("Resource_List.select", "")
         if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
             raise Refused(f"-l select={asked} has no place for the node where it could go on")
@@ -149,16 +149,16 @@ class OpenPbsNode(PbsNode):
         return f"select={':'.join(words)}:host={node}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the two hooks, the resource and this node's, root's rights."""
+        """Return the steps for hooks, the boolean resource and root's rights."""
         from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
 
 
 def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | None]:
-    """Return the CPUs and MiB that a job has on one node, None where it is not said.
+    """Return a job's CPUs and MiB on one node, or None for unknown values.
 
-    ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, chunk by chunk as ``exec_host``.
+    ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, with the chunks of ``exec_host``.
     """
     cpus = mib = 0
     for pairs in chunks_on(vnodes, exec_host, node):
@@ -171,7 +171,7 @@ def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | Non
 
 
 def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]]:
-    """Yield the resources of each vnode of one node that a job has; see :func:`share`."""
+    """Yield a job's resources on each vnode of one node; see :func:`share`."""
     names = [part.partition("/")[0] for part in exec_host.split("+")]
     for name, chunk in zip(names, re.findall(r"\(([^()]*)\)", vnodes), strict=False):
         for part in chunk.split("+") if name == node else ():
@@ -179,10 +179,9 @@ def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]
 
 
 def _is_alone(place: str, vnodes: str) -> bool:
-    """Return True if the job has its hosts exclusively (pbs_resources(7B)).
+    """Return whether the job has its hosts exclusively (pbs_resources(7B)).
 
-    ``exclhost`` applies to hosts. ``excl`` applies to vnodes, of which a host may have several
-    (``host[0]``).
+    ``exclhost`` applies to hosts, ``excl`` to vnodes. A host may have several (``host[0]``).
     """
     words = place.split(":")
     return "exclhost" in words or ("excl" in words and "[" not in vnodes)

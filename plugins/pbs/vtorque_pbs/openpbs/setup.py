@@ -1,9 +1,8 @@
-"""What makes OpenPBS call vTorque: for ``vtorque setup`` and ``vtorque doctor``. As root.
+"""Setup steps and checks for OpenPBS. Privileges: root.
 
-Hooks belong to the whole complex: the server sends them to its nodes, and lets root on its own host
-alone see and change them (req_manager.c, is_local_root). So the setup there makes them, also where
-that host is no node, and an uninstall there takes them away unless a node still has vTorque's
-resource. On the other nodes they have to have come.
+The server sends its hooks to all nodes, and only root on the server's host can see and change them
+(req_manager.c, is_local_root). Setup there creates them, even if that host is not a node. Uninstall
+there removes them, unless a node still has vTorque's resource. Other nodes only check for them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BEGIN, END = "vtorque_begin", "vtorque_end"
 def steps(
     node: PbsNode, site: Site, settings: Settings, place: Installation
 ) -> Sequence[SetupStep]:
-    """Return the steps in order: what makes jobs come here is the last."""
+    """Return the steps in order. The last one makes the node accept VM jobs."""
     seconds = math.ceil(settings.epilogue_alarm)
     end = hooks.end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
     own = (
@@ -56,10 +55,7 @@ def steps(
 
 
 def _place(node: PbsNode) -> tuple[bool, bool]:
-    """Return whether this is the server's host, and whether it is a node: both, if nobody says.
-
-    Other hosts have to be nodes.
-    """
+    """Return whether this host is the server and whether it is a node; both True if unknown."""
     try:
         answer = node.commands.ask("qmgr", "-c", f"list hook {BEGIN}")
         at_server = "unauthorized to access hooks" not in answer.err
@@ -69,7 +65,6 @@ def _place(node: PbsNode) -> tuple[bool, bool]:
 
 
 def _sent(hook: Hook, directory: Path) -> Check:
-    """Look whether pbs_mom has a hook as it should be; not if the server has just made it."""
     problem = ""
     try:
         said = (directory / f"{hook.name}.HK").read_text()
@@ -93,7 +88,7 @@ def _sent(hook: Hook, directory: Path) -> Check:
 
 @dataclass(frozen=True)
 class Hook:
-    """One hook of the server, for all nodes."""
+    """A server hook for all nodes, as a setup step."""
 
     node: PbsNode
     name: str
@@ -104,11 +99,11 @@ class Hook:
 
     @property
     def text(self) -> str:
-        """Say which."""
+        """Description of the step."""
         return f"import the hook {self.name} for {self.event}, alarm {self.alarm} s"
 
     def done(self) -> bool:
-        """Return whether it is there as it should be. Raises HostFault."""
+        """Return whether the hook exists with the right attributes and content."""
         found = self._found()
         wanted = {"event": self.event, "enabled": "true", "alarm": str(self.alarm)}
         wanted |= {"order": str(self.order)}
@@ -117,7 +112,7 @@ class Hook:
         return self._ask("export hook", "application/x-python default") == self.content.decode()
 
     def apply(self) -> None:
-        """Make it, or make it right. Raises HostFault."""
+        """Create or correct the hook."""
         if not self._found():
             self._tell(f"create hook {self.name}")
         self._tell(f"set hook {self.name} event = {self.event}")
@@ -130,7 +125,7 @@ class Hook:
         self._tell(f"set hook {self.name} enabled = true")
 
     def undo(self) -> None:
-        """Delete it. Raises HostFault, also while other nodes run VM jobs."""
+        """Delete the hook. Raise HostFault while other nodes run VM jobs."""
         if self._found():
             self.node.be_last()
             self._tell(f"delete hook {self.name}")
@@ -151,10 +146,10 @@ class Hook:
 
 
 def _resource(node: PbsNode, name: str) -> Change:
-    """Return the step that makes the boolean resource of the nodes that run VM jobs.
+    """Return the step that creates the boolean resource of nodes with VM jobs.
 
-    Taken back it would be gone from all nodes at once (mgr_resource_delete), so it stays while
-    another one has it; the server itself keeps it while a job asks for it, also one of its history.
+    Deletion affects all nodes at once (mgr_resource_delete), so undo is refused while another node
+    has it. The server keeps it while a job requests it, even an ended one in its history.
     """
     commands = node.commands
 

@@ -1,1 +1,1 @@
-"""What is Torque's only."""
+"""Torque only: hooks, node adapter and setup."""

@@ -1,6 +1,6 @@
-"""The four scripts that pbs_mom of Torque runs as root on the nodes. Pure: text only.
+"""Generate the four scripts that Torque's pbs_mom runs as root on the nodes.
 
-A bare-metal job pays for a shell and a few built-in tests; the tests count that.
+On bare-metal jobs they cost one shell with a few built-in tests; tests check this.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ exit 0
 
 
 def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
-    """Return ``prologue`` or ``prologue.parallel``; ``kind`` as :class:`TorqueNode` reads it."""
+    """Return ``prologue`` or ``prologue.parallel``; :class:`TorqueNode` parses ``kind``."""
     return _PROLOGUE.format(
         mark=f"Written by {MARK.decode()}",
         name=path.name,

@@ -1,4 +1,4 @@
-"""The node half of Torque. As root, in the hooks that :mod:`vtorque_pbs.torque.hooks` writes."""
+"""Torque adapter for root on a node, called by :mod:`vtorque_pbs.torque.hooks`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{
 
 
 class TorqueNode(PbsNode):
-    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.NodeAdapter` for Torque."""
 
     note = ("note", "-N")
     online = "-c"
@@ -46,9 +46,10 @@ class TorqueNode(PbsNode):
         self._began = time.monotonic()
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read a prologue's arguments; ask the server for the rest of a VM job.
+        """Parse a prologue's arguments, and query the server about a VM job.
 
-        Raises HostFault. The hook then lets the job start, and its job shell finds no proof.
+        Raises:
+            HostFault: The hook then lets the job start, and its job shell finds no proof.
         """
         kind, *rest = argv or ("",)
         try:
@@ -122,7 +123,6 @@ class TorqueNode(PbsNode):
         )
 
     def _places(self, known: Attributes, placed: list[Place]) -> list[Place]:
-        """Return which of a job's places have guests. Raises HostFault, Refused."""
         asked, feature = known.get("Resource_List.nodes", ""), self._settings.property
         if all(for_guests(asked.partition("#")[0].split("+"), feature)):
             return placed
@@ -139,10 +139,7 @@ class TorqueNode(PbsNode):
         return super().finish(job, outcome, reason, hook_waits=hook_waits)
 
     def _extend_walltime(self, job: BatchJob) -> None:
-        """Add the time since this hook began to the job's walltime.
-
-        Privileges: a manager of the server; others cannot extend a running job. Raises HostFault.
-        """
+        """Add the time since this hook began to the job's walltime, as a manager of the server."""
         now = self.ask(job.id) or {}  # the owner may have changed it since the prologue began
         asked = walltime_seconds(now.get("Resource_List.walltime", ""))
         if asked is not None:
@@ -150,19 +147,19 @@ class TorqueNode(PbsNode):
             self.commands.tell("qalter", "-l", f"walltime={text}", job.id)
 
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Return the hook's exit code for a requeue.
+        """Return the hook's exit status for a requeue.
 
-        If the hook has returned already, ask the server to requeue the job. Raises HostFault.
+        If the hook has already returned, ask the server to requeue the job.
         """
         if not hook_waits:
             self.commands.rerun(job.id, wait=REQUEUE_TIME)
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Give the node the property, or its opposite.
+        """Add the property to the node, or replace it with its opposite.
 
-        The last node that has it keeps it: pbs_sched deletes the queued jobs that no node at all
-        could run ("would never run"). What comes there waits, by the same fault.
+        The last node with the property keeps it, because pbs_sched deletes queued jobs that no node
+        could run ("would never run"). Jobs wait there until the fault is fixed.
         """
         words = self._settings.property, f"no{self._settings.property}"
         if healthy:
@@ -173,7 +170,7 @@ class TorqueNode(PbsNode):
                 self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
-        """Take the property away."""
+        """Remove the property."""
         feature = self._settings.property
         if self.is_marked(node):
             others = set(_properties(node)) - {feature, f"no{feature}"}
@@ -184,7 +181,7 @@ class TorqueNode(PbsNode):
         return self._settings.property in _properties(node)
 
     def on_node(self, job: Attributes, node: str) -> str:
-        """Name the node in ``nodes``, of which a job of one node has one part."""
+        """Name the node in ``nodes``, which has one part in a single-node job."""
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):
@@ -192,18 +189,17 @@ class TorqueNode(PbsNode):
         return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the four hooks, pbs_mom's time limit, the node's property, root's rights."""
+        """Return the steps for hooks, pbs_mom's alarm, the property and root's rights."""
         from vtorque_pbs.torque.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
 
     @property
     def _has_policies(self) -> bool:
-        """Whether the site says that its scheduler acts on them: pbs_sched does not."""
+        """True if the site's scheduler applies access policies; pbs_sched does not."""
         return self._settings.exclusive.startswith("naccesspolicy=")
 
     def _is_filled(self, node: str, given: Mapping[str, str], count: int) -> bool:
-        """Return whether the job has all processors of a node, so that no other comes to it."""
         if "shared" in given.get("nodes", "").partition("#")[2]:
             return False
         try:
@@ -213,10 +209,10 @@ class TorqueNode(PbsNode):
         return 0 < _number(shown.get(node, {}).get("np")) <= count
 
     def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
-        """Give the node one property and take another, which is never its last.
+        """Add one property to the node and then remove another, so that one always remains.
 
-        Torque 6.1.3 refuses every later change of a node that has lost its last property, with
-        "System error: Bad file descriptor", until pbs_server is started anew.
+        After a node loses its last property, Torque 6.1.3 refuses all changes to it with "System
+        error: Bad file descriptor" until pbs_server is restarted.
         """
         for sign, word in (("+=", new), ("-=", old)):
             if word and (word in _properties(node)) == (sign == "-="):
@@ -242,7 +238,6 @@ def _properties(node: Attributes) -> list[str]:
 
 
 def _cpuset(job_id: str) -> tuple[int, ...]:
-    """Return the job's CPUs where Torque was built with cpusets."""
     for place in _CPUSETS:
         path = Path(place.format(job_id))
         if "/" not in job_id and os.access(path, os.R_OK):

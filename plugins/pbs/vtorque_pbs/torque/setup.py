@@ -1,4 +1,4 @@
-"""What makes a Torque node call vTorque: for ``vtorque setup`` and ``vtorque doctor``. As root."""
+"""Setup steps and checks for a Torque node. Privileges: root."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OURS = b"# Written by " + MARK + b"; with the next line"
 def steps(
     node: PbsNode, site: Site, settings: Settings, place: Installation
 ) -> Sequence[SetupStep]:
-    """Return the steps in order: what makes jobs come here is the last."""
+    """Return the steps in order. The last one makes the node accept VM jobs."""
     priv = node.home / "mom_priv"
     journal, proof = site.paths.journal, site.paths.run / "proof"
     names = ("prologue", "prologue.parallel", "epilogue", "epilogue.parallel")
@@ -66,7 +66,7 @@ def _is_node(priv: Path) -> Check:
 
 
 def _trusted(path: Path) -> Check:
-    """Look at a script of the site's: chained, it would run as root whoever can change it."""
+    """Check that only root can change a chained site script, because it runs as root."""
     problem = ""
     for each in (path, path.with_name(path.name + KEPT)):
         with contextlib.suppress(FileNotFoundError):
@@ -77,7 +77,6 @@ def _trusted(path: Path) -> Check:
 
 
 def _prolog_alarm(priv: Path, seconds: int) -> Change:
-    """Return the step that makes ``$prologalarm`` long enough for a release."""
     config = priv / "config"
 
     def done() -> bool:
@@ -102,7 +101,6 @@ def _prolog_alarm(priv: Path, seconds: int) -> Change:
 
 
 def _with_ours(text: bytes, seconds: int) -> bytes:
-    """Return the config with other lines of that name as comments, and ours at the end."""
     text = _ALARM.sub(lambda match: _OFF + match[0], text)
     end = b"\n"
     if text and not text.endswith(b"\n"):
@@ -111,7 +109,7 @@ def _with_ours(text: bytes, seconds: int) -> bytes:
 
 
 def _without_ours(text: bytes) -> bytes:
-    """Return the config as it was before ours: byte for byte."""
+    """Undo :func:`_with_ours` byte for byte."""
     found = re.search(
         rb"^" + re.escape(_OURS) + rb"( and its newline before)?\n\$prologalarm [0-9]+\n",
         text,
@@ -126,7 +124,6 @@ def _without_ours(text: bytes) -> bytes:
 
 
 def _reread(priv: Path) -> None:
-    """Let a running pbs_mom read its config again: SIGHUP (pbs_mom(8B))."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((priv / "mom.lock").read_text())
         if Path("/proc", str(pid), "comm").read_text().strip() == "pbs_mom":
