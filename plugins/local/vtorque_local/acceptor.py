@@ -1,10 +1,10 @@
-"""Accepts the service's clients and gives each to a process that has become its user.
+"""Accept the service's clients and start a process with the user's uid for each.
 
-``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root:
-single-threaded, with nothing in its memory that is secret. It reads nothing that a client sends and
-closes no connection that nobody else has: a client may have sent descriptors along, and to close
-one of a FUSE file system or a socket with SO_LINGER takes as long as its owner likes. The client's
-process (:mod:`vtorque_local.client`) does both. It ends with the service, and they with it.
+``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root. It is
+single-threaded and has no secrets in memory. It reads nothing from clients, and closes only
+connections that another process also has: a close blocks as long as the client likes if the client
+has sent descriptors of a FUSE file system or a socket with SO_LINGER. The client's process
+(:mod:`vtorque_local.client`) reads and closes instead.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Child:
-    """A client's process. ``reading``: a pipe that it closes when it has read its request, or -1.
+    """A client's process.
 
-    ``until``: when it is killed, or if it has been, when it counts as stuck (monotonic seconds).
+    Attributes:
+        reading: Pipe that the process closes after reading its request, or -1.
+        until: Monotonic time at which it is killed or, once killed, counts as stuck.
     """
 
     pid: int
@@ -59,7 +61,7 @@ class Child:
 
 
 class Acceptor:
-    """The processes of all clients, by pidfd; refused connections by user."""
+    """All client processes by pidfd, and refused connections by user."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
@@ -74,7 +76,7 @@ class Acceptor:
             self._poll.register(each, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the service has gone and no client's process is left that can be ended."""
+        """Serve until the service has ended and all killable client processes have ended."""
         while self._listening or any(child.until for child in self._children.values()):
             self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
@@ -94,7 +96,6 @@ class Acceptor:
         return self._listening and descriptor == self._listener.fileno()
 
     def _leave(self) -> None:
-        """Accept no more; each client's process ends by itself, since the service is gone."""
         self._listening = False
         for each in (self._channel, self._listener):
             self._poll.unregister(each)
@@ -111,7 +112,7 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Take all that wait: whoever comes next must not stand behind one user's many."""
+        """Accept all pending connections, so that one user's many do not delay others."""
         with contextlib.suppress(OSError):  # no more, or it has gone
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()
@@ -123,7 +124,6 @@ class Acceptor:
                     self._waiting.setdefault(uid, []).append(connection)
 
     def _start_next(self) -> None:
-        """Start the process of one connection; users take turns."""
         if not self._waiting:
             return
         uid = next(iter(self._waiting))
@@ -163,7 +163,7 @@ class Acceptor:
             self._empty(uid)
 
     def _empty(self, uid: int) -> None:
-        """Have a process of the user's close the connections that were refused."""
+        """Let a process of the user close the refused connections."""
         tray = self._trays.pop(uid)
         try:
             self._fork(uid, tray, ())
@@ -187,10 +187,11 @@ class Acceptor:
                 os.close(descriptor)
 
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
-        """Start a process of the user's that has the connections, which are closed here; its pid.
+        """Start a process of the user with the connections, close them here, and return its pid.
 
-        ``its``: what else it has. Nothing is closed here before it has closed all that is not its
-        own, and nothing there before: who closes last may wait, and each does so for itself.
+        ``its`` are further descriptors for it. The parent closes nothing before the child has
+        closed all other descriptors, and the child nothing before the parent. The last close may
+        block, so each side only blocks for itself.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
@@ -217,7 +218,6 @@ class Acceptor:
         return pid
 
     def _settled(self, reading: int) -> None:
-        """It has read its request, and may wait for its job from now on."""
         for child in self._children.values():
             if child.reading == reading:
                 child.until, child.reading = 0.0, -1
@@ -247,7 +247,6 @@ class Acceptor:
 
 
 def _pipes(count: int) -> list[int]:
-    """Return the ends of so many pipes, reading before writing; all or none. Raises OSError."""
     ends: list[int] = []
     try:
         for _ in range(count):
@@ -262,7 +261,6 @@ def _pipes(count: int) -> list[int]:
 def _be_the_users(
     uid: int, connections: list[socket.socket], its: tuple[int, ...], pipes: tuple[int, int, int]
 ) -> NoReturn:
-    """Be the process of a client: become its user, serve it, leave."""
     try:
         read, say_ready, go = pipes
         _close_all_but({read, say_ready, go, *its, *(each.fileno() for each in connections)})
@@ -291,7 +289,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _become(uid: int) -> client.Limits:
-    """Become the user, with soft limits; return those before, which a job gets back."""
+    """Switch to the user and set soft limits; return the previous limits for the job."""
     if os.geteuid() == 0:
         account = pwd.getpwuid(uid)
         os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
@@ -310,7 +308,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 def main() -> None:
-    """Be the acceptor of the service that has started this."""
+    """Run the acceptor."""
     listener, channel = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

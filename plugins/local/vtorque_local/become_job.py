@@ -1,10 +1,9 @@
-"""The first program in a job's process: opens the output files and becomes the job.
+"""First program in a job's process: opens the output files and executes the job.
 
-``python -I -S become_job.py ORDER REST``, as the user; both are descriptors: what root says of the
-job (:meth:`vtorque_local.job.Job.order`) and what the user's client has left of it
-(:mod:`vtorque_local.client`). What goes wrong is one line on stderr and exit code 1. It does
-nothing if the process that started it has ended: nobody would end the job. Every job waits for its
-imports.
+``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
+(:meth:`vtorque_local.job.Job.order`) and the client's (:mod:`vtorque_local.client`). An error is
+one line on stderr and exit status 1. If the parent has ended, the program exits, because nobody
+would end the job. Imports delay every job.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 
 
 def command(order: int, rest: int) -> list[str]:
-    """Return the command that becomes the job, or notes why it ended."""
+    """Return the command that executes the job, or appends a note to its output."""
     return [sys.executable, "-I", "-S", __file__, str(order), str(rest)]
 
 
@@ -29,14 +28,15 @@ def start(
     line: str,
     outputs: Sequence[tuple[str, str]],
 ) -> None:
-    """Become the job in this process. Raises OSError, ValueError (what exec cannot take).
+    """Execute the job in this process.
 
     Args:
-        environ: its environment, all of it.
-        wrapper: what runs it; none: it is on bare metal, and the user's shell does.
-        directory: where it is to run, empty: at home. In a guest it may be missing here.
-        line: what Torque's pbs_mom has on standard input; empty: that is a terminal.
-        outputs: stdout and stderr, see :func:`open_output`; none: leave them.
+        environ: The complete environment.
+        wrapper: The job shell; empty on bare metal, where the user's shell runs the job.
+        directory: Working directory; empty for the home directory. In a guest, it may be missing
+            here.
+        line: Standard input, as from Torque's pbs_mom; empty for a terminal.
+        outputs: Arguments of :func:`open_output` for stdout and stderr; empty to keep both.
     """
     argv, name = wrapper, ""
     if not argv:  # "-bash" is a login shell, login(1)
@@ -58,7 +58,6 @@ def start(
 
 
 def _give_line(line: str) -> None:
-    """Have it on standard input, as Torque's pbs_mom does."""
     given, give = os.pipe()
     os.write(give, os.fsencode(line))
     os.close(give)
@@ -66,9 +65,9 @@ def _give_line(line: str) -> None:
 
 
 def open_output(path: str, name: str, flags: int = 0) -> int:
-    """Open an output file to append; a directory gets the file ``name``. Raises OSError.
+    """Open an output file for appending. In a directory, the file is ``name``.
 
-    Never waits: a FIFO needs a reader by now.
+    Never blocks: a FIFO without a reader raises OSError.
     """
     if os.path.isdir(path):  # noqa: PTH112 (the user's text, kept as it is)
         path = os.path.join(path, name)  # noqa: PTH118
@@ -79,12 +78,12 @@ def open_output(path: str, name: str, flags: int = 0) -> int:
 
 
 def note(path: str, name: str, text: str) -> None:
-    """Append a line to an output file. Raises OSError."""
+    """Append a line to an output file."""
     os.write(open_output(path, name), text.encode("utf-8", "replace"))
 
 
 def main(argv: Sequence[str]) -> None:
-    """Start the job, or note ``text`` at its end."""
+    """Execute the job, or append ``text`` to its output."""
     files = [int(number) for number in argv]
     # The offset is shared with others that read it.
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)

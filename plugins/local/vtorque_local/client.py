@@ -1,16 +1,20 @@
-"""One client of the service, in a process that has become its user.
+"""Serve one client of the service, in a process with the client's uid.
 
-All that the client sends is read, parsed and held here; the service gets what
-:class:`vtorque_local.order.Submission` has, and two files that it does not look into: the script
-and what :mod:`vtorque_local.become_job` needs. A terminal stays here: an interactive job is this
-process's child.
+This process reads, parses and stores everything from the client. The service gets only a
+:class:`vtorque_local.order.Submission` and two files that it does not parse: the script and the
+input of :mod:`vtorque_local.become_job`. An interactive job is a child of this process, which
+holds the terminal.
 
-``<paths.run>/local.sock`` (mode 0666; 0600 of a user's own) takes one request for each connection:
-a JSON object in one line of at most 8 MiB. ``op`` is ``submit``, ``list``, ``cancel`` or ``stop``;
-the kernel tells who asks (SO_PEERCRED, unix(7)). The answer is one line; ``error`` is for the user.
-After ``submit`` a second line comes when the job has ended: ``code`` and ``reason``. ``-I`` passes
-the terminal's three descriptors with the first byte (SCM_RIGHTS). After the answer, each byte from
-its client says that the terminal has a new size. When its connection closes the job is cancelled.
+Protocol of ``<paths.run>/local.sock`` (mode 0666; 0600 for a personal service):
+
+- Each connection carries one request: a JSON object in one line of at most 8 MiB. ``op`` is
+  ``submit``, ``list``, ``cancel`` or ``stop``. The kernel identifies the caller (SO_PEERCRED,
+  unix(7)).
+- The answer is one line; ``error`` is a message for the user. After ``submit``, a second line with
+  ``code`` and ``reason`` follows when the job ends.
+- For ``-I``, the first byte carries the terminal's three descriptors (SCM_RIGHTS). After the
+  answer, each byte from the client reports a new terminal size. If the client closes the
+  connection, the job is canceled.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ Limits = Mapping[int, tuple[int, int]]
 
 
 class Service(NamedTuple):
-    """The way to the service: pipes to and from it, files for the script and for the rest."""
+    """Channel to the service: two pipes, and files for the script and for the rest."""
 
     ask: int
     hear: int
@@ -50,13 +54,13 @@ class Service(NamedTuple):
 
 
 def serve(connection: socket.socket, service: Service, reading: int, limits: Limits) -> None:
-    """Answer the client and, if it has submitted a job, wait for that as long as it does.
+    """Answer the client. After a submission, wait for the job as long as the client does.
 
     Args:
-        connection: the client's.
-        service: the way to it.
-        reading: a pipe that is closed when the client has its answer.
-        limits: setrlimit(2) for a job.
+        connection: Connection to the client.
+        service: Channel to the service.
+        reading: Pipe to close once the client has its answer.
+        limits: Limits of a job for setrlimit(2).
     """
     terminal: list[int] = []
     with (
@@ -83,7 +87,6 @@ def serve(connection: socket.socket, service: Service, reading: int, limits: Lim
 
 
 def _request(connection: socket.socket, terminal: list[int], service: Service) -> tuple[str, ...]:
-    """Read a client's request; return what the service has to be asked."""
     first, terminal[:], *_ = socket.recv_fds(connection, 1, 3, socket.MSG_CMSG_CLOEXEC)
     with connection.makefile("rb") as lines:
         message = json.loads(first + lines.readline(MAX_MESSAGE))
@@ -95,10 +98,7 @@ def _request(connection: socket.socket, terminal: list[int], service: Service) -
 
 
 def submission(message: dict[str, Any], terminal: Sequence[int], service: Service) -> Submission:
-    """Return what root has to know of a job; leave the rest of it in the service's two files.
-
-    Raises UsageError, and others for what no vsub sends.
-    """
+    """Return what root must know about a job; write the rest to the service's two files."""
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}
@@ -126,7 +126,7 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
 
 
 class _Follow:
-    """Wait for the job; run it if it is interactive. What comes: see ``entry.Client``."""
+    """Wait for the job, and run it if interactive. For the messages, see ``entry.Client``."""
 
     def __init__(
         self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int
@@ -141,7 +141,7 @@ class _Follow:
         self._settings = termios.tcgetattr(terminal[0]) if terminal else []
 
     def run(self) -> None:
-        """Return when the client has gone, or has been told how the job has ended."""
+        """Return when the client has disconnected or knows the job's result."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if self._told.fileno() in ready and not self._listen():
@@ -153,9 +153,9 @@ class _Follow:
                 return
 
     def _resize(self) -> bool:
-        """Tell the job that its window has another size; return False if the client has gone.
+        """Notify the job of a new window size; return False if the client has disconnected.
 
-        The kernel tells only the client (SIGWINCH), whose session has the terminal.
+        The kernel notifies (SIGWINCH) only the client, whose session owns the terminal.
         """
         with contextlib.suppress(OSError):
             if self._connection.recv(64, socket.MSG_DONTWAIT):
@@ -165,10 +165,10 @@ class _Follow:
         return False
 
     def _end_without_client(self) -> None:
-        """Kill an interactive job, and restore the terminal if its job shell cannot any more.
+        """Kill an interactive job, and restore the terminal if still as the job shell left it.
 
-        The job shell leaves it without echo, or raw. Other settings are by now another program's:
-        a shell's line editor does its own output processing, but reads single characters.
+        The job shell leaves the terminal without echo, or raw. Other settings come from another
+        program: a shell's line editor disables canonical input but not output processing.
         """
         if not self._process:
             return
@@ -181,7 +181,6 @@ class _Follow:
                 termios.tcsetattr(self._terminal[0], termios.TCSANOW, self._settings)
 
     def _listen(self) -> bool:
-        """Do all that the service says; return whether there is more to come."""
         data = self._told.read(4096)
         *lines, self._heard = (self._heard + data).split(b"\n")
         return bool(data) and all(self._obey(line + b"\n") for line in lines)

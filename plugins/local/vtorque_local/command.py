@@ -1,4 +1,4 @@
-"""``vtorque local``: run and stop the service. As root."""
+"""``vtorque local``: run and stop the service. Privileges: root, or a personal site's owner."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ def stop(config: Path | None) -> None:
 
 
 def _detach(log: Path) -> None:
-    """Go on as a daemon (daemon(7)); the lock and the open socket go along."""
     # What was open when we were started is inheritable, what Python opens is not (PEP 446). Kept,
     # it would hold a caller's flock(2) or pipe for as long as the service lives.
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers

@@ -1,4 +1,4 @@
-"""A job in the queue, and its client's process as the service sees it."""
+"""Queued jobs and client processes, from the service's point of view."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
 
 
 class Client:
-    """A client's process, as the service sees it.
+    """A client's process.
 
-    The service sends ``id`` or ``error``; for its job ``start`` and ``terminate``, and finally
-    ``code`` and ``reason``. The client sends records (:mod:`vtorque_local.order`): ``submit``,
-    ``list``, ``cancel``, ``stop``, and ``ended`` after its interactive job.
+    The service sends ``id`` or ``error``, then ``start`` and ``terminate`` for an interactive job,
+    and finally ``code`` and ``reason``. The client sends records (:mod:`vtorque_local.order`).
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
@@ -50,7 +49,10 @@ class Client:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return descriptors of script and rest, and their sizes. Raises UsageError."""
+        """Return descriptors of script and rest, and their total size.
+
+        Raise UsageError if too large.
+        """
         script, rest = self._files
         size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
         return script, rest, size
@@ -62,7 +64,7 @@ class Client:
                 os.close(self._files.pop())
 
     def tell_end(self, entry: Entry, code: int, reason: str) -> None:
-        """Report the end of a job; for an array the last end with the greatest exit status."""
+        """Report a job's end. For an array, report the greatest exit status after the last task."""
         self.entries.remove(entry)
         self.results.append((code, reason))
         if not self.entries:
@@ -70,18 +72,18 @@ class Client:
             self.tell({"code": code, "reason": reason})
 
     def terminal(self) -> Terminal | None:
-        """Return that of its interactive job, while this runs."""
+        """Return the terminal of the client's interactive job while it runs."""
         return self.entries[0].terminal if self.entries else None
 
     def lives(self) -> bool:
-        """Return whether ``pid`` is still its number. Any thread may."""
+        """Return whether ``pid`` still identifies the client's process. Thread-safe."""
         with self._lock:
             ended = select.poll()
             ended.register(self._handle, select.POLLIN)
             return self._open and not ended.poll(0)
 
     def close(self) -> None:
-        """Let it go: it ends when it has told its client what it knows."""
+        """Close all descriptors. The process ends after informing its client."""
         with self._lock:
             self._open = False
             for descriptor in (self.asked, self._tell, self._handle):
@@ -90,7 +92,7 @@ class Client:
 
 
 class Terminal(mom.Leader):
-    """The leader of an interactive job: a child of its client's process."""
+    """Leader of an interactive job: a child of the client's process."""
 
     def __init__(self, client: Client) -> None:
         self._client, self.session = client, client.pid
@@ -102,7 +104,7 @@ class Terminal(mom.Leader):
         return self._ended
 
     def tell_end(self, code: int | None) -> None:
-        """Have it ended; None: its client has gone. The first end counts."""
+        """Record the first end: an exit code, or None if the client disconnected."""
         with self._lock:
             if self._ended >= 0 and not self._told:
                 self._told = True
@@ -116,19 +118,22 @@ class Terminal(mom.Leader):
             self._ended = -1
 
     def result(self) -> tuple[int, str]:
-        """Return what the client's process has said."""
+        """Return the exit code from the client's process."""
         return self._code, ""
 
     def terminate(self) -> None:
-        """Have the client's process send SIGTERM."""
+        """Ask the client's process to send SIGTERM."""
         self._client.tell({"terminate": True})
 
     def kill(self) -> None:
-        """Leave it to who finds its processes: the client's process is the user's."""
+        """Do nothing: the client's process is untrusted.
+
+        The cgroup or cookie identifies what to kill.
+        """
 
 
 class Entry(mom.Task):
-    """A job, queued or at work; ``number`` is its place in the queue, see :func:`number_of`."""
+    """A queued or running job; ``number`` orders the queue, see :func:`number_of`."""
 
     def __init__(self, client: Client | None, *args: Any) -> None:
         super().__init__(*args)
@@ -137,7 +142,7 @@ class Entry(mom.Task):
         self.terminal: Terminal | None = None
 
     def work(self) -> bool:
-        """As of the task; what an interactive job's leader has open goes with it."""
+        """Work on the job, then close the terminal of an interactive one."""
         try:
             return super().work()
         finally:
@@ -146,15 +151,15 @@ class Entry(mom.Task):
                 self.terminal = None
 
     def save(self) -> None:
-        """Put the job on disk. Raises HostFault."""
+        """Write the job to disk."""
         replace_file(self.directory / "job", self.job.encode())
 
     def spared(self) -> int:
-        """Return the client's process: it has to tell the client how the job has ended."""
+        """Return the client's process, which must report the job's end to the client."""
         return self.client.pid if self.client and self.terminal and self.client.lives() else 0
 
     def start(self) -> mom.Leader:
-        """Start the user's part, of an interactive job in its client's process."""
+        """Start the user's part, for an interactive job in the client's process."""
         if not self.client or not self.job.interactive:
             return super().start()
         self.terminal = Terminal(self.client)
@@ -171,12 +176,12 @@ class Entry(mom.Task):
 
 
 def number_of(directory: Path) -> tuple[int, ...]:
-    """Return the number, and the array's task, that a job's directory is named by, or nothing."""
+    """Return the job number and array task from a directory's name, or an empty tuple."""
     number, dash, task = directory.name.partition("-")
     words = (number, task) if dash else (number,)
     return tuple(map(int, words)) if all(map(str.isdecimal, words)) else ()
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of the spool in one step. Raises HostFault."""
+    """Write a file of the spool atomically."""
     File(str(path), replace=True, content=content).create()

@@ -1,4 +1,4 @@
-"""A job of the service: root's record of it, and its files in the spool."""
+"""A job of the service: root's record and the files in the spool."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 @dataclass
 class Job:
-    """One job as JSON. ``state``: Q queued, P prologue, R running, E epilogue.
+    """One job, stored as JSON.
 
     Attributes:
-        uid: the job's owner.
-        hook: the prologue's arguments.
-        environ: variables that the owner cannot change.
-        interactive: the job has a terminal and no output files.
-        in_guest: the wrapper runs it; False: the owner's shell, on bare metal.
-        walltime: seconds; 0: no limit.
-        size: bytes of its script and environment.
-        status: Torque's exit_status; None: not known yet. ``reason`` is for the owner.
-        session, started: session leader and Unix time of the start.
-        at_once: limit of concurrent tasks of its array; 0: none.
-        cgroup: directory of its cgroup; empty: none.
+        hook: Arguments of the prologue.
+        environ: Variables that the owner cannot change.
+        interactive: True if the job has a terminal and no output files.
+        in_guest: True if the wrapper runs the job; False on bare metal, in the owner's shell.
+        walltime: Seconds; 0 means unlimited.
+        size: Bytes of script and environment.
+        at_once: Limit of concurrent tasks of its array; 0 means none.
+        state: Q (queued), P (prologue), R (running) or E (epilogue).
+        status: Torque's exit_status, or None if unknown.
+        reason: Why the job ended or waits, for the owner.
+        started: Unix time.
+        cgroup: Directory of the cgroup, or "".
     """
 
     uid: int
@@ -68,7 +69,7 @@ class Job:
 
     @property
     def array(self) -> str:
-        """Id of its array, ``22[].host``; the job's own id if it is not an array task."""
+        """Id of the job's array, ``22[].host``, or the job's own id."""
         return array_of(self.id)
 
     @property
@@ -82,11 +83,11 @@ class Job:
 
     @classmethod
     def decode(cls, data: bytes) -> Job:
-        """Parse the JSON of :meth:`encode`."""
+        """Parse the JSON from :meth:`encode`."""
         return cls(**json.loads(data))
 
     def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
-        """Return the request for :mod:`vtorque_local.become_job`; with ``text`` a note to write."""
+        """Return root's data for :mod:`vtorque_local.become_job`; ``text`` is a note to append."""
         return {
             "starter": os.getpid(),
             "environ": self.environ,
@@ -99,18 +100,10 @@ class Job:
 
 
 def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path, size: int) -> Job:
-    """Return the job that qsub and pbs_mom would create for a submission.
+    """Create the job that Torque's qsub and pbs_mom would create.
 
-    Args:
-        job_id: ``number.host``; of an array task ``number[task].host``.
-        want: the submission.
-        uid: the job's owner.
-        host: name of this host.
-        directory: the job's directory in the spool.
-        size: bytes of its script and environment.
-
-    Raises:
-        KeyError: there is no such user.
+    ``job_id`` is ``number.host``, or ``number[task].host`` for an array task. ``directory`` is the
+    job's in the spool. ``size`` counts the bytes of script and environment.
     """
     account = pwd.getpwuid(uid)
     group = grp.getgrgid(account.pw_gid).gr_name
@@ -132,7 +125,7 @@ def array_of(job_id: str) -> str:
 
 
 def is_meant(wanted: str, job_id: str) -> bool:
-    """Return True if ``wanted`` names the job or its array."""
+    """Return whether ``wanted`` names the job or its array."""
     ids = (job_id, array_of(job_id))
     return wanted in (*ids, *(each.partition(".")[0] for each in ids))
 
@@ -140,7 +133,6 @@ def is_meant(wanted: str, job_id: str) -> bool:
 def _environ(
     hook: pbs.PrologueArgs, want: Submission, account: pwd.struct_passwd, host: str, at: Path
 ) -> dict[str, str]:
-    """Return the variables that pbs_mom sets for the first task of a job on one node."""
     kind = "INTERACTIVE" if want.interactive else "BATCH"
     task = pbs.sequence(hook.job_id).partition("-")[2]
     found = own_variables() | {
@@ -169,9 +161,10 @@ def _environ(
 
 
 def sealed_size(descriptor: int, most: int) -> int:
-    """Seal a memfd against changes, and return its size.
+    """Seal a memfd against changes and return its size.
 
-    Raises UsageError if it is larger than ``most`` or cannot be sealed.
+    Raises:
+        UsageError: It is larger than ``most`` or cannot be sealed.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -186,7 +179,7 @@ def sealed_size(descriptor: int, most: int) -> int:
 def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn: int) -> None:
     """Create the job's directory: script, input of its first program, node file.
 
-    Root owns all files, so that the job's owner can read but not enlarge them. Raises HostFault.
+    Root owns all files, so the job's owner can read but not enlarge them.
     """
     Tree(str(directory)).create()
     content = _content(script)
@@ -196,7 +189,7 @@ def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn:
 
 
 def keep_end(job: Job, paths: Paths, host: str) -> None:
-    """Record why a job in guests ended, in its facts and its log. Best effort, as root.
+    """Record why a job in guests ended, in its facts and log. Errors are ignored.
 
     A job that was canceled in the queue has no other record.
     """

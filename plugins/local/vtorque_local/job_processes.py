@@ -1,8 +1,8 @@
-"""Ends what a job has left on the machine: the processes of its cgroup.
+"""Kill the processes that a job has left on the machine: those in its cgroup.
 
-Where no cgroup can be made: those of its user that have its ``PBS_JOBCOOKIE``, found and ended by a
-process that is the user too. Root reads nothing of them: what is in ``/proc/PID`` of a process
-whose memory waits for a FUSE file system is never answered.
+Without a cgroup: the user's processes with the job's ``PBS_JOBCOOKIE``, found and killed by a
+process of the same user. Root never reads their ``/proc/PID``, because that can block forever if
+their memory belongs to a FUSE file system.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ _POLL = 0.02  # seconds; cgroup v1 tells nobody that one is empty
 
 
 def make_cgroup(name: str, pids: int) -> str:
-    """Make a cgroup below this process's own; return its directory, empty where none can be made.
+    """Create a cgroup below this process's own; return its directory, or "" if impossible.
 
-    Of version 2 if there is one (cgroups(7)), else below the controllers ``pids`` or ``systemd``;
-    of these the first that can limit the number of processes, if any can.
-
-    Args:
-        name: no other cgroup's.
-        pids: the limit of processes and threads; 0: none.
+    It uses cgroups version 2 if mounted (cgroups(7)), otherwise the controller ``pids`` or
+    ``systemd``. It prefers one that can limit the number of processes and threads to ``pids`` (0
+    means no limit). ``name`` must be unique.
     """
     without = ""
     for top in _own_cgroups():
@@ -53,7 +50,6 @@ def make_cgroup(name: str, pids: int) -> str:
 
 
 def _is_limited(path: Path, pids: int) -> bool:
-    """Limit the processes of a new cgroup; return whether that can be done."""
     with contextlib.suppress(OSError):  # version 2, whose parent has to pass the controller on
         control = path.parent / "cgroup.subtree_control"
         if control.exists():
@@ -93,27 +89,27 @@ def _is(kind: str, system: str, options: Sequence[str]) -> bool:
 
 
 def joining(cgroup: str) -> list[str]:
-    """Return the command that runs another one in the cgroup. As root."""
+    """Return a command prefix that runs another command in the cgroup. Privileges: root."""
     return ["/bin/sh", "-c", _JOIN, "sh", f"{cgroup}/cgroup.procs"] if cgroup else []
 
 
 def join(cgroup: str, pid: int) -> None:
-    """Have a process in the cgroup, and what it starts from now on. Raises OSError."""
+    """Move a process, and its future children, to the cgroup. Raise OSError if impossible."""
     Path(cgroup, "cgroup.procs").write_text(str(pid))
 
 
 def members(cgroup: str) -> set[int]:
-    """Return the processes in the cgroup; none if it has gone."""
+    """Return the processes in the cgroup; none if it is gone."""
     with contextlib.suppress(OSError):
         return {int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split()}
     return set()
 
 
 def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
-    """Wait ``grace`` seconds for the processes in the cgroup, then SIGKILL them; remove it.
+    """Wait ``grace`` seconds for the cgroup's processes, kill the rest, and remove the cgroup.
 
-    Returns whether all have ended within KILL_TIME. ``spared``: one that is left alone, and goes
-    back to where it came from.
+    The process ``spared`` is moved to the parent cgroup instead. Returns whether all ended within
+    KILL_TIME after SIGKILL.
     """
     kill_at = time.monotonic() + grace
     while left := members(cgroup) - {spared}:
@@ -144,7 +140,10 @@ def _kill(pids: set[int], cgroup: str) -> None:
 
 
 def ending_marked(cookie: str, grace: float) -> list[str]:
-    """Return the command that does as :func:`end_members` for marked processes. As their user."""
+    """Return a command that does the same as :func:`end_members` for processes with the cookie.
+
+    Privileges: the processes' user.
+    """
     return [sys.executable, "-I", "-S", __file__, cookie, str(grace)]
 
 

@@ -1,10 +1,9 @@
-"""What pbs_mom does: prologue, the user's part and epilogue of a job, by Torque's conventions.
+"""Run a job like pbs_mom: prologue, the user's part and epilogue, by Torque's conventions.
 
-For a batch system that has no pbs_mom of its own. Runs as root; as another user it runs
-that user's jobs. The kernel kills hooks and job when the thread that runs them ends with its
-process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)), and they do not begin if it has ended before;
-the next one then has to call :meth:`Task.tear_down`. Nothing here waits for a process of the user's
-without an end: one that even SIGKILL does not end is left behind, and counted.
+Runs as root, or as a user for that user's jobs. The kernel kills hooks and job when their thread
+ends with its process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next process must then call
+:meth:`Task.tear_down`. All waits for user processes have a limit: a process that survives SIGKILL
+is abandoned, and counted.
 """
 
 from __future__ import annotations
@@ -44,10 +43,12 @@ MAX_WORD = 300  # characters of one line there
 
 @dataclass(frozen=True)
 class Programs:
-    """What is run: the hooks as root, the wrapper (the job shell) as the user; times in seconds.
+    """Programs of a job: hooks run as root, the wrapper (job shell) as the user.
 
-    ``kill_after``: from TERM to KILL of a job, longer than the wrapper's own grace. ``pids``: the
-    limit of a job's processes and threads on the node; 0: none.
+    Attributes:
+        kill_after: Seconds from SIGTERM to SIGKILL, longer than the wrapper's own grace.
+        hook_timeout: Seconds.
+        pids: Limit of a job's processes and threads on the node; 0 means none.
     """
 
     prologue: Sequence[str]
@@ -59,35 +60,32 @@ class Programs:
 
 
 class Leader(abc.ABC):
-    """The first process of the user's part of a job; ``session``: its number, or its parent's."""
+    """First process of a job's user part; ``session`` is its pid or its parent's."""
 
     session: int
 
     @abc.abstractmethod
     def fileno(self) -> int:
-        """Return what poll(2) shows as readable when it has ended."""
+        """Return a descriptor that becomes readable when the process ends."""
 
     @abc.abstractmethod
     def result(self) -> tuple[int, str]:
-        """Return exit code, or minus the signal, and what was wrong with the start. Once."""
+        """Return the exit code (or minus the signal) and the start error. Call once."""
 
     @abc.abstractmethod
     def terminate(self) -> None:
-        """Send SIGTERM to it and to what it has started."""
+        """Send SIGTERM to the process and its children."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """Send SIGKILL to it and to what it has started, as far as that is known."""
+        """Send SIGKILL to the process and its known children."""
 
 
 class Task(abc.ABC):
-    """The work on one job; its state changes as the work goes on.
+    """The execution of one job, which updates the job's state.
 
-    Args:
-        job: the job.
-        programs: what is run.
-        directory: the job's files, see :func:`vtorque_local.job.put_files`.
-        stuck: what was left behind of each user's, by uid.
+    ``directory`` has the files of :func:`vtorque_local.job.put_files`. ``stuck`` are abandoned
+    processes by uid.
     """
 
     def __init__(
@@ -100,17 +98,17 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def save(self) -> None:
-        """Have the job on disk: called before a process of its new state starts.
+        """Write the job to disk. Called before a process of the new state starts.
 
-        May raise OSError and VtorqueError; then the job is not started.
+        If this raises OSError or VtorqueError, the job is not started.
         """
 
     def spared(self) -> int:
-        """Return the process in the job's cgroup that is not the job's; 0: there is none."""
+        """Return a process in the job's cgroup that does not belong to the job, or 0."""
         return 0
 
     def work(self) -> bool:
-        """Run the job to its end, or tear down one that was lost; False: it waits for others."""
+        """Run a queued job or tear down a lost one; return False if it must wait for others."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             return self.run() if self.job.state == "Q" else self.tear_down()
@@ -120,7 +118,7 @@ class Task(abc.ABC):
                 self._wake = -1
 
     def run(self) -> bool:
-        """Run the job to its end; return False if it has to wait for others. Blocks."""
+        """Run the job to its end; return False if it must wait for others. Blocks."""
         try:
             if self._enter("P"):
                 self.job.started = time.time()
@@ -133,7 +131,7 @@ class Task(abc.ABC):
         return self.tear_down()
 
     def tear_down(self) -> bool:
-        """Run the epilogue and say why the job ended; all there is to do for a lost job. Blocks."""
+        """Run the epilogue and report why the job ended. A lost job needs only this. Blocks."""
         job = self.job
         if job.status is None:
             job.status, job.reason = pbs.STATUS_LOST, LOST
@@ -150,7 +148,10 @@ class Task(abc.ABC):
         return True
 
     def end(self, status: int, reason: str) -> None:
-        """End the job, with TERM and then KILL; of a prologue only the job after it, as Torque."""
+        """End the job with SIGTERM and then SIGKILL.
+
+        As in Torque, a running prologue finishes first.
+        """
         with self._lock:
             if self.job.status is None:
                 self.job.status, self.job.reason = status, reason
@@ -170,7 +171,6 @@ class Task(abc.ABC):
             return self.job.status is None
 
     def _wait(self) -> bool:
-        """Go back into the queue, unless somebody has ended the job meanwhile."""
         with self._lock:
             if self.job.status is None:
                 self.job.state, self.job.started = "Q", 0.0
@@ -178,7 +178,7 @@ class Task(abc.ABC):
             return self.job.status is None
 
     def _run_prologue(self) -> bool:
-        """Return whether the job has to wait for what others have; ``reason`` says for what."""
+        """Run the prologue; return whether the job must wait for others (cause in ``reason``)."""
         code, lines = self._hook([*self._programs.prologue, *self.job.hook])
         waits = code == WAITS and self.job.in_guest
         with self._lock:
@@ -194,7 +194,7 @@ class Task(abc.ABC):
         return False
 
     def start(self) -> Leader:
-        """Start the user's part. Raises OSError, LookupError (no such user)."""
+        """Start the user's part. Raise OSError, or LookupError for an unknown user."""
         return Process.of(self.job, self.directory, self._programs.wrapper)
 
     def _run_job(self) -> None:
@@ -211,7 +211,7 @@ class Task(abc.ABC):
                 self.job.status, self.job.reason = pbs.status_of(code), words
 
     def _watch(self, leader: Leader) -> bool:
-        """Wait for the leader's end, and what its end leaves; return whether there was one."""
+        """Wait for the leader and its processes; return False if the leader cannot be killed."""
         poll = select.poll()
         for each in (leader.fileno(), self._wake):
             poll.register(each, select.POLLIN)
@@ -234,7 +234,6 @@ class Task(abc.ABC):
         return _ready(poll, leader.fileno(), time.monotonic() + STUCK_TIME)
 
     def _end_processes(self, grace: float) -> None:
-        """Give what the job has left these seconds, then kill it."""
         job = self.job
         if job.cgroup:
             ended = job_processes.end_members(job.cgroup, grace, self.spared())
@@ -253,10 +252,7 @@ class Task(abc.ABC):
             self._as_user([*GUARD, *become_job.command(order, rest)], NOTE_TIME, (order, rest))
 
     def _as_user(self, argv: Sequence[str], seconds: float, fds: Sequence[int] = ()) -> bool:
-        """Run a program as the job's user; return whether it has ended by itself.
-
-        It is killed when its time is up, and left behind if it does not end then.
-        """
+        """Run a program as the job's user; return whether it ended within the time."""
         with contextlib.suppress(OSError, LookupError):
             # Not the job's environment: who looks for its cookie would find itself.
             process = Process([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
@@ -269,7 +265,6 @@ class Task(abc.ABC):
         return False
 
     def _hook(self, argv: Sequence[str]) -> tuple[int, list[str]]:
-        """Run a hook to its end; return its exit code, or minus its signal, and what it said."""
         environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         with os.fdopen(os.memfd_create("said"), "rb") as said:
             process = Process(guarded(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022)
@@ -284,12 +279,15 @@ class Task(abc.ABC):
 
 
 class Process(Leader):
-    """A process in a session of its own."""
+    """A process in a new session."""
 
     def __init__(
         self, argv: Sequence[str], environ: Mapping[str, str], fds: Sequence[int] = (), **how: Any
     ) -> None:
-        """Start it. ``how``: of ``subprocess.Popen``; its streams are closed if not given."""
+        """Start the process.
+
+        ``how`` is passed to ``subprocess.Popen``; streams default to /dev/null.
+        """
         closed = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         more = {"umask": 0o077, **closed, **how}
         self._process = subprocess.Popen(
@@ -301,7 +299,7 @@ class Process(Leader):
 
     @classmethod
     def of(cls, job: Job, directory: Path, wrapper: Sequence[str]) -> Process:
-        """Start the user's part of a job. Raises OSError, LookupError (no such user)."""
+        """Start the user's part of a job. Raise OSError, or LookupError for an unknown user."""
         said, say = os.pipe()  # what is wrong with the start; no file: the user would have it open
         os.set_blocking(said, False)
         try:
@@ -319,17 +317,17 @@ class Process(Leader):
         return one
 
     def fileno(self) -> int:
-        """Return its pidfd."""
+        """Return the pidfd."""
         return self._handle
 
     def ended(self, seconds: float) -> bool:
-        """Wait these seconds at most; return whether it has ended."""
+        """Wait at most this long; return whether the process has ended."""
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         return _ready(poll, self._handle, time.monotonic() + seconds)
 
     def result(self) -> tuple[int, str]:
-        """Wait for it, kill what it has left in its group, return code and words."""
+        """Wait for the process, kill the rest of its group, and return code and messages."""
         os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
         self.kill()  # until it is reaped the number is its own
         words = b""
@@ -340,34 +338,32 @@ class Process(Leader):
         return self._process.wait(), words.decode("utf-8", "replace").strip()
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process group."""
+        """Send SIGTERM to the process group."""
         os.killpg(self.session, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to its process group. Not after :meth:`result`."""
+        """Send SIGKILL to the process group. Invalid after :meth:`result`."""
         os.killpg(self.session, signal.SIGKILL)
 
 
 def hook_environ() -> dict[str, str]:
-    """Return what root's programs have as environment, or those of a user's own site."""
+    """Return the environment of hooks."""
     return HOOK_ENVIRON | own_variables()
 
 
 def run_root(argv: Sequence[str]) -> None:
-    """Run a program as a hook is run, for no job, to its end."""
+    """Run a program like a hook, without a job."""
     with contextlib.suppress(OSError):
         Process(guarded(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 
 
 def _ready(poll: select.poll, descriptor: int, until: float) -> bool:
-    """Wait until something is ready, or the time is up; return whether this one is."""
     left = None if until == math.inf else max(0, int((until - time.monotonic()) * 1000) + 1)
     return any(number == descriptor for number, _ in poll.poll(left))
 
 
 @contextlib.contextmanager
 def _opened(order: Mapping[str, Any], directory: Path) -> Any:
-    """Give descriptors of what root says of the job and of what its client has left of it."""
     given = os.memfd_create("order")
     try:
         os.write(given, json.dumps(order).encode())
@@ -381,7 +377,7 @@ def _opened(order: Mapping[str, Any], directory: Path) -> Any:
 
 
 def _as(uid: int) -> list[str]:
-    """Return the command that runs another one as a user, with all groups and no capability."""
+    """Return a command prefix that switches to the user, with all groups and no capabilities."""
     if os.geteuid() != 0:
         return []
     account = pwd.getpwuid(uid)

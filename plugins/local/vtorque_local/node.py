@@ -1,4 +1,4 @@
-"""The node half of ``local``: reads Torque's hook arguments; runs as root in hooks and reaper."""
+"""Node adapter of ``local`` with Torque's hook arguments. Privileges: root, in hooks and reaper."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WAITS = 75  # a prologue's exit code, EX_TEMPFAIL of sysexits.h: the job goes ba
 
 
 class LocalNode(NodeAdapter):
-    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.NodeAdapter` for ``local``."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read a prologue's arguments. Raises HostFault."""
+        """Parse a prologue's arguments. Raise HostFault if they are invalid."""
         try:
             args = pbs.PrologueArgs.parse(argv)
             resources = pbs.parse_resources(args.resources)
@@ -53,13 +53,14 @@ class LocalNode(NodeAdapter):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return the guests' node file, where Torque's nodes have it."""
+        """Return the guests' node file, at Torque's path."""
         return nodefile.items(job.id, guests)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Return 0: there is no other node to try, and the wrapper tells the user the reason.
+        """Return the prologue's exit status.
 
-        What it needs may be another job's: then the service gets the reason and :data:`WAITS`.
+        It is :data:`WAITS`, with the reason on stdout, if another job uses a needed resource.
+        Otherwise it is 0: there is no other node, and the wrapper reports the reason to the user.
         """
         if outcome is Outcome.IN_USE:
             sys.stdout.write(f"{printable(reason, 500)}\n")
@@ -68,13 +69,13 @@ class LocalNode(NodeAdapter):
         return pbs.prologue_exit(outcome, elsewhere=False)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the service's unit, where systemd runs; the hooks need no step."""
+        """Return the step for the service's unit, if systemd runs. Hooks need no step."""
         from vtorque_local import unit  # noqa: PLC0415 - not for each job
 
         return systemd_unit(unit.NAME, unit.text(place))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Look into the spool, which is right also while the service is down."""
+        """Check the spool, which is also valid while the service is down."""
         jobs = self._spool / "jobs"
         if not os.access(jobs, os.R_OK | os.X_OK):
             return dict.fromkeys(ids, Life.UNKNOWN)

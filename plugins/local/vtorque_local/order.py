@@ -1,6 +1,6 @@
-"""What a client's process asks of the service: one bounded record of a fixed form.
+"""Messages from a client's process to the service: bounded records of a fixed form.
 
-That process is the user's, so all of it is the user's word; the service checks it again.
+That process belongs to the user, so the service validates every record.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ _ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 @dataclass(frozen=True)
 class Submission:
-    """What root has to know of a new job; all else is used by its owner's processes only.
+    """What root must know about a new job. Only the owner's processes use everything else.
 
-    Args:
-        name: ``-N``, or from the script's name.
-        ppn: of ``-l nodes=1:ppn=N``, 0 if not given.
-        walltime: seconds, 0 without a limit.
-        mem: ``-l mem`` as given, empty if not.
-        interactive: whether it has a terminal.
-        token: the request, as it goes into the resource list; empty on bare metal.
-        array: ``-t``, empty if not given.
+    Attributes:
+        name: ``-N``, or derived from the script's name.
+        ppn: From ``-l nodes=1:ppn=N``; 0 if not given.
+        walltime: Seconds; 0 means unlimited.
+        mem: ``-l mem`` as given.
+        token: The request for the resource list; empty on bare metal.
+        array: ``-t``.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Submission:
     array: str = ""
 
     def __post_init__(self) -> None:
-        """Check all of it. Raises UsageError."""
+        """Validate all fields. Raise UsageError for an invalid one."""
         if not pbs.is_job_name(self.name):
             raise UsageError(f"bad request: {printable(self.name, 80)} is not a job name")
         if len(self.token) > MAX_TOKEN:
@@ -64,20 +63,20 @@ class Submission:
         self.tasks()
 
     def words(self) -> tuple[str, ...]:
-        """Return it as a record's words."""
+        """Return the words of the record."""
         numbers = (str(self.ppn), str(self.walltime), str(int(self.interactive)))
         return ("submit", self.name, *numbers, self.mem, self.token, self.array)
 
     @classmethod
     def parse(cls, words: list[str]) -> Submission:
-        """Return what :meth:`words` gave, all of it checked. Raises UsageError."""
+        """Parse and validate the result of :meth:`words`. Raise UsageError if invalid."""
         if len(words) != 8 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
             raise UsageError("bad request: not a submission")
         ppn, walltime, interactive = map(int, words[2:5])
         return cls(words[1], ppn, walltime, words[5], bool(interactive), *words[6:])
 
     def tasks(self) -> tuple[Sequence[int], int]:
-        """Return what :func:`array_tasks` does; no tasks of a job without ``-t``."""
+        """Return the result of :func:`array_tasks`, without tasks if there is no ``-t``."""
         return array_tasks(self.array) if self.array else ((), 0)
 
     def resources(self) -> dict[str, str]:
@@ -91,9 +90,9 @@ class Submission:
 
 
 def array_tasks(text: str) -> tuple[Sequence[int], int]:
-    """Return the numbers of an array's tasks (``1-10,15%2``), and how many may run at once.
+    """Parse ``-t``, such as ``1-10,15%2``, into task numbers and the limit of concurrent tasks.
 
-    0: as many as there is room for. Raises UsageError.
+    The limit is 0 if not given. Raises UsageError if the text is invalid.
     """
     if not _ARRAY.fullmatch(text):
         raise UsageError(f"-t {printable(text, 80)}: write it as 0-9, 1,3,5 or 1-10%2")
@@ -106,14 +105,14 @@ def array_tasks(text: str) -> tuple[Sequence[int], int]:
 
 
 def exit_status(words: list[str]) -> int:
-    """Return the code of ``ended``, or minus the signal. Raises UsageError."""
+    """Return the exit code from ``ended``, or minus the signal. Raise UsageError if invalid."""
     if len(words) != 2 or not _STATUS.fullmatch(words[1]):
         raise UsageError("bad request: not an end")
     return int(words[1])
 
 
 def pack(*words: str) -> bytes:
-    """Return the record of these words. Raises UsageError: one has a NUL, they are too long."""
+    """Encode words as a record. Raise UsageError if one contains NUL or the record is too long."""
     data = "\0".join(words).encode()
     if data.count(b"\0") != len(words) - 1 or len(data) > MAX_RECORD:
         raise UsageError("bad request: it is too long or has a NUL")
@@ -121,10 +120,7 @@ def pack(*words: str) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[list[str] | None, bytes]:
-    """Return the words of the first record, None if it is not whole yet, and what follows.
-
-    Raises UsageError: it is no record.
-    """
+    """Return the words of the first record, or None if it is incomplete, and the remaining data."""
     if len(data) < _LENGTH.size:
         return None, data
     (length,) = _LENGTH.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Declares ``local``, a batch system for one machine, and ``vtorque local``."""
+"""Register ``local``, a batch system for one machine, and ``vtorque local``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 def submitter(site: Site) -> Submitter:
-    """Return the submitting half; ``site`` gives the socket's directory."""
+    """Return the submitter."""
     from vtorque_local.submitter import LocalSubmitter, serving  # noqa: PLC0415
 
     return LocalSubmitter(site.paths, serving(site.path) if is_personal(site) else ())
 
 
 def node(site: Site) -> NodeAdapter:
-    """Return the node half; ``site`` gives the queue's directory."""
+    """Return the node adapter."""
     from vtorque_local.node import LocalNode  # noqa: PLC0415
 
     return LocalNode(site.paths.state / "local")
 
 
 def shell() -> JobShell:
-    """Return the job part, which is Torque's."""
+    """Return the job shell adapter, which is Torque's."""
     from vtorque_pbs.shell import PbsJobShell  # noqa: PLC0415
 
     return PbsJobShell()
 
 
 def step(_: Site) -> StepOf:
-    """Return what runs a command on a job's node, which is this machine: the command itself."""
+    """Return the function that runs a command on a job's node. Here it is the command itself."""
     return lambda job_id, node, argv, terminal: list(argv)
 
 

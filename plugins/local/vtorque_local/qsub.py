@@ -1,4 +1,4 @@
-"""What Torque's qsub makes of a command line and of the script's directives, qsub(1B)."""
+"""Parse the command line and directives like Torque's qsub, qsub(1B)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ _HOST_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*):(/.*)", re.DOTALL | re.ASC
 
 @dataclass(frozen=True)
 class QsubJob:
-    """A job as its submitter describes it; empty: not given.
+    """A job as described by its submitter; empty means not given.
 
-    Args:
-        name: ``-N``, or what follows from the script's name.
-        out, err: ``-o`` and ``-e`` as given, with any host.
+    Attributes:
+        name: ``-N``, or derived from the script's name.
+        out: ``-o`` as given, with any host.
+        err: ``-e`` as given, with any host.
         join: ``oe``, ``eo`` or ``n``.
         initdir: ``-d``.
-        shell: the absolute path of ``-S``.
+        shell: Absolute path of ``-S``.
         args: ``-F``.
-        variables: ``-v``; ``environment``: ``-V``.
-        resources, attributes: ``-l`` and ``-W`` by key.
+        variables: ``-v``.
+        environment: ``-V``.
+        resources: ``-l`` by key.
+        attributes: ``-W`` by key.
         array: ``-t``.
-        interactive: ``-I``, which counts on the command line only; ``display``: ``-X``.
-        walltime: seconds, 0 without a limit; mib, ppn: from ``-l``, 0 if not given.
+        interactive: ``-I``, only from the command line.
+        display: ``-X``.
+        walltime: Seconds; 0 means unlimited.
+        mib: From ``-l``; 0 if not given.
+        ppn: From ``-l``; 0 if not given.
     """
 
     name: str
@@ -59,9 +65,10 @@ class QsubJob:
 
 
 def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
-    """Return the job of a command line with the directive lines of its script below it.
+    """Return the job; the command line overrides the script's directives.
 
-    Raises UsageError naming the option that is not known or not right.
+    Raises:
+        UsageError: An option is unsupported or invalid.
     """
     directives = script_directives(script)
     lines = [pbs.split_qsub(pbs.directive_words(line)).options for line in directives]
@@ -108,11 +115,13 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
 
 
 def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
-    """Return path and number of stdout's and stderr's file; with ``-j`` one file twice.
+    """Return the path and number of the files for stdout and stderr; with ``-j`` one file twice.
 
-    A path is relative to the directory of submission; one that is a directory gets the default
-    name of that number (:func:`vtorque_pbs.convention.output_names`). Raises UsageError for a path
-    on another host than this one.
+    Relative paths start at ``workdir``. If a path is a directory, the number selects the default
+    name (:func:`vtorque_pbs.convention.output_names`).
+
+    Raises:
+        UsageError: A path is on another host.
     """
     hosts = (host, host.split(".", maxsplit=1)[0], "localhost")
     found = []
@@ -126,9 +135,9 @@ def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]
 
 
 def check_outputs(paths: Iterable[str]) -> None:
-    """Refuse output files that the caller cannot create now. As the user. Raises UsageError.
+    """Raise UsageError for output files that the caller cannot create now.
 
-    Otherwise the job would boot its guests, and then not run.
+    Otherwise the job would boot its guests and then fail.
     """
     for path in paths:
         if why := _why_not_created(path):
@@ -138,7 +147,6 @@ def check_outputs(paths: Iterable[str]) -> None:
 
 
 def _why_not_created(path: str) -> str:
-    """Return why the caller cannot create or write a file; empty if nothing speaks against it."""
     real = os.path.realpath(path)  # a link may lead to a directory that does not exist
     is_directory = path.endswith("/") or os.path.isdir(real)  # noqa: PTH112 (the user's text)
     place, mode = (real, os.W_OK | os.X_OK) if is_directory else (real, os.W_OK)
@@ -155,7 +163,7 @@ def _why_not_created(path: str) -> str:
 
 
 def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
-    """Return what a job takes along of the submitting environment. Raises UsageError."""
+    """Return the variables that the job inherits from the submitting environment."""
     found = dict(environ) if job.environment else {}
     if job.interactive:
         names = ("TERM", "DISPLAY", "XAUTHORITY") if job.display else ("TERM",)
@@ -165,7 +173,7 @@ def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str)
 
 
 def script_operand(args: pbs.QsubArgs) -> str | None:
-    """Return the script's path, None for standard input. Raises UsageError."""
+    """Return the script's path, or None for standard input."""
     operands = args.operands + (args.command or ())
     if len(operands) > 1:
         raise UsageError(
@@ -175,7 +183,11 @@ def script_operand(args: pbs.QsubArgs) -> str | None:
 
 
 def read_script(args: pbs.QsubArgs) -> bytes:
-    """Return the script's bytes; none for an interactive job without one. Raises UsageError."""
+    """Return the script's content, or nothing for an interactive job without a script.
+
+    Raises:
+        UsageError: The script is unreadable or too large.
+    """
     script = script_operand(args)
     if script is None and ("I", "") in args.options:
         return b""
@@ -195,7 +207,7 @@ def read_script(args: pbs.QsubArgs) -> bytes:
 
 
 def working_directory() -> str:
-    """Return the directory of submission as the shell calls it, else as the kernel does."""
+    """Return the directory of submission from PWD if valid, otherwise from the kernel."""
     here = os.environ.get("PWD", "")
     with contextlib.suppress(OSError):  # missing, or below a directory that the user cannot search
         if here.startswith("/") and Path(here).samefile("."):
@@ -205,7 +217,7 @@ def working_directory() -> str:
 
 @contextlib.contextmanager
 def terminal_kept() -> Iterator[None]:
-    """Give the terminal its settings back afterwards, however an interactive job leaves it."""
+    """Restore the terminal's settings after an interactive job."""
     import termios  # noqa: PLC0415 (other jobs do not need it)
 
     saved = termios.tcgetattr(0)
@@ -216,7 +228,6 @@ def terminal_kept() -> Iterator[None]:
 
 
 def _chunk(select: str) -> dict[str, str]:
-    """Return the resources of OpenPBS's ``-l select=1:ncpus=2:mem=1gb``. Raises UsageError."""
     count, *pairs = select.split(":")
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if count != "1" or set(found) - {"ncpus", "mem", "mpiprocs", "ompthreads"}:

@@ -1,8 +1,8 @@
-"""The service of ``local``: a queue with slots. What a client sends is read by its own process.
+"""The service of ``local``: a queue with slots. Client input is parsed in other processes.
 
-One thread waits for all clients' processes, one more works on each running job. The kernel kills
-hooks and jobs when the service dies; the next service finds them in the spool, tears them down and
-goes on with the queue. The protocol is in :mod:`vtorque_local.client`.
+One thread waits for the client processes, and each running job has another. If the service dies,
+the kernel kills hooks and jobs. The next service tears them down and continues the queue. The
+protocol is described in :mod:`vtorque_local.client`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ ACCEPTOR = (sys.executable, "-I", "-m", "vtorque_local.acceptor")
 
 @dataclass(frozen=True)
 class Setup:
-    """Directories of socket and queue, what is run (``reap``: first of all), jobs at once.
+    """Configuration of the service.
 
-    ``root_jobs``: accept jobs of root, as Torque does not. ``lock_wait``: seconds for another
-    service to stop. ``idle``: seconds without job and client until it ends. ``acceptor``: the
-    command that gets a listening socket and a channel.
+    Attributes:
+        run: Directory of the socket.
+        spool: Directory of the queue.
+        reap: Command to run first.
+        slots: Maximum number of running jobs.
+        root_jobs: Accept jobs of root, unlike Torque.
+        lock_wait: Seconds to wait for another service to stop.
+        idle: Exit after this many seconds without jobs and clients.
+        acceptor: Command that gets a listening socket and a channel.
     """
 
     run: Path
@@ -76,7 +82,7 @@ class Service:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def open(self) -> None:
-        """Take spool and socket. Raises HostFault if another service has them."""
+        """Lock the spool and open the socket. Raise HostFault if another service is running."""
         os.umask(0o077)
         for directory, mode in ((self.setup.run, 0o755), (self.setup.spool, 0o711)):
             make_directories(directory)
@@ -90,7 +96,7 @@ class Service:
             signal.signal(number, lambda *_: self.stop())
 
     def serve(self) -> None:
-        """Run until told to stop: queued jobs stay queued, running ones are ended."""
+        """Run until :meth:`stop`. Then end running jobs; queued jobs stay queued."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several for each client
         os.ftruncate(self._lock, 0)
@@ -114,15 +120,12 @@ class Service:
             self._acceptor.wait(LEAVE_TIME)
 
     def stop(self) -> None:
-        """Have :meth:`serve` return; no job starts any more."""
+        """Make :meth:`serve` return, and start no more jobs."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
     def submit(self, client: Client, want: order.Submission) -> str:
-        """Queue a job, or the tasks of an array; return the id to be told.
-
-        Raises UsageError, HostFault, KeyError (no such user).
-        """
+        """Queue a job or the tasks of an array, and return the id."""
         uid = client.uid
         if uid == 0 and not self.setup.root_jobs:
             raise UsageError("jobs of root are not accepted: submit as an ordinary user")
@@ -152,7 +155,7 @@ class Service:
         return entries[0].job.array
 
     def end(self, entry: Entry, reason: str) -> None:
-        """End a job in whatever state."""
+        """End a job in any state."""
         entry.end(pbs.STATUS_DELETED, reason)
         if entry not in self._working:
             self._finish(entry)
@@ -171,7 +174,7 @@ class Service:
             raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
 
     def _stuck_of(self, uid: int) -> list[mom.Process]:
-        """Return what cannot be ended of a user's, if that is too much."""
+        """Return a user's unkillable processes if they exceed the limit."""
         left = []
         for process in self.stuck.pop(uid, []):
             if process.ended(0):
@@ -219,15 +222,14 @@ class Service:
                     self._finish(entry)
 
     def _reap(self) -> None:
-        """Release what jobs have left that nobody knows any more; then jobs may run."""
         mom.run_root(self.setup.reap)
         self._reaped = True
         os.eventfd_write(self._wake, 1)
 
     def _look(self) -> bool:
-        """Wait for what comes, or until a job that waits for others has to be tried again.
+        """Wait for events, or until a waiting job is to be retried.
 
-        Return False if there has been nothing to do for as long as the service shall wait.
+        Return False after the idle time.
         """
         idle = self._reaped and not self.entries and not self._clients
         times = [entry.again for entry in self.entries.values() if entry.again]
@@ -272,7 +274,7 @@ class Service:
         self._selector.register(client.asked, selectors.EVENT_READ, lambda: self._heard(client))
 
     def _heard(self, client: Client) -> None:
-        """Do what a client's process asks; it is the user's."""
+        """Handle input from a client's process, which is untrusted."""
         try:
             data = os.read(client.asked, order.MAX_RECORD)
         except OSError:
@@ -334,7 +336,6 @@ class Service:
         raise UsageError(f"bad request: {printable(what, 80)}")
 
     def _why_queued(self, job: Job) -> str:
-        """Return why a job of the queue does not run yet."""
         at_work = [entry.job.array for entry in self._working]
         if job.reason:
             return job.reason
@@ -346,7 +347,7 @@ class Service:
         return f"all slots are in use ([plugin.local] slots = {self.setup.slots})" if full else ""
 
     def _begin_jobs(self) -> None:
-        """Fill the slots, by turns: next is who was served longest ago, of theirs the oldest."""
+        """Fill the slots in turns: least recently served user first, then the oldest job."""
         now = time.monotonic()
         ready = [e for e in self.entries.values() if e not in self._working and e.again <= now]
         for entry in ready:
@@ -394,7 +395,7 @@ class Service:
             each.again = 0.0
 
     def _remove(self, directory: Path) -> None:
-        """Remove a job's files; who has one open keeps none of it."""
+        """Remove a job's files, truncated so that open descriptors keep no content."""
         for path in directory.glob("*"):
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
@@ -403,7 +404,7 @@ class Service:
 
 
 def _mode(ours: int) -> int:
-    """Return what all may do with what root's service makes; nobody else with a user's own."""
+    """Return the mode for root's service, or only its owner bits for a personal one."""
     return ours if os.geteuid() == 0 else ours & 0o700
 
 

@@ -1,4 +1,4 @@
-"""The submitting half of ``local``: the part of Torque's qsub that a newcomer uses. As the user."""
+"""Submit jobs to ``local`` with the common part of Torque's qsub. Privileges: the user."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ _AWAY = 0  # in place of a socket's number: there is none
 
 
 class LocalSubmitter:
-    """See :class:`vtorque_core.api.batch_system.Submitter`."""
+    """Implementation of :class:`vtorque_core.api.batch_system.Submitter` for ``local``."""
 
     naming = "-N"
 
     def __init__(self, paths: Paths = Paths(), start: Sequence[str] = ()) -> None:  # noqa: B008
-        """``start``: what starts the service where none answers; empty: an admin does."""
+        """``start`` is the command that starts a personal service; empty if an admin does so."""
         self._socket, self._start = paths.run / "local.sock", start
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Split the command line; read the script. Raises UsageError, Refused (a bad directive)."""
+        """Parse the command line and read the script.
+
+        Raises:
+            UsageError: The arguments or the script are invalid.
+            Refused: A directive is invalid.
+        """
         args = pbs.split_qsub(argv)
         content = qsub.read_script(args)
         pbs.check_script(content)
@@ -52,7 +57,10 @@ class LocalSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit, print the job id; with ``-W block=true`` or ``-I`` wait and return its code."""
+        """Submit and print the job id.
+
+        With ``-W block=true`` or ``-I``, wait and return the exit code.
+        """
         content = args.content or b""
         wanted = qsub.describe(pbs.split_qsub(args.rest), content)
         script, here = base64.b64encode(content).decode(), qsub.working_directory()
@@ -83,7 +91,7 @@ class LocalSubmitter:
                 return EXIT_INTERRUPTED
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the user's own jobs; root's view has all."""
+        """Return the user's jobs, or all jobs for root."""
         with self._ask({"op": "list"}) as (answer, _):
             host = socket.gethostname()
             return [
@@ -92,12 +100,12 @@ class LocalSubmitter:
             ]
 
     def cancel(self, job_id: str) -> int:
-        """End a job, queued or running. Raises UsageError if the user has none of that id."""
+        """Cancel a job. Raise UsageError if the user has no such job."""
         with self._ask({"op": "cancel", "id": job_id}):
             return 0
 
     def shut_down(self) -> None:
-        """Stop the service; its owner only."""
+        """Stop the service. Only its owner may do so."""
         with self._ask({"op": "stop"}):
             return
 
@@ -114,7 +122,6 @@ class LocalSubmitter:
 
     @contextlib.contextmanager
     def _ask(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> Iterator[Any]:
-        """Send a request; give the answer and what brings another one. Raises VtorqueError."""
         data = json.dumps(message).encode() + b"\n"
         line = b""
         while not line:
@@ -136,7 +143,6 @@ class LocalSubmitter:
                     )
 
     def _connected(self) -> socket.socket:
-        """Return a connection to the service, which is started if it may be."""
         why = ""
         for start in (self._start, ()):
             connection = socket.socket(socket.AF_UNIX)
@@ -156,7 +162,10 @@ class LocalSubmitter:
         raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
 
     def _which(self) -> int:
-        """Return which service's the socket is. One that ends unasked takes it away before."""
+        """Return the socket's inode, which identifies the service.
+
+        An idle service unlinks it on exit.
+        """
         try:
             return self._socket.lstat().st_ino
         except FileNotFoundError:
@@ -164,19 +173,17 @@ class LocalSubmitter:
 
 
 def serving(config: Path) -> tuple[str, ...]:
-    """Return the command that starts the service of a user's own site, as that user."""
+    """Return the command that starts the service of a user's personal site."""
     argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
     return (*argv, "local", "serve", "--config", str(config))
 
 
 def _resized(connection: BinaryIO) -> None:
-    """Tell the service that the terminal has a new size."""
     with contextlib.suppress(OSError):  # it has ended
         os.write(connection.fileno(), b"\n")
 
 
 def _wait(lines: BinaryIO) -> int:
-    """Wait for the job's end; say why if there is a reason; return the exit code."""
     line = lines.readline()
     if not line:
         sys.stderr.write("vsub: the batch system has ended; the job is lost if it was running\n")

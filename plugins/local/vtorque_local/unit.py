@@ -1,4 +1,4 @@
-"""The service as a unit of systemd (systemd.service(5), systemd.resource-control(5))."""
+"""systemd unit of the service (systemd.service(5), systemd.resource-control(5))."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WantedBy=multi-user.target
 
 
 def text(place: Installation) -> str:
-    """Return what is in the unit."""
+    """Return the content of the unit file."""
     serve, stop = (
         unit_line((*place.command, "local", *words, "--config", str(place.config)))
         for words in (("serve", "--foreground"), ("stop",))
