@@ -1,1 +1,1 @@
-"""Commands about a job from where its user is: see :mod:`vtorque_login.elsewhere`."""
+"""Run commands about a job from any host; see :mod:`vtorque_login.elsewhere`."""

@@ -1,6 +1,7 @@
-"""Answers one request: takes it, connects back, runs ``vmgr`` for it. On the node, as the owner.
+"""Answer one request on the job's node: remove it, connect back, run ``vmgr`` for it.
 
-``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``; with NODE nothing, but on that node.
+``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``, as the job's owner. With NODE, other
+nodes do nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ _JOB_ENDED = threading.Event()
 def answer(
     config: Path, job_id: str, name: str, is_allowed: Callable[[str], bool] = requests.is_other_host
 ) -> int:
-    """Answer the request of that name; return the exit code of what ran.
+    """Answer the named request and return the exit code of its command.
 
-    ``is_allowed``: which addresses may be connected to. Raises Refused, channel.Broken, OSError.
+    ``is_allowed`` returns whether an address may be connected to.
+
+    Raises:
+        Refused: The request is invalid.
+        channel.Broken: The other side lacks the request's key.
+        OSError: The home or the waiting command is unreachable.
     """
     with requests.directory(job_id) as place:
         request = requests.parsed(requests.read(place, name), job_id)
@@ -136,7 +142,6 @@ def _send(stream: channel.Stream, kind: int, descriptor: int) -> None:
 def _receive(
     stream: channel.Stream, descriptor: int, end: Callable[[], None], pipe: IO[bytes] | None
 ) -> None:
-    """Pass on what the user types, until they are gone; then the command has to go, too."""
     with contextlib.suppress(OSError, ValueError, channel.Broken):
         while (frame := stream.receive()) is not None:
             kind, data = frame
@@ -161,13 +166,13 @@ def _code(status: int) -> int:
 
 
 def _is_meant(config: Path, job_id: str, node: str) -> bool:
-    """Return whether this node is the one, by what root has kept of the job here."""
+    """Return whether this is the named node, according to root's records of the job here."""
     places = kept_records.find(service.paths(config), job_id, os.getuid())
     return bool(places) and places[-1].facts().get("node") == node
 
 
 def main() -> None:
-    """Answer, and end quietly: there is nobody to tell but who waits."""
+    """Answer without reporting errors; only the waiting command reports them."""
     config, job_id, name, *node = sys.argv[1:]
     if node and not _is_meant(Path(config), job_id, node[0]):
         return

@@ -1,4 +1,4 @@
-"""Commands about a job, called on another host than the job's: they are run there."""
+"""Wrap commands about a job so that they run on the job's node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command:
-    """Return the command, which is first tried on the job's node, if that is another one."""
+    """Return the command, wrapped to run on the job's node if that is another host."""
     there = command.callback
     assert there is not None  # noqa: S101 - click's groups have none, and they are not about a job
 
@@ -52,7 +52,7 @@ def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command
 
 
 def _check_asked(given: set[str], of_job: OfJob, output: object) -> None:
-    """Refuse what may not be asked for from another host. Raises UsageError."""
+    """Raise UsageError for parameters that other hosts may not use."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:
         raise UsageError(f"{', '.join(sorted(other))}: only where the command is called")
@@ -62,9 +62,9 @@ _Words = dict[str, Sequence[str]]
 
 
 def _given(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
-    """Return what was given on the command line, as words of one, by the name of the parameter.
+    """Return the options and operands from the command line, by parameter name.
 
-    Options, ``{"level": ["--level=info"]}``, and operands as they were.
+    Options are formatted again, as in ``{"level": ["--level=info"]}``.
     """
     options: _Words = {}
     operands: _Words = {}

@@ -1,10 +1,9 @@
-"""The connection between a waiting command and its job: who the other is, then framed streams.
+"""Connection between a waiting command and its job: mutual authentication, then framed streams.
 
-Both have a key of 256 bits that was made for this connection. The waiting side speaks first and
-proves that it has the key (HMAC-SHA256, RFC 2104); so the job's side says nothing at all to a host
-that a forged request names. Then each answers the other's random bytes. Every frame after that has
-a tag, so that nobody on the way can add one, leave one out or change one; they can read them, as
-they can what ``qsub -I`` sends.
+Both sides have a 256-bit key made for this connection. The waiting side first proves that it has
+the key (HMAC-SHA256, RFC 2104), so the job's side sends nothing to a host named by a forged
+request. Then each side authenticates the other's random bytes. Each later frame has a tag, so that
+nobody can add, drop or change frames. Frames are not encrypted, as with ``qsub -I``.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ KEY = 32  # bytes
 HANDSHAKE = 2.0  # seconds for both sides to say who they are, however they say it
 LARGEST = 1 << 16  # bytes of a frame's content
 IN, OUT, ERR, SIZE, END = 1, 2, 3, 4, 5
-"""What a frame has: input (empty: its end), output, error output, a terminal's rows and columns
-(two numbers of 16 bits), the exit code (one byte; none: the job's script has ended before)."""
+"""Frame types: input (empty at its end), standard output, standard error, rows and columns of the
+terminal (16 bits each), exit code (one byte; empty if the job's script ended before)."""
 
 _NONCE, _SUM, _TAG = 32, 32, 16  # bytes
 _HEAD = struct.Struct(">BI")
 
 
 class Broken(VtorqueError):
-    """The other side is not who it should be, or has gone."""
+    """The other side failed authentication, or disconnected."""
 
 
 class Stream:
-    """Frames over a connection, after both sides have proved who they are."""
+    """Authenticated frames over a connection."""
 
     def __init__(self, connection: socket.socket, sends: bytes, receives: bytes) -> None:
         self._connection, self._sends, self._receives = connection, sends, receives
@@ -50,14 +49,17 @@ class Stream:
         self._connection.close()
 
     def send(self, kind: int, data: bytes) -> None:
-        """Send one frame; any thread may. Raises OSError."""
+        """Send one frame. Thread-safe."""
         with self._lock:
             head = _HEAD.pack(kind, len(data))
             self._connection.sendall(head + data + _tag(self._sends, self._sent, head + data))
             self._sent += 1
 
     def receive(self) -> tuple[int, bytes] | None:
-        """Return the next frame; None: the other side has closed. Raises Broken, OSError."""
+        """Return the next frame, or None if the other side has closed.
+
+        Raise Broken if it is invalid.
+        """
         first = self._connection.recv(1)
         if not first:
             return None
@@ -74,9 +76,9 @@ class Stream:
 
 
 def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """Prove that we wait, and see that the other side is the job. Raises Broken, OSError.
+    """Authenticate as the waiting side. Raise Broken if the other side is not the job.
 
-    ``until``: when the other side must have said all, by the monotonic clock.
+    ``until`` is the deadline by the monotonic clock.
     """
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"waiting", mine))
@@ -91,9 +93,9 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
-    """See that the other side waits, without a word to it before; prove that we are the job.
+    """Authenticate as the job, after the other side. Raise Broken if that fails.
 
-    ``until``: as of :func:`greet`. Raises Broken, OSError.
+    ``until`` is the deadline by the monotonic clock.
     """
     first = exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
@@ -110,10 +112,10 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
 
 
 def exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Return so many bytes. Raises Broken: the connection was closed before; OSError.
+    """Return exactly ``count`` bytes. Raise Broken if the connection is closed before.
 
-    ``until``: when all must have come, by the monotonic clock; a socket's own timeout starts anew
-    with each byte.
+    ``until`` is the deadline for all bytes by the monotonic clock; a socket's timeout restarts with
+    each byte.
     """
     data = b""
     while len(data) < count:

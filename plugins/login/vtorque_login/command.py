@@ -1,4 +1,4 @@
-"""``vmgr state``: what a job's node knows of it at present; ``vmgr ps --phase`` asks for that."""
+"""``vmgr state``: the state of a job on its node. ``vmgr ps --phase`` runs it."""
 
 from __future__ import annotations
 

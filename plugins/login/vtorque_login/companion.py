@@ -1,8 +1,8 @@
-"""Beside a job's script, as its owner: looks for requests in the owner's home, has them answered.
+"""Process beside a job's script that polls the owner's home and starts answers to requests.
 
-``python -I -m vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL``, started by the job shell,
-that process, where the batch system has no way of its own to the node. It listens nowhere and does
-nothing itself. All that it starts is in its process group, which ends with it.
+``python -I -m vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL``, started as the owner by
+the job shell with pid JOBSHELL, if the batch system cannot run commands on nodes. It opens no port.
+Its children end with its process group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAST_WORDS = 0.2  # seconds for these to say that the script has ended
 
 
 class Companion:
-    """What is going on for one job. ``environ``: the job shell's, for the batch system's pbsdsh."""
+    """Running answers of one job. ``environ`` is the job shell's, for the batch system's pbsdsh."""
 
     def __init__(self, config: Path, job_id: str, node: str, environ: Mapping[str, str]) -> None:
         self._config, self._job_id, self._node = config, job_id, node
@@ -35,7 +35,7 @@ class Companion:
         self._passed_on: dict[str, float] = {}  # until when each is good, Unix seconds
 
     def look(self) -> None:
-        """Have what is asked for now be answered. Never raises for what a user or guest left."""
+        """Start answers to new requests. Never raises because of files from a user or guest."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
             self._forget_expired(place)
@@ -74,16 +74,15 @@ class Companion:
         )  # fmt: skip
 
     def _everywhere(self, argv: Sequence[str]) -> list[str]:
-        """Return the command on each node of the job: that of the request takes it there."""
         from vtorque_core.live import service  # noqa: PLC0415 - few requests need it
 
         _, batch = service.batch_system(self._config)
         return batch.shell().on_every_node(argv, self._job_environ())
 
     def _job_environ(self) -> dict[str, str]:
-        """Return what the batch system's own commands need of the job's environment.
+        """Return the job's variables that the batch system's commands need.
 
-        Of PATHs nothing that the user, hence code in their guest, could put a program into.
+        Directories in PATH that the user, or code in a guest, could write to are removed.
         """
         kept = {k: v for k, v in self._environ.items() if k.startswith(("PBS_", "SLURM_"))}
         places = kept.get("PBS_O_PATH", "").split(":")
@@ -91,7 +90,7 @@ class Companion:
 
 
 def clean() -> dict[str, str]:
-    """Return the environment of a command that answers: nothing of the job's."""
+    """Return the environment of answering commands, without the job's variables."""
     account = pwd.getpwuid(os.getuid())
     return {
         "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": account.pw_dir,
@@ -100,7 +99,7 @@ def clean() -> dict[str, str]:
 
 
 def _is_roots(place: str) -> bool:
-    """Return whether nobody but root can say what is there: no link, and all its ancestors too."""
+    """Return whether only root can change an absolute path without links."""
     path = Path(place)
     if not path.is_absolute() or os.path.realpath(place) != place:
         return False
@@ -111,7 +110,6 @@ def _is_roots(place: str) -> bool:
 
 
 def _end(*_: object) -> NoReturn:
-    """End with all that answers; leave no empty directory in the user's home."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)  # the job shell has made us a session
     with contextlib.suppress(OSError, VtorqueError):
@@ -122,7 +120,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Look until the job ends, or the job shell was killed."""
+    """Poll until the job ends or the job shell is killed."""
     _, config, job_id, node, seconds, jobshell = sys.argv
     signal.signal(signal.SIGTERM, _end)
     companion = Companion(Path(config), job_id, node, dict(os.environ))

@@ -1,4 +1,4 @@
-"""Where a job is, and who runs a command there: the batch system, or the job itself."""
+"""Find a job's node and run a command there, through the batch system or the job itself."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _DIES_WITH_US = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 @dataclass(frozen=True)
 class Asked:
-    """A command of vmgr's about a job.
+    """A vmgr command about a job.
 
-    Args:
-        command: its name, as in ``vmgr ssh``.
-        job_id: as the user wrote it.
-        node: which of the job's nodes is meant; empty: its first one.
-        options: what else was given, by the name of the parameter: ``["--level=info"]``.
-        operands: the same of what follows the job, in that order.
-        terminal: whether it talks to the user's terminal, and they have one.
-        output: the file that what it prints is to become.
-        reads: whether it reads standard input. A loop such as ``while read id`` keeps its input
-            from other commands, which srun(1) and the connection to the job would read.
+    Attributes:
+        command: Its name, as in ``vmgr ssh``.
+        job_id: As the user wrote it.
+        node: Node of the job; empty for the first.
+        options: Given options by parameter name: ``["--level=info"]``.
+        operands: Given operands after the job, by parameter name.
+        terminal: True if the command uses the user's terminal, and there is one.
+        output: File for the command's output.
+        reads: True if the command reads standard input. Otherwise srun(1) and the connection must
+            not: a loop such as ``while read id`` needs it for later commands.
     """
 
     command: str
@@ -62,16 +62,21 @@ class Asked:
     reads: bool = False
 
     def line(self, *more: str) -> list[str]:
-        """Return it as vmgr's words: command, ``more`` and its own options, ``--``, operands."""
+        """Return vmgr's arguments: command, ``more`` and its own options, ``--``, operands."""
         options = [word for given in self.options.values() for word in given]
         operands = [word for given in self.operands.values() for word in given]
         return [self.command, *more, *options, "--", self.job_id, *operands]
 
 
 def run(asked: Asked, config: Path) -> int | None:
-    """Run the command on the job's node and return its exit code; None: the job is here, or ended.
+    """Run the command on the job's node.
 
-    As the calling user, in vmgr. Raises Refused (it has not begun), UsageError, HostFault.
+    Return its exit code, or None if the job is here or has ended.
+
+    Raises:
+        Refused: The job has not started.
+        UsageError: The node is not one of the job's.
+        HostFault: The node is unreachable.
     """
     whose = None if os.geteuid() == 0 else os.getuid()
     kept = kept_records.find(service.paths(config), asked.job_id, whose)
@@ -100,7 +105,7 @@ def run(asked: Asked, config: Path) -> int | None:
 def _of_running(
     asked: Asked, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
 ) -> int | None:
-    """Run the command for a job, or see that it finds here what the nodes of all have kept."""
+    """Run the command for running jobs, or collect the records that it reads here."""
     job = jobs[0]
     several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_called(job, asked.job_id)
     of_all = several and not asked.node and gathered.is_of_all_nodes(asked.command, asked.options)
@@ -120,7 +125,7 @@ def _of_running(
 
 
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
-    """Leave jobs that have ended to the command. Raises Refused: one waits, or all of an array."""
+    """Raise Refused unless the job has ended or, for an array, ended tasks have records."""
     for job in meant:
         one = _is_called(job, wanted) and "[]" not in wanted
         if job.state not in _ENDED and (one or not _is_kept(config, wanted)):
@@ -145,7 +150,6 @@ def _on_node(
 
 
 def _is_kept(config: Path, job_id: str) -> bool:
-    """Return whether an ended job can be read about from here."""
     try:
         return bool(kept_jobs.jobs(config, job_id))
     except VtorqueError:
@@ -153,7 +157,6 @@ def _is_kept(config: Path, job_id: str) -> bool:
 
 
 def _print_to(path: Path | None) -> None:
-    """Have what this process and its children print from now on go into a file."""
     if path is None or str(path) == "-":
         return
     try:
@@ -164,7 +167,7 @@ def _print_to(path: Path | None) -> None:
 
 
 def _runs_here(places: Sequence[kept_records.Place], asked: Asked) -> bool:
-    """Return whether this node has all that the command needs of a running job."""
+    """Return whether this node has everything that the command needs."""
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts or asked.node not in ("", facts.get("node")):
         return False
@@ -173,14 +176,12 @@ def _runs_here(places: Sequence[kept_records.Place], asked: Asked) -> bool:
 
 
 def _is_called(job: JobInfo, wanted: str) -> bool:
-    """Return whether users call one job so, and no array; of PBS's also a number does."""
+    """Return whether the user's text names this single job; for PBS, its number is enough."""
     name = job.known_as or job.id
     return wanted in (name, name.partition(".")[0])
 
 
 def _meant(jobs: Iterable[JobInfo], wanted: str) -> list[JobInfo]:
-    """Return the job, or those of the array, the one of just this id first."""
-
     def is_meant(job: JobInfo) -> bool:
         names = {"job": job.id, "known_as": job.known_as}
         return _is_called(job, wanted) or kept_jobs.is_meant(wanted, names)
@@ -193,7 +194,6 @@ def _is_this(node: str) -> bool:
 
 
 def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
-    """Return which of the job's nodes the command is for. Raises UsageError, Refused."""
     if asked.node:
         if asked.node not in job.nodes:
             nodes = ", ".join(job.nodes)
@@ -211,7 +211,6 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
 
 
 def _call(argv: Sequence[str]) -> int:
-    """Run the batch system's command with our own streams; return its exit code."""
     try:
         code = subprocess.run(argv, check=False).returncode
     except OSError as error:
@@ -223,11 +222,11 @@ def _call(argv: Sequence[str]) -> int:
 
 
 def _as_owner(asked: Asked, owner: str, config: Path) -> int:
-    """Run the command as the job's owner, who alone may reach into the job. As root.
+    """Run the command as the job's owner, because only the owner may reach into the job.
 
-    What runs then is a process of the user's, which they can do anything to. So it gets nothing
-    that root has open: a terminal of its own where it needs one (runuser's), else pipes, and of
-    what comes through these no terminal obeys anything.
+    The user fully controls the started process, so it gets none of root's descriptors: runuser
+    provides a terminal of its own if needed, or else pipes. Control sequences from these pipes
+    never reach a terminal. Privileges: root.
     """
     try:
         account = pwd.getpwnam(owner)
@@ -252,10 +251,7 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
 def _shown_safely(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
-    """Run the command; ``out`` gets what it prints. Its streams are pipes, whatever ours are.
-
-    It is killed when this process ends, as one is that has not answered in time.
-    """
+    """Run the command on pipes until this process ends, and pass its output to ``out``."""
     failed: list[OSError] = []
     argv = [*_DIES_WITH_US, *argv]
     with subprocess.Popen(

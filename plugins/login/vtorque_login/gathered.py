@@ -1,7 +1,7 @@
-"""What the nodes of running jobs have kept of them, brought here: for commands that read no more.
+"""Collect the records of running jobs from their nodes, for commands that only read them.
 
-What comes may be a guest's word: it is bounded and has plain names, and who reads it believes
-nothing of it, as of all that is kept.
+Records may come from code in a guest, so sizes and names are limited. Readers treat the content as
+untrusted, like all kept records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vtorque_core.api.kept_records import JOB, LOG, Place
 from vtorque_login import state
 
 _OF_ONE = {"report": frozenset[str](), "logs": frozenset(("follow", "console", "cloud_init"))}
-"""Commands that read what all nodes have kept, but not with these options."""
+"""Commands that read the records of all nodes, unless used with these options."""
 
 _MOST_SENT = 16 << 20  # bytes of a node, packed: what is too much is left out, samples first
 _MOST = 64 << 20  # bytes of all nodes, unpacked
@@ -36,17 +36,17 @@ _PLACES: list[Place] = []
 
 @dataclasses.dataclass(frozen=True)
 class Brought(Place):
-    """What one node has sent: files by name, in memory only, whenever the command is killed."""
+    """Files from one node, kept in memory only so that a killed command leaves nothing behind."""
 
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> float:
-        """Now, in Unix seconds: the job is running."""
+        """The current time, in Unix seconds, because the job is running."""
         return time.time()
 
     def open(self, name: str) -> int:
-        """Return a descriptor of a file without a name. Raises OSError: it was not sent."""
+        """Return a descriptor of an unnamed file with the content."""
         content = self.read(name)
         with os.fdopen(os.memfd_create("kept"), "wb") as file:
             file.write(content)
@@ -54,7 +54,7 @@ class Brought(Place):
             return os.dup(file.fileno())
 
     def read(self, name: str, limit: int = _MOST) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raises OSError: it was not sent."""
+        """Return at most ``limit`` bytes of a file. Raise OSError if it was not sent."""
         try:
             return self.files[name][:limit]
         except KeyError:
@@ -62,12 +62,12 @@ class Brought(Place):
 
 
 def is_of_all_nodes(command: str, options: Collection[str]) -> bool:
-    """Return whether the command reads what all nodes of a job have kept."""
+    """Return whether the command reads the records of all nodes of a job."""
     return command in _OF_ONE and not _OF_ONE[command] & set(options)
 
 
 def packed(place: Place) -> dict[str, str]:
-    """Return a job's files on this node, by name: zlib's, in base64. Raises OSError."""
+    """Return a job's files on this node by name, zlib-compressed in base64."""
     found, left = {}, _MOST_SENT
     names = [each.name for each in place.directory.iterdir() if _FILE.fullmatch(each.name)]
     for name in sorted(names, key=lambda name: (name != JOB, name != LOG, name)):
@@ -79,14 +79,10 @@ def packed(place: Place) -> dict[str, str]:
 
 
 def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
-    """Ask nodes for their kept records, so that :func:`places` returns them. As the calling user.
+    """Query nodes for their records, as the calling user, for :func:`places`.
 
-    Prints the nodes that do not answer.
-
-    Args:
-        nodes: pairs of a job id and a node.
-        config: the site config.
-        wait: as for :func:`state.answer`.
+    Prints the nodes that do not answer. ``nodes`` are pairs of a job id and a node; for ``wait``,
+    see :func:`state.answer`.
     """
     unpacking = _Unpacking()
 
@@ -109,25 +105,24 @@ def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
 
 
 def places() -> Iterator[Place]:
-    """Yield what has been brought, which is there as long as this process."""
+    """Yield the collected records. They exist as long as this process."""
     yield from _PLACES
 
 
 def _nodes(place: Place) -> list[str]:
-    """Return the nodes with guests that one of them names, whatever else stands there."""
     found = place.facts().get("nodes")
     return [node for node in found if isinstance(node, str)] if isinstance(found, list) else []
 
 
 class _Unpacking:
-    """What several nodes have sent, unpacked: all of them together have a bound."""
+    """Unpacks the files of several nodes with a common size limit."""
 
     def __init__(self) -> None:
         self._left = _MOST
         self._lock = threading.Lock()
 
     def place(self, said: Any) -> Place:
-        """Return what a node has sent. Raises ValueError, TypeError, KeyError."""
+        """Return the record sent by a node. Raise ValueError, TypeError or KeyError if invalid."""
         key = str(said["key"])
         if not _KEY.fullmatch(key):
             raise ValueError(key)

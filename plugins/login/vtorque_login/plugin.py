@@ -1,4 +1,4 @@
-"""What the plugin declares: who runs a command on a job's node, and ``vmgr state``."""
+"""Register remote execution of commands about a job, and ``vmgr state``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def vtorque_elsewhere(
     command: click.Command, of_job: OfJob, config: Path
 ) -> Iterator[click.Command]:
-    """Have the command run on the job's node, unless that is here."""
+    """Wrap the command so that it runs on the job's node."""
     from vtorque_login.asking import asking  # noqa: PLC0415 - click
 
     yield asking(command, of_job, config)
@@ -32,7 +32,7 @@ def vtorque_elsewhere(
 
 @hookimpl
 def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
-    """Ask each node of the jobs."""
+    """Query each node of the jobs."""
     from vtorque_login.state import of_jobs  # noqa: PLC0415
 
     yield from of_jobs(jobs, config, site[Settings].answer_timeout)
@@ -40,7 +40,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 @hookimpl
 def vtorque_kept() -> Iterator[Place]:
-    """Yield what the nodes of running jobs have sent to this command."""
+    """Yield records that nodes of running jobs have sent to this process."""
     from vtorque_login.gathered import places  # noqa: PLC0415 - not by vsub
 
     yield from places()
@@ -50,7 +50,7 @@ def vtorque_kept() -> Iterator[Place]:
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterator[Sequence[str]]:
-    """Yield what answers requests in the owner's home, where the batch system has no way."""
+    """Yield the companion's command if the batch system cannot run commands on nodes."""
     if batch.step is None or batch.step(site) is None:
         words = [
             str(site.path),

@@ -1,9 +1,7 @@
 """Requests in the owner's home: ``~/.vtorque/requests/<job>/<name>.json``, read by their job.
 
-The home is shared into the job's guests. So whoever is in a guest can write a request, and read
-one: a request may ask for no more than a user in a guest may have (:func:`parsed`), and
-doc/security.md says what both give them. Both sides here are processes of the user's; root reads
-none of this.
+Guests share the home, so code in a guest can read and write requests. A request may therefore do no
+more than a user in a guest (:func:`parsed`); see doc/security.md. Root reads no requests.
 """
 
 from __future__ import annotations
@@ -39,15 +37,14 @@ _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
 @dataclass(frozen=True)
 class Request:
-    """What a waiting command asks of its job.
+    """A waiting command's request to its job.
 
-    Args:
-        words: of vmgr's command line: command, options, ``--``, the job, operands.
-        node: on which of the job's nodes; empty: its first.
-        term: TERM of the user's terminal; empty: there is none.
-        rows, columns: of it.
-        host, port: where the command waits: an IP address.
-        key: of the connection, in hexadecimal.
+    Attributes:
+        words: Command line of vmgr: command, options, ``--``, the job, operands.
+        node: Node of the job; empty for the first.
+        term: TERM of the user's terminal; empty without one.
+        host: IP address where the command waits.
+        key: Key of the connection, hexadecimal.
         expires: Unix seconds by the clock of the waiting host.
     """
 
@@ -63,11 +60,11 @@ class Request:
 
 
 def parsed(data: bytes, job_id: str) -> Request:
-    """Return a request of this job's. Raises Refused for anything that is not plainly one.
+    """Parse and validate a request for this job.
 
-    Words before ``--`` are a command and long options with plain values, none of them
-    ``--config``: what that names would choose what the command is. What follows the job is for the
-    guest. Which options a command takes from here, the command says itself (``OfJob``).
+    Before ``--``, only a command and long options with plain values are allowed. ``--config`` is
+    not, because a config determines what commands do. Words after the job are for the guest. Each
+    command declares the options it accepts from other hosts (``OfJob``).
     """
     try:
         found = json.loads(data)
@@ -79,7 +76,6 @@ def parsed(data: bytes, job_id: str) -> Request:
 
 
 def _check(request: Request, job_id: str) -> None:
-    """Raise ValueError for what a request must not be."""
     for name, kind in Request.__annotations__.items():
         wanted: Any = {"str": str, "int": int, "float": (int, float)}.get(kind, tuple)
         value = getattr(request, name)
@@ -111,7 +107,7 @@ def _check(request: Request, job_id: str) -> None:
 
 
 def is_other_host(address: str) -> bool:
-    """Return whether it is an IP address that may be another host's: not one within this host."""
+    """Return whether the text is an IP address that may belong to another host."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -123,12 +119,13 @@ def is_other_host(address: str) -> bool:
 
 @contextlib.contextmanager
 def directory(job_id: str) -> Iterator[int]:
-    """Give a descriptor of a job's directory for requests; what is missing is made.
+    """Yield a descriptor of a job's request directory, created if missing. Privileges: the user.
 
-    As the user. Raises OSError; Refused: it is not the user's own.
+    NFS caches directories for up to a minute. A chmod, even to the same mode, makes the kernel
+    query the server again.
 
-    NFS tells nobody of a change on another host and remembers what is in a directory for up to a
-    minute. A change of ours, though one to what it was, has the kernel ask the server again.
+    Raises:
+        Refused: The directory belongs to another user.
     """
     job = _name(job_id)
     here = os.open(pwd.getpwuid(os.getuid()).pw_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -148,7 +145,7 @@ def directory(job_id: str) -> Iterator[int]:
 
 
 def remove(job_id: str) -> None:
-    """Remove a job's directory with what is in it: the job has ended. Raises OSError, Refused."""
+    """Remove an ended job's directory with its content."""
     with directory(job_id) as place, os.scandir(place) as entries:
         for entry in entries:
             os.unlink(entry.name, dir_fd=place)
@@ -162,12 +159,12 @@ def tidy(job_id: str) -> None:
 
 
 def _name(job_id: str) -> str:
-    """Return a name for a file that is safe, whatever the id."""
+    """Return a safe file name for any job id."""
     return JobAttempt(job_id, 0, "", os.getuid()).key
 
 
 def leave(place: int, request: Request) -> str:
-    """Put a request into its directory, in one step, for the user alone; return its name."""
+    """Write a request atomically, readable by the user only, and return its name."""
     name = f"{secrets.token_hex(16)}.json"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
     with os.fdopen(os.open(f".{name}", flags, 0o600, dir_fd=place), "wb") as file:
@@ -177,7 +174,7 @@ def leave(place: int, request: Request) -> str:
 
 
 def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
-    """Return the names of at most so many requests in a directory, besides those known."""
+    """Return the names of at most ``most`` requests in a directory, except ``known`` ones."""
     found: list[str] = []
     with os.scandir(place) as entries:
         for entry in entries:
@@ -187,7 +184,10 @@ def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
 
 
 def read(place: int, name: str) -> bytes:
-    """Return a request's bytes. Raises OSError; Refused: no plain file of the user's, too long."""
+    """Return a request's content.
+
+    Raise Refused if it is too long or not a regular file of the user.
+    """
     with os.fdopen(os.open(name, os.O_RDONLY | _FLAGS, dir_fd=place), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
@@ -199,7 +199,7 @@ def read(place: int, name: str) -> bytes:
 
 
 def withdraw(place: int, name: str) -> bool:
-    """Take a request away; return whether it was there. Raises OSError."""
+    """Remove a request; return whether it existed."""
     try:
         os.unlink(name, dir_fd=place)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what could not work. Raises ValueError."""
+        """Validate the values. Raise ValueError for an invalid one."""
         if not 0.1 <= self.poll_interval <= 60:
             raise ValueError(f"poll_interval is {self.poll_interval:g}: write 0.1 to 60 (s)")
         if self.answer_timeout < 2 * self.poll_interval:

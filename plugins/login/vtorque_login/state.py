@@ -1,7 +1,6 @@
-"""What the nodes of a job know of it at present, as their ``vmgr state`` says; asked from anywhere.
+"""Query the nodes of a job for its current state with ``vmgr state``.
 
-Code in a guest may answer for its node: an answer is bounded in time and bytes, and nothing in it
-is believed to be what it should.
+Code in a guest may answer for its node, so answers are untrusted and limited in time and size.
 """
 
 from __future__ import annotations
@@ -30,9 +29,12 @@ AT_ONCE = 8  # nodes that are asked at a time
 
 @dataclass(frozen=True)
 class State:
-    """A job on one of its nodes: its phase, and the rank and name of each guest there.
+    """A job on one node.
 
-    ``elsewhere``: the same of nodes that are not the job's: its owner's commands come to none.
+    Attributes:
+        phase: The job's phase.
+        guests: Rank and name of each guest.
+        elsewhere: The same for nodes outside the job's allocation, which its owner cannot query.
     """
 
     phase: str
@@ -40,15 +42,15 @@ class State:
     elsewhere: tuple[tuple[str, State], ...] = ()
 
     def on(self, job_id: str, node: str) -> Iterator[JobOnNode]:
-        """Yield this of a node, and what that node knows of others."""
+        """Yield the state of a node and of the nodes that it reports on."""
         for each, state in ((node, self), *self.elsewhere):
             yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
 
 def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
-    """Yield what each node of each job says, several being asked at a time. As the calling user.
+    """Yield the state of each job on each of its nodes, as the calling user.
 
-    ``wait``: as of :func:`on_node`.
+    ``wait`` is passed to :func:`on_node`. Several nodes are queried in parallel.
     """
 
     def ask(job_id: str, node: str) -> list[JobOnNode]:
@@ -64,7 +66,7 @@ def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobO
 
 
 def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
-    """Return what one of a job's nodes says of it, as of :func:`answer`."""
+    """Return the state on one of a job's nodes; see :func:`answer`."""
     return answer(_state, job_id, node, config, wait)
 
 
@@ -83,11 +85,13 @@ def answer(
     read: Callable[[Any], T], job_id: str, node: str, config: Path, wait: float, *options: str,
     most: int = _MOST,
 ) -> T:  # fmt: skip
-    """Return what ``read`` makes of the JSON that a job's node answers. As the calling user.
+    """Run ``vmgr state`` with ``options`` on a job's node, and parse its JSON with ``read``.
 
-    ``wait``: ``[plugin.login] answer_timeout`` (s); ``options``: of ``vmgr state``; ``most``:
-    bytes. Raises HostFault with the command's error, or if the answer is longer than ``most`` or
-    takes more than twice ``wait`` and 30 s.
+    ``wait`` is ``[plugin.login] answer_timeout`` in seconds. ``most`` limits the bytes of the
+    answer.
+
+    Raises:
+        HostFault: The command failed, printed too much, or took more than twice ``wait`` plus 30 s.
     """
     argv = service.vmgr(config, "state", "--node", node, *options, "--", job_id)
     said, wrong = _said(argv, node, 2 * wait + _SPARE, most)
@@ -99,7 +103,6 @@ def answer(
 
 
 def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[bytes, bytes]:
-    """Return what a command says on both streams; code in a guest may answer for the node."""
     until = time.monotonic() + seconds
     said = bytearray(), bytearray()
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A command that waits for its job to answer, as ``qsub -I`` does: the job connects back to it."""
+"""Wait for a job to answer a request. The job connects back, as with ``qsub -I``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _PORT = 9  # discard: nothing is sent there, it is asked for the way only
 def ask(
     words: Sequence[str], job_id: str, node: str, site: Site, *, on_first: bool, terminal: bool
 ) -> int:
-    """Have the job run a command of vmgr's on a node; return its exit code. As the job's owner.
+    """Let the job run a vmgr command on a node; return its exit code. Privileges: the job's owner.
 
-    Raises HostFault naming what did not come about.
+    Raises:
+        HostFault: The job did not answer. The message names the failed step.
     """
     wait = site[Settings].answer_timeout
     key = os.urandom(channel.KEY)
@@ -51,7 +52,6 @@ def ask(
 
 
 def _own_address(node: str) -> str:
-    """Return the address of this host that a node sees. Raises HostFault."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((node, _PORT))  # of UDP: nothing is sent, ip(7)
@@ -63,7 +63,6 @@ def _own_address(node: str) -> str:
 def _connected(
     listener: socket.socket, request: Request, job_id: str, node: str, key: bytes, wait: float
 ) -> channel.Stream:
-    """Leave the request and return the connection on which the job has answered it."""
     until = time.monotonic() + wait
     busy, wrong = 0, ""
     answers: SimpleQueue[channel.Stream | str] = SimpleQueue()
@@ -98,9 +97,9 @@ def _greet(
     until: float,
     answers: SimpleQueue[channel.Stream | str],
 ) -> None:
-    """Put the stream of a new connection into ``answers``, or why it is not accepted.
+    """Put the stream of a new connection, or the reason for its rejection, into ``answers``.
 
-    Runs in a thread per connection, so that a silent stranger blocks nobody.
+    Runs in a thread per connection, so a silent stranger blocks nobody.
     """
     connection.settimeout(channel.HANDSHAKE)
     try:
@@ -115,7 +114,6 @@ def _greet(
 
 
 def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str) -> str:
-    """Return how far it came."""
     if wrong:
         return f"somebody connected, but not the job: {printable(wrong)}"
     where = f"{request.host} port {request.port}"
@@ -135,7 +133,6 @@ def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str)
 
 
 def _talk(stream: channel.Stream, *, terminal: bool) -> int:
-    """Pass our streams to the command and its to us; return its exit code."""
     threading.Thread(target=_send_input, args=(stream,), daemon=True).start()
     with _raw(stream) if terminal else contextlib.nullcontext():
         try:
@@ -160,8 +157,8 @@ def _script_has_ended() -> int:
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
     """Write the command's output.
 
-    Code in a guest can forge the answer, so on a terminal control sequences are escaped unless the
-    terminal is the guest's own.
+    Code in a guest can forge the output, so control sequences are escaped on a terminal, unless it
+    is the guest's own terminal.
     """
     if not terminal and os.isatty(descriptor):
         lines = data.decode("utf-8", "replace").split("\n")
@@ -179,10 +176,7 @@ def _send_input(stream: channel.Stream) -> None:
 
 @contextlib.contextmanager
 def _raw(stream: channel.Stream) -> Iterator[None]:
-    """Have the keys go to the command as they are pressed, and the window's size when it changes.
-
-    Raises Refused: this is no terminal.
-    """
+    """Set the terminal to raw mode and report window size changes. Raise Refused without one."""
 
     def resized(*_: Any) -> None:
         size = os.get_terminal_size()
