@@ -1,1 +1,1 @@
-"""vtorque-jobs: which jobs there are, where they are, and what one may ask for."""
+"""vtorque-jobs: list and cancel jobs, show their placement, explain limits."""

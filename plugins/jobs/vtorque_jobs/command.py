@@ -1,4 +1,4 @@
-"""``vmgr ps`` and ``vmgr cancel``: through the batch system, as the calling user."""
+"""``vmgr ps`` and ``vmgr cancel``, through the batch system as the calling user."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 
 
 def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode]]:
-    """Return by job what plugins say that its nodes know of it."""
     found: dict[str, list[JobOnNode]] = {job.id: [] for job in jobs}
     for seen, plugin in service.on_nodes(config, jobs):
         if isinstance(seen, BaseException):
@@ -127,7 +126,6 @@ def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode
 def _rows(
     row: tuple[str, ...], on_nodes: Sequence[JobOnNode] | None
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield a job's row, or one for each of its nodes, and what is known of it there."""
     if not on_nodes:
         yield row, () if on_nodes is None else ("", "")
         return
@@ -143,13 +141,13 @@ def _submitter(config: Path) -> Submitter:
 
 
 def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
-    """Return a key that sorts job ids by their numbers: 9.srv before 10.srv, 7[2] before 7[10]."""
+    """Return a sort key for job ids: 9.srv before 10.srv, 7[2] before 7[10]."""
     parts = re.findall("[0-9]+|[^0-9]+", job_id)
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
 
 
 def _ended(config: Path) -> Iterator[JobInfo]:
-    """Yield what is kept of ended jobs; a stranger's text."""
+    """Yield ended jobs from kept records, which are untrusted."""
     from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
 
     with contextlib.suppress(Refused):  # there is nothing

@@ -1,4 +1,4 @@
-"""``vtorque config explain``: what one job may ask for, and which line of the config says so."""
+"""``vtorque config explain``: the effective options of a job and the config lines behind them."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
 
 
 def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
-    """Return what holds for a job of which just these facts are known, for JSON.
+    """Return the limits for a job with these facts, for JSON.
 
-    ``counts`` of an entry is null if that takes a fact that is not known: it then does not count.
-    ``line`` of a default is null if it is the option's own.
+    ``counts`` of an entry is null if it depends on an unknown fact; the entry is then ignored.
+    ``line`` of a default is null if the default is the option's own.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)

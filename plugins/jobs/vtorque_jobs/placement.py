@@ -1,4 +1,4 @@
-"""``vmgr ps --placement``: whose this node's cores, memory and pool items are."""
+"""``vmgr ps --placement``: which jobs hold this node's cores, memory and pool items."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GUESTS = ("JOB", "OWNER", "CPUS", "GUEST", "ITS OWN CPUS", "MEMORY", "ITEMS")
 
 
 def show(config: Path, as_json: bool) -> None:
-    """Print the placement of all guests on this node. Raises UsageError for others than root."""
+    """Print the placement of all guests on this node. Raise UsageError unless called by root."""
     site, _ = load(config, node=False)
     if os.geteuid() != site.owner:
         raise UsageError("the placement of all jobs is root's: ask your administrator")
@@ -47,14 +47,14 @@ def show(config: Path, as_json: bool) -> None:
 
 
 def show_tables(found: dict[str, Any]) -> None:
-    """Print what :func:`describe` returns: a row a NUMA node, then one a guest."""
+    """Print the result of :func:`describe`: one row per NUMA node, then one per guest."""
     tables.show(_NODES, [_node(node, found) for node in found["nodes"]])
     guests = [_guest(job, guest) for job in found["jobs"] for guest in job["guests"]]
     tables.show(_GUESTS, guests, () if guests else ("no guests on this node",))
 
 
 def describe(states: Sequence[JournalState], share: NodeShare) -> dict[str, Any]:
-    """Return all that the ledger knows of this node, as ``--json`` prints it. Pure."""
+    """Return the ledger's content for this node, as printed by ``--json``. No I/O."""
     machine, taken = share.machine, ledger.taken_by(states)
     return {
         "nodes": [

@@ -1,4 +1,4 @@
-"""What the plugin declares: ``vmgr ps``, ``vmgr cancel``, ``vtorque config explain``."""
+"""Register ``vmgr ps``, ``vmgr cancel`` and ``vtorque config explain``."""
 
 from __future__ import annotations
 
