@@ -1,1 +1,1 @@
-"""``mpirun`` of Open MPI, MPICH and Intel MPI finds a job's guests without a flag."""
+"""Let ``mpirun`` of Open MPI, MPICH and Intel MPI find a job's guests without options."""

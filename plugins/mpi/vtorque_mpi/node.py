@@ -1,11 +1,11 @@
-"""What lets ``mpirun`` find a job's guests without a flag: variables and host files. Pure.
+"""Variables and host files with which ``mpirun`` finds a job's guests without options. No I/O.
 
-The launchers shall start their daemons in the guests by ssh, with the job's own keys, and believe
-none of the host's batch variables that they would otherwise look at. Sources of names and formats:
+Launchers must start their daemons in the guests by ssh, with the job's keys, and ignore the batch
+variables of the host. Sources:
 
 - Open MPI 4: mpirun(1), "Setting MCA Parameters" (``OMPI_MCA_<key>``), ``ompi_info --all`` for the
   keys, orte_hosts(7) for the file. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
-  its mpirun turns an ``OMPI_MCA_`` value into a ``PRTE_MCA_`` one that is not set, schizo_ompi.c.
+  its mpirun converts an ``OMPI_MCA_`` value to an unset ``PRTE_MCA_`` one, schizo_ompi.c.
 - MPICH, MVAPICH: "Using the Hydra Process Manager", Environment Settings; mpiexec.hydra -rmk -help.
 - Intel MPI: Developer Reference for Linux, Hydra Environment Variables, Global Hydra Options.
 """
@@ -33,7 +33,7 @@ _OTHER_NAMES = {
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Yield host files and variables, where the guest type can have them (OSv cannot)."""
+    """Yield host files and variables, unless the guest type does not support them (OSv)."""
     if not {"GuestFile", "EnvVar"} <= guest.supports:
         return
     for name, text in _files(guest).items():
@@ -82,7 +82,7 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
 
 
 def _subnets(guest: GuestPlan) -> list[str]:
-    """Return the subnets of the NICs whose addresses are known, the first NIC's first."""
+    """Return the subnets of NICs with known addresses, in order; empty if the first is unknown."""
     known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
     if not known or guest.addresses[0].ip is None:
         return []
