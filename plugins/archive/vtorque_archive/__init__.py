@@ -1,1 +1,1 @@
-"""What is kept of an ended job, in a directory that its user can read from everywhere."""
+"""Copy an ended job's records to a directory that its user can read from any host."""

@@ -1,4 +1,4 @@
-"""At the end of a job on a node: have what is kept of it written as its user. As root."""
+"""Start the archive's writer when a job ends on a node. Privileges: root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_core.api.node_job import Site
 
 @hookimpl
 def vtorque_ended(place: Place, site: Site) -> None:
-    """Begin to write it. Waits for nothing of the user's."""
+    """Start writing the archive. Does not wait for anything under the user's control."""
     settings = site[Settings]
     if settings.directory:
         from vtorque_archive.send import send  # noqa: PLC0415 - a start waits for no packing

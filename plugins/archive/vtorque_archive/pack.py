@@ -1,6 +1,6 @@
-"""One file of what a node has kept of a job attempt: its name, and what is in it.
+"""Archive of a node's records of one job attempt: its name and content.
 
-A zip file (PKWARE's APPNOTE) with the files that the node has kept, below no directory.
+It is a zip file (PKWARE's APPNOTE) with the records at the top level.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ _SMALL = 1 << 10  # bytes of the archive's own for a file, and for the list of w
 
 
 UNFINISHED = ".vtorque-unfinished-"
-"""How names of files begin that are there for a moment only."""
+"""Prefix of temporary files."""
 
 
 def note_of(key: str, node: str) -> str:
-    """Return the name of the file that has the script's exit code until the archive has it."""
+    """Return the name of the file that holds the script's exit code until it is archived."""
     return f"{UNFINISHED}{name_of(key, node)}"
 
 
 def name_of(key: str, node: str) -> str:
-    """Return the file's name. ``key``: of the attempt; ``node``: the batch system's name."""
+    """Return the archive's name for an attempt's key and a node."""
     return f"{key}@{re.sub(r'[^A-Za-z0-9._-]', '_', node)[:100] or 'node'}.zip"
 
 
 def key_of(name: str) -> str:
-    """Return the attempt's key in the name of such a file; empty: it is another."""
+    """Return the attempt's key from an archive's name, or "" for another file."""
     match = _NAME.fullmatch(name)
     return match[1] if match else ""
 
 
 def is_kept(name: str) -> bool:
-    """Return whether a file of that name belongs into it."""
+    """Return whether the archive includes files with this name."""
     return _FILE.fullmatch(name) is not None
 
 
 def order(name: str) -> tuple[int, str]:
-    """Sort by what a user wants most: what became of the job, its log, consoles, samples."""
+    """Sort key by importance: facts, log, consoles, samples."""
     first = [JOB, LOG]
     large = name.endswith(".jsonl")
     return (first.index(name) if name in first else 2 + large, name)
 
 
 def packed(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
-    """Return the archive, of at most ``limit`` bytes: what does not fit is named in it."""
+    """Return an archive of at most ``limit`` bytes, which lists files that do not fit."""
     buffer, left = io.BytesIO(), []
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         directory = _SMALL

@@ -1,4 +1,4 @@
-"""The site's settings, and what a user's directory has of their jobs. Declaring module."""
+"""Settings and hooks of the archive of a user's job records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Settings:
     days: float = setting(90.0, doc="files older than this are removed")
 
     def __post_init__(self) -> None:
-        """Check what types do not say. Raises ValueError."""
+        """Validate the values. Raise ValueError for an invalid one."""
         words = set(re.findall(r"\{([^{}]*)\}", self.directory))
         if self.directory and not self.directory.startswith(("/", "{home}/")):
             raise ValueError("directory: write an absolute path, or one that begins with {home}/")
@@ -67,7 +67,7 @@ _NOTE = 'umask 077; mkdir -p "$1" && cd "$1" && rm -f "./$2" && set -C && echo "
 
 @hookimpl
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequence[str]]:
-    """Yield what notes the script's exit code: Slurm and OpenPBS do not tell a node's root."""
+    """Yield a command that records the exit code, which some batch systems hide from root."""
     user = _caller()
     if site[Settings].directory and user is not None:
         from vtorque_archive.pack import note_of  # noqa: PLC0415
@@ -79,7 +79,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
 
 @hookimpl
 def vtorque_kept(site: Site) -> Iterator[Place]:
-    """Yield what the caller's directory has."""
+    """Yield the records in the caller's directory."""
     user = _caller()
     if site[Settings].directory and user is not None:
         from vtorque_archive.read import archives  # noqa: PLC0415 - not by vsub

@@ -1,6 +1,6 @@
-"""Read such files back. As their user, who can have forged them: nothing here believes a size.
+"""Read archives as their user, who can have forged them. No size is trusted.
 
-Nothing is unpacked into a directory: a command can be killed at any moment, also on a job's node.
+Nothing is unpacked into a directory, because a command can be killed at any time, even on a node.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ _left = MAX_BYTES  # that may still be opened
 
 @dataclasses.dataclass(frozen=True)
 class Archived(Place):
-    """What one node has kept of an attempt, in a user's file."""
+    """One node's records of an attempt, in a user's archive."""
 
     path: Path = Path()
 
     @property
     def directory(self) -> Path:
-        """The archive, for messages: there is no directory."""
+        """The archive's path, for messages. There is no directory."""
         return self.path
 
     @property
     def changed(self) -> float:
-        """When it was written, in Unix seconds."""
+        """Modification time in Unix seconds."""
         with contextlib.suppress(OSError):
             return self.path.lstat().st_mtime
         return 0.0
 
     def open(self, name: str) -> int:
-        """Return a descriptor of a file without a name. Raises OSError as :meth:`read`.
+        """Return a descriptor of an unnamed file with the content.
 
-        All that a process has opened so are :data:`~vtorque_archive.pack.MAX_BYTES` at most.
+        Raises OSError like :meth:`read`. One process can open at most
+        :data:`~vtorque_archive.pack.MAX_BYTES` in total.
         """
         global _left  # noqa: PLW0603 - a user can have forged as many archives as they like
         content = self.read(name, _left)
@@ -59,13 +60,16 @@ class Archived(Place):
             return os.dup(file.fileno())
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raises OSError: not there, no archive."""
+        """Return at most ``limit`` bytes of a file.
+
+        Raise OSError if it is missing or the archive invalid.
+        """
         with _opened(self.path) as archive:
             return _member(archive, name, limit)
 
 
 def archives(paths: Paths, directory: Path, uid: int) -> Iterator[Archived]:
-    """Yield what a user's directory has, in order of name; nothing if it is not there."""
+    """Yield the archives in a user's directory by name; none if it is missing."""
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         names += (entry.name for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False))
@@ -76,7 +80,7 @@ def archives(paths: Paths, directory: Path, uid: int) -> Iterator[Archived]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive. Raises OSError, whatever stands in it."""
+    """Open an archive. Convert all errors about its content to OSError."""
     with os.fdopen(os.open(path, _FLAGS), "rb") as file:
         _check(file)
         try:

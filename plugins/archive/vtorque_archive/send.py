@@ -1,10 +1,10 @@
-"""Hand what is kept of a job to a process that has become its user, and wait for neither.
+"""Pass a job's records to a process of its user, without waiting for it.
 
-A directory of a user's may hang (FUSE, a server that is down), be full, or be made of links. So the
-hook forks one process of root's, which lets go of all files and locks, reads what root has kept,
-and forks another: that one becomes the user for good, and only then looks at their directory. The
-kernel lets no other process of the user look into it, since it has changed its ids (prctl(2),
-PR_SET_DUMPABLE). The first waits for it, for so long, and kills it: nobody waits for the first.
+A user's directory may hang (FUSE, unreachable server), be full, or consist of links. The hook
+therefore forks a process of root, which closes all descriptors, reads root's records, and forks
+again. The second process permanently switches to the user and then accesses the directory. Other
+processes of the user cannot inspect it (prctl(2), PR_SET_DUMPABLE). The first process kills it
+after a timeout.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ANSWER = 500  # bytes
 
 
 def send(place: Place, settings: Settings) -> int:
-    """Begin to write a user's file; return the process that sees to it. As root.
+    """Start writing a user's archive; return the pid of the supervising process.
 
-    Raises OSError if the host cannot fork.
+    Privileges: root. Raises OSError if the fork fails.
     """
     pid = os.fork()
     if pid == 0:
@@ -68,7 +68,7 @@ def _see_to(place: Place, settings: Settings) -> None:
 
 
 def _let_go() -> None:
-    """Hold nothing of who has forked this one: its files, locks, terminal, its death."""
+    """Detach from the parent: descriptors, locks, terminal, session and signal handlers."""
     os.setsid()
     os.chdir("/")
     syslog.closelog()
@@ -82,7 +82,6 @@ def _let_go() -> None:
 
 
 def _files(place: Place) -> Iterator[tuple[str, bytes]]:
-    """Yield what root has kept: names and contents, what matters most first."""
     left = MAX_BYTES
     names = sorted(filter(is_kept, os.listdir(place.directory)), key=order)  # noqa: PTH208
     for name in names[:MAX_FILES]:
@@ -94,7 +93,7 @@ def _files(place: Place) -> Iterator[tuple[str, bytes]]:
 
 
 def _end_of(pid: int, answers: int) -> str:
-    """Wait for the child, kill it if it is late; return its word, which is its user's."""
+    """Wait for the child or kill it after the timeout; return its message, which is untrusted."""
     handle = os.pidfd_open(pid)
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
@@ -115,7 +114,7 @@ def _be_the_user(
     files: Sequence[tuple[str, bytes]],
     settings: Settings,
 ) -> NoReturn:
-    """Be the child: nothing of root's is left before the first look at the user's directory."""
+    """Run the child: drop root's privileges before any access to the user's directory."""
     said = ""
     try:
         signal.alarm(PATIENCE + _OWN)  # if who waits for it has been killed

@@ -1,6 +1,6 @@
-"""Write one file into a directory of the caller's, and remove what is too old or too much there.
+"""Write an archive to the caller's directory, and remove old or excess archives.
 
-As the job's user: whatever they have put in their directory, they can do themselves.
+Privileges: the job's user. The directory's content can only affect that user.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def write(
     settings: Settings,
     now: float,
 ) -> None:
-    """Pack the files and write them under ``name``, mode 0600, in one step.
+    """Pack the files and write them atomically as ``name``, mode 0600.
 
-    The directory is made, 0700, with those above; it must be the caller's, who in a place that all
-    can write is not the only one to make it. ``now``: Unix seconds. Raises OSError.
+    Missing directories are created with mode 0700. The directory must belong to the caller, because
+    others could have created it in a world-writable place. ``now`` is in Unix seconds.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     at = os.open(directory, _DIRECTORY)
@@ -55,7 +55,6 @@ def write(
 def _with_exit_code(
     at: int, name: str, files: Sequence[tuple[str, bytes]]
 ) -> list[tuple[str, bytes]]:
-    """Add the exit code that the job shell has noted, unless root knows one."""
     said = b""
     with contextlib.suppress(OSError):
         descriptor = os.open(UNFINISHED + name, _READ, dir_fd=at)
@@ -85,7 +84,6 @@ def _put(at: int, name: str, content: bytes) -> None:
 
 
 def _make_room(at: int, name: str, size: int, settings: Settings, now: float) -> None:
-    """Remove files of ours that are too old, then the oldest until this one has room."""
     left = []
     for entry, about in _ours(at):
         age = now - about.st_mtime
@@ -102,7 +100,6 @@ def _make_room(at: int, name: str, size: int, settings: Settings, now: float) ->
 
 
 def _ours(at: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files that have names of ours, and no other file of the user's."""
     with os.scandir(at) as entries:
         for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
             if key_of(entry.name) or entry.name.startswith(UNFINISHED):
