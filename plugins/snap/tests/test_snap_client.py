@@ -101,7 +101,7 @@ def test_the_password_is_needed_and_comes_from_a_private_file(version, private):
         assert "wrong" not in str(error.value)
         assert ask(private("s3cret:x\n")) == []
         before = len(server.scheduler.seen.requests)
-        with pytest.raises(HostFault, match="secret that others than root can reach"):
+        with pytest.raises(HostFault, match="is a secret, but users other than root can access it"):
             ask(private("s3cret:x\n", 0o640))
         assert len(server.scheduler.seen.requests) == before
 

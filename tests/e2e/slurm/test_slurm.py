@@ -231,8 +231,8 @@ FORGED = [
     (token([["ram", "999G"]]), b"ram="),
     (token([["img", "no-such"]]), b"no-such"),
     (token([["wings", "2"]]), b"wings=2: "),
-    ("vt1:!!", b"damaged"),
-    ("vt1:in-script", b"damaged"),
+    ("vt1:!!", b"is invalid: it is not a vt1 token"),
+    ("vt1:in-script", b"is invalid: the token is not base64"),
 ]
 
 
