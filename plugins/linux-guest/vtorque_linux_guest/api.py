@@ -1,7 +1,7 @@
-"""Public, for other guest types whose guests run vtorque-agent: the host's side of its protocol.
+"""Public API for other guest types whose guests run vtorque-agent: the host side of its protocol.
 
-What such a guest is made of, and how the agent gets into it, is the guest type's. How root waits
-for it, and how its job runs, is :class:`AgentDriver`; doc/stream.md has the protocol.
+The guest type defines its guests and how the agent gets into them. :class:`AgentDriver` waits for a
+guest as root and runs its job. The protocol is described in doc/stream.md.
 """
 
 from vtorque_linux_guest.boot.seed import seed_disk, seed_file

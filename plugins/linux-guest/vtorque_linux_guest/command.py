@@ -1,4 +1,4 @@
-"""``vmgr console|ssh``, which look into guests on this node; ``vmgr clean``: what they left."""
+"""The commands ``vmgr console``, ``vmgr ssh`` and ``vmgr clean``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
 
 
 def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the guests that have been moved to nodes that are not the job's, as far as known."""
+    """Yield the known guests that were migrated to nodes outside the job's allocation."""
     nodes = facts.get("elsewhere")
     for node in nodes.values() if isinstance(nodes, dict) else ():
         known = node.get("guests") if isinstance(node, dict) else None
@@ -82,8 +82,8 @@ def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _is_guest(found: object, rank: int) -> bool:
     """Return whether an entry of the kept facts is a guest of this rank.
 
-    On a user's own site these facts lie in the home, where guests can write. A forged host name
-    must not become an option of ssh, and a forged index must not become a part of a path.
+    On a user's own site these facts are in the home directory, which guests can write. A forged
+    host name must not become an ssh option, and a forged index must not become part of a path.
     """
     if not isinstance(found, dict) or not isinstance(found.get("index"), int):
         return False

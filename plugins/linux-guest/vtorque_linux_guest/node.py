@@ -1,4 +1,4 @@
-"""What the Linux guest plugin does on the node: settings, resources, health checks."""
+"""The Linux guest plugin on the node: settings, resources and health checks."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ exit 0"""
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Have the first guest clean a directory of a share, and know what to run on cancellation.
+    """Yield the context items of cloud-config, ``vmgr clean`` and commands for cancellation.
 
-    Every guest is set up as the user's cloud-config says. Raises Refused: that, or a directory in
-    no share of the user's own files.
+    All guests get the cloud-config. Only the first guest gets the rest.
+
+    Raises Refused for an invalid cloud-config, or if no writable share has the directory to clean.
     """
     if guest.request[CLEAN] and not guest.rank:  # before anything of the user's runs there
         yield _clean(guest, guest.request[CLEAN])
@@ -73,7 +74,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 def _clean(guest: GuestPlan, place: str) -> RootCommand:
     """Return the command of ``vmgr clean``.
 
-    To the host that is the user's subordinate id, which can touch nobody else's files.
+    Guest root has the user's subordinate id on the host, so it cannot touch another user's files.
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):
@@ -86,7 +87,7 @@ def _clean(guest: GuestPlan, place: str) -> RootCommand:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Note which guests have an epilogue of the site's to run before they end."""
+    """Acquire a :class:`SiteEpilogue` for each guest that has a site epilogue."""
     seconds = job.site[Settings].epilogue_timeout
     for guest in job.guests:
         if shared := [share.target for share in guest.shares if share.kind == "virtiofs"]:
@@ -97,7 +98,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 
 def agent_check(site: Site) -> Iterator[HealthResult]:
-    """Say whether images without a built-in agent can be used on this node."""
+    """Check whether images without a built-in agent can be used on this node."""
     path = agent_path(site[Settings], os.uname().machine)
     try:
         with path.open("rb") as file:
@@ -128,7 +129,7 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
 
 
 def descriptors_check(_: Site) -> Iterator[HealthResult]:
-    """Report whether the daemons of shares could use up the descriptors of the node."""
+    """Check whether the virtiofs daemons could exhaust the node's file descriptors."""
     most = int(FILE_MAX.read_text(encoding="ascii"))
     kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
     if most >= kib:
@@ -143,7 +144,7 @@ def descriptors_check(_: Site) -> Iterator[HealthResult]:
 
 
 def scripts_check(site: Site) -> Iterator[HealthResult]:
-    """Say which of the admin's scripts run in guests, and whether they are safe to run."""
+    """Report which site scripts run in guests, and check their permissions."""
     settings = site[Settings]
     for what in ("prologue", "epilogue", "precancel"):
         directory = getattr(settings, what)
@@ -157,7 +158,7 @@ def scripts_check(site: Site) -> Iterator[HealthResult]:
 
 
 def cloud_config_check(site: Site) -> Iterator[HealthResult]:
-    """Say which cloud-config guests get; their own cloud-init knows its schema."""
+    """Check the site's cloud-config files. Only cloud-init in the guest checks their schema."""
     import yaml  # noqa: PLC0415 - no hook reads what is root's own
 
     where = site[Settings].cloud_config
@@ -180,7 +181,7 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
 
 
 def virtlogd_check(site: Site) -> Iterator[HealthResult]:
-    """Check that virtlogd answers, which writes the consoles of guests."""
+    """Check that virtlogd, which writes the guests' console logs, answers."""
     conf = QEMU_CONF.read_text("utf-8", "replace") if QEMU_CONF.exists() else ""
     if is_personal(site) or _NO_VIRTLOGD.search(conf):
         return  # libvirtd of a user's session starts its own virtlogd

@@ -1,6 +1,6 @@
-"""What the Linux guest plugin declares: guest type, image builders, commands of ``vmgr``.
+"""Declarations of the Linux guest plugin: guest type, image builders and ``vmgr`` commands.
 
-``vsub`` imports this; nothing of the acting side is imported before it is called for.
+``vsub`` imports this module. The acting modules are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SUPPORTS = frozenset(
 
 
 def directory(text: str) -> str:
-    """Return an absolute path in one form. Raises ValueError."""
+    """Return the normalized form of an absolute path. Raises ValueError."""
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts:
         raise ValueError("is not an absolute path without '..'")
@@ -80,7 +80,7 @@ CLOUD_CONFIG: Option[FileData | None] = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse a cloud-config that cannot be read, or asks for what is not for users."""
+    """Refuse an invalid cloud-config or one that uses modules that are not available to users."""
     if (file := request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs have one
 

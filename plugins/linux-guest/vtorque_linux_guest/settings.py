@@ -1,4 +1,4 @@
-"""``[plugin.linux-guest]``, and the admin's scripts that run inside every guest."""
+"""The table ``[plugin.linux-guest]`` and the site's scripts that run in every guest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, setting
 
 SCRIPT_BYTES = 1024 * 1024
-"""The most that one script of the admin's may have: it travels on every guest's seed."""
+"""Maximum size of a site script. Every guest's seed contains it."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,23 @@ class Settings:
 
 
 def agent_path(settings: Settings, arch: str) -> Path:
-    """Return where this site's agent for guests of an architecture is."""
+    """Return the path of the agent binary for guests of an architecture."""
     return Path(settings.agent.replace("{prefix}", sys.prefix).replace("{arch}", arch))
 
 
 @dataclass(frozen=True)
 class SiteScript:
-    """One of the admin's scripts, as read on the node."""
+    """A site script, as read on the node."""
 
     name: str
     content: bytes
 
 
 def site_scripts(directory: str) -> tuple[SiteScript, ...]:
-    """Return the scripts of a directory in the order of their names; none if it does not exist.
+    """Return a directory's scripts in the order of their names, or () if it does not exist.
 
-    Names that start with a dot or end in ``~`` are passed over. Raises HostFault for a directory
-    or script that others than its owner (root, or who runs this) can write, or that is too large.
+    Names that start with a dot or end in ``~`` are ignored. Raises HostFault for a script that is
+    too large, or for anything that is writable by others than its owner (root or the caller).
     """
     path = Path(directory)
     try:

@@ -9,14 +9,14 @@ from vtorque_core.api import HostFault
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
 STATIC = ("-Os", "-static", "-s", "-Wl,--build-id=none")
-"""No build id, no debug paths, no timestamps: the same source and compiler give the same bytes."""
+"""No build id, debug paths or timestamps, so the build is reproducible."""
 
 
 def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC) -> None:
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
-    `cc` is a compiler's name or path; plain `gcc` works too where it has a static C library.
-    Raises HostFault that says what to install or what the compiler said.
+    `cc` is the name or path of a compiler; ``gcc`` works if a static C library is installed. Raises
+    HostFault if the compiler is missing or fails, with its output.
     """
     found = shutil.which(cc)
     if found is None:
@@ -38,7 +38,7 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
 
 
 def built_agent(scratch: Path) -> bytes:
-    """Return the agent as images have it, compiled in ``scratch``. Raises HostFault."""
+    """Return the agent binary for an image, compiled in ``scratch``. Raises HostFault."""
     binary = scratch / "vtorque-agent"
     build_agent(binary)
     return binary.read_bytes()

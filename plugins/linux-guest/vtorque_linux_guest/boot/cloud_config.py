@@ -1,7 +1,7 @@
-"""Fragments of cloud-config that an image and the site bring: which a guest gets.
+"""The cloud-config fragments of an image and of the site.
 
-They are bytes to root: cloud-init in the guest reads them, merges them as it documents
-(``merge_how``, else later keys replace earlier ones) and holds the result against its own schema.
+vTorque does not parse them. cloud-init in the guest merges them (``merge_how``; otherwise later
+keys replace earlier ones) and checks the result against its own schema.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vtorque_linux_guest.settings import Settings, site_scripts
 
 HEAD = "#cloud-config"
 LABEL = "cloud-config"
-"""Of an image: its fragment in one line (JSON is YAML), or :data:`NONE`."""
+"""Label of an image: its fragment in one line (JSON is YAML), or :data:`NONE`."""
 
 NONE = "none"
 
@@ -20,7 +20,7 @@ NONE = "none"
 def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
     """Return the image's fragment, then the site's in the order of their names.
 
-    Raises Refused for an image without cloud-init, HostFault for a file that is no cloud-config.
+    Raises Refused if the image has no cloud-init, HostFault for a file that is not a cloud-config.
     """
     own = image.labels.get(LABEL, "")
     if own == NONE:
@@ -40,7 +40,7 @@ def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
 
 
 def header_problem(text: str) -> str:
-    """Return what keeps cloud-init from taking a text for cloud-config, or nothing."""
+    """Return why cloud-init would not accept a text as cloud-config, or an empty string."""
     if "\ufffd" in text:
         return "is not UTF-8"
     return "" if text.split("\n", 1)[0].rstrip() == HEAD else f"does not begin with {HEAD}"

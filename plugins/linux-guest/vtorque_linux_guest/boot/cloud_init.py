@@ -1,8 +1,8 @@
-"""What cloud-init reads from the seed: user-data, meta-data and network-config (NoCloud).
+"""The seed's user-data, meta-data and network-config for cloud-init (NoCloud). Pure.
 
-JSON is YAML (YAML 1.2, 1.3), so the standard library writes it and no value needs quoting by hand.
-Keys: cloud-init's schema-cloud-config-v1.json (22.4), which a test checks against; network-config
-version 1, which all its renderers know, with one exception. Pure.
+They are written as JSON, a subset of YAML (YAML 1.2, 1.3), so no value needs manual quoting. A test
+checks the keys against cloud-init's schema-cloud-config-v1.json (22.4). network-config is version
+1, which all renderers support, with one exception.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vtorque_linux_guest.guest.agent_start import START, UNIT, agent_unit, start
 from vtorque_linux_guest.guest.linux_family import DEBIAN, family, has_agent
 
 APPEND = "list(append)+dict(no_replace,recurse_list)+str()"
-"""How our additions are merged (cloud-init's documentation, "Merging user data sections"): lists
-grow, and of other values those of an image and the site stay."""
+"""How cloud-init merges our additions (its documentation, "Merging user data sections"): lists are
+appended, and other values of the image and the site take precedence."""
 
 STAGES = {
     "cloud_init_modules": [
@@ -34,9 +34,9 @@ STAGES = {
         "final-message",
     ],
 }
-"""Modules of our own images, which else have only those that a seed of ours needs. None restarts
-sshd, which jobs of several guests use (set-passwords does), or fails where nobody asks for anything
-(locale does without Debian's package locales)."""
+"""Modules for our own images, which by default enable only those that our seed needs. None restarts
+sshd, which multi-guest jobs use (set-passwords does), and none fails unless requested (locale does
+without Debian's package locales)."""
 
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 
@@ -44,9 +44,9 @@ SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     """Return the cloud-config: host name, host key, time servers, and how the agent starts.
 
-    With ``fragments`` a MIME archive (cloud-init's documentation, "User data formats") of them and
-    ours: what ours adds, and last what nothing may change. The job's user is setup.sh's matter:
-    cloud-init cannot give a group its gid, and refuses names that the cluster may have.
+    With ``fragments``, return a MIME archive (cloud-init's documentation, "User data formats"): the
+    fragments, our additions, and finally the keys that no fragment may override. setup.sh creates
+    the job's user, because cloud-init cannot set a group's gid and rejects some valid user names.
     """
     added, fixed = _added(guest), _fixed(guest)
     if not fragments:
@@ -60,7 +60,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
 
 
 def _added(guest: GuestPlan) -> dict[str, Any]:
-    """Return what joins what an image and the site have."""
+    """Return the keys that are merged with those of the image and the site."""
     data: dict[str, Any] = {
         # An explicit list without "default": the image's default user, who has sudo, is not made.
         "users": [{"name": "root", "lock_passwd": True}],
@@ -84,7 +84,7 @@ def _added(guest: GuestPlan) -> dict[str, Any]:
 
 
 def _fixed(guest: GuestPlan) -> dict[str, Any]:
-    """Return what is so in every guest."""
+    """Return the keys that no fragment may override."""
     key = keys.host_key(guest.secret, guest.hostname)
     return {
         "hostname": guest.hostname,
@@ -104,7 +104,7 @@ def _config(data: Mapping[str, Any]) -> str:
 
 
 def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
-    """Return parts (text, how it is merged) as a MIME archive (RFC 2046, 5.1.3)."""
+    """Return (text, merge type) pairs as a MIME archive (RFC 2046, 5.1.3)."""
     from email.mime.multipart import MIMEMultipart  # noqa: PLC0415 - few sites have fragments
     from email.mime.text import MIMEText  # noqa: PLC0415
 
@@ -118,11 +118,12 @@ def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
 
 
 def meta_data(guest: GuestPlan) -> bytes:
-    """Return meta-data. An instance-id used before with another MAC leaves a guest offline.
+    """Return meta-data with an instance-id that is unique to this guest.
 
-    The guest's name has job id, attempt, node and index in it, so no two guests share one.
-    Our own images run no stage but cloud-init's first before READY, so all is done in that:
-    ``dsmode: local`` (cloud-init's documentation, "NoCloud").
+    If an instance-id is reused with another MAC address, the guest stays offline. The guest's name
+    contains job id, node and index, so it is unique. In our own images only cloud-init's first
+    stage runs before READY, so ``dsmode: local`` makes that stage do everything (cloud-init's
+    documentation, "NoCloud").
     """
     data = {"instance-id": f"{guest.name}-{guest.job.attempt}", "local-hostname": guest.hostname}
     if has_agent(guest.image):
@@ -131,10 +132,10 @@ def meta_data(guest: GuestPlan) -> bytes:
 
 
 def network_config(guest: GuestPlan) -> bytes:
-    """Return network-config: one interface per NIC, found by its MAC.
+    """Return network-config: one interface per NIC, matched by its MAC address.
 
-    Version 1; version 2 where another network than the first is asked by DHCP, since only that can
-    keep its routes out.
+    The format is version 1. If a network other than the first uses DHCP, it is version 2, which
+    alone can ignore that network's routes.
     """
     if any(address.network and not address.ip and address.dhcp for address in guest.addresses):
         return _json({"version": 2, "ethernets": dict(_ethernets(guest))})

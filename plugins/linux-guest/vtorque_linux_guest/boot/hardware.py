@@ -1,6 +1,6 @@
-"""Virtual hardware, shares and disks of a Linux guest, and the files that it needs on the node.
+"""Virtual hardware, shares and disks of a Linux guest, and its files on the node.
 
-As root on the node. Only :func:`resources` reads files: the scripts and the agent's binary.
+Privileges: root, on the node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vtorque_linux_guest.guest.contract import (
 from vtorque_linux_guest.settings import Settings, site_scripts
 
 DATA_SERIAL = "vtdata"
-"""Serial number of the user's disk; the core opens the file as the user."""
+"""Serial number of the user's disk. The core opens the file as the user."""
 
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
 _RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
@@ -64,7 +64,7 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
 
 
 def context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Yield the environment, the mounts of the shares and of the user's disk."""
+    """Yield the environment and the mounts of the shares and of the user's disk."""
     yield EnvVar("DISTRO", "SLG")
     for share in guest.shares:
         source = tag(share) if share.kind == "virtiofs" else share.source
@@ -80,7 +80,7 @@ def resources(
 ) -> Iterable[Resource]:
     """Return the seed and the files of ``vmgr ssh``.
 
-    Raises Refused, HostFault for items that this guest cannot have.
+    Raises Refused or HostFault for context items that this guest does not support.
     """
     content = iso(seed_files(guest, items, settings, find_aliases(guest)))
     has_epilogue = bool(site_scripts(settings.epilogue))
@@ -93,14 +93,14 @@ def resources(
 
 
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
-    """Return other paths of shared directories on the node, each with its target in the guest.
+    """Map other paths of shared directories on the node to their targets in the guest.
 
-    One is the path of the user's home in the user database. Others are paths without symbolic
+    These are the path of the user's home in the user database, and the paths without symbolic
     links, as getcwd(3) returns them: of the home, and of shares with the same path in the guest.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
-    path is resolved. A user can replace a directory by a link at this moment and so choose the
-    result. Therefore a result in a system directory is dropped.
+    path is resolved. The user can choose the result by replacing a directory with a link, so a
+    result in a system directory is dropped.
     """
     aliases = {
         s.source: s.target for s in guest.shares if s.source == s.target and s.name != "home"
@@ -116,16 +116,16 @@ def find_aliases(guest: GuestPlan) -> dict[str, str]:
 
 
 def has_data(guest: GuestPlan) -> bool:
-    """Return whether this guest gets the user's own disk: only the job's first one does."""
+    """Return whether this guest gets the user's own disk, which only the job's first guest does."""
     return bool(guest[DISK]) and guest.rank == 0
 
 
 def cmdline(image: Image) -> str:
-    """Return the kernel's command line: vTorque's words, then the image's.
+    """Return the kernel command line: vTorque's parameters, then the image's.
 
-    ``quiet`` and no self tests of ciphers save 0.3 s of an emulated boot, ``panic=-1`` ends a
-    guest whose kernel panics (kernel-parameters.txt). There is no ``ds=nocloud``, because
-    cloud-init would take it for a seed without a disk.
+    ``quiet`` and the skipped cipher self-tests save 0.3 s of an emulated boot. ``panic=-1`` ends a
+    guest whose kernel panics (kernel-parameters.txt). ``ds=nocloud`` is omitted, because cloud-init
+    would take it for a seed without a disk.
     """
     console = _CONSOLES.get(image.arch, "ttyS0")
     words = [f"console={console}", "quiet", "panic=-1", "cryptomgr.notests=1"]
@@ -134,7 +134,7 @@ def cmdline(image: Image) -> str:
 
 
 def tag(share: Share) -> str:
-    """Return the virtiofs tag of a share: its name. Raises HostFault if that is too long."""
+    """Return the virtiofs tag of a share: its name. Raises HostFault if it is too long."""
     if len(share.name.encode()) > _TAG_BYTES:
         raise HostFault(f"[shares.{share.name}]: the name has more than {_TAG_BYTES} bytes")
     return share.name

@@ -1,7 +1,7 @@
-"""The ssh keys of a job: one of its user for all its guests, one host key per guest.
+"""The ssh keys of a job: one user key for all guests and one host key per guest.
 
-Derived from the job's secret, so that all nodes have the same ones with no exchange. Ed25519
-(RFC 8032): any 32 bytes are a private key. Formats: sshd(8), AUTHORIZED_KEYS and
+They are derived from the job's secret, so all nodes compute the same keys without an exchange. Any
+32 bytes are an Ed25519 private key (RFC 8032). Formats: sshd(8), AUTHORIZED_KEYS and
 SSH_KNOWN_HOSTS FILE FORMAT; OpenSSH's PROTOCOL.key.
 """
 
@@ -22,17 +22,17 @@ class KeyPair:
 
 
 def user_key(secret: bytes) -> KeyPair:
-    """Return the key that lets the job's user from any of the job's guests into the others."""
+    """Return the key with which the job's user logs in from one guest of the job to another."""
     return _pair(derive(secret, "ssh-user"))
 
 
 def host_key(secret: bytes, hostname: str) -> KeyPair:
-    """Return the host key of the job's guest of this name."""
+    """Return the host key of the job's guest with this name."""
     return _pair(derive(secret, "ssh-host", hostname))
 
 
 def authorized_keys(secret: bytes) -> str:
-    """Return the authorized_keys of the job's user: no key but the job's own."""
+    """Return the authorized_keys of the job's user, which has only the job's own key."""
     return f"{user_key(secret).public} vtorque-job\n"
 
 
@@ -41,9 +41,10 @@ def known_hosts(
     peers: Iterable[tuple[str, str]],
     aliases: Iterable[tuple[str, str, str]] = (),
 ) -> str:
-    """Return ssh_known_hosts lines of all guests of the job: (hostname, ip), the ip maybe empty.
+    """Return ssh_known_hosts lines for all guests of the job.
 
-    ``aliases`` are further names of theirs: (name, hostname, ip).
+    ``peers`` are (hostname, ip), where the ip may be empty. ``aliases`` are additional names of
+    guests: (name, hostname, ip).
     """
     names = [(name, name, ip) for name, ip in peers]
     return "".join(

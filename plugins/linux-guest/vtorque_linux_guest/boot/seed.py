@@ -1,8 +1,8 @@
-"""The seed: the small read-only disk that tells a guest what it is for.
+"""The seed: a small read-only disk with the configuration of one guest.
 
-An ISO 9660 image labelled ``cidata`` with Joliet and Rock Ridge names, as cloud-init's NoCloud
-data source wants it (cloud-init docs, "NoCloud"; ECMA-119; IEEE P1282), made in memory. What lies
-where in it is the contract with the guest: doc/guests.md.
+It is an ISO 9660 image labeled ``cidata`` with Joliet and Rock Ridge names, as cloud-init's NoCloud
+data source requires (cloud-init docs, "NoCloud"; ECMA-119; IEEE P1282). It is created in memory.
+Its layout is the contract with the guest: doc/guests.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIRECTORY = 0o040700
 def iso(files: Mapping[str, bytes]) -> bytes:
     """Return an ISO image with these files: path below its root (``vtorque/setup.sh``) to content.
 
-    Each part of a path must be at most 64 characters long (Joliet). Raises HostFault otherwise.
+    Raises HostFault for a path component with more than 64 characters (Joliet).
     """
     from pycdlib import PyCdlib  # noqa: PLC0415 - 25 ms that no epilogue needs
 
@@ -62,7 +62,7 @@ def iso(files: Mapping[str, bytes]) -> bytes:
 
 
 def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
-    """Make a directory and those above it; ``made`` maps a path to its plain ISO 9660 one."""
+    """Create a directory and its parents. ``made`` maps each path to its plain ISO 9660 path."""
     if folder in made:
         return
     above, _, name = folder.rpartition("/")
@@ -72,15 +72,15 @@ def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
 
 
 def seed_disk(guest: GuestPlan) -> Disk:
-    """Return the disk of the guest's seed, by whose serial the guest knows it (doc/guests.md)."""
+    """Return the seed's disk. The guest identifies it by its serial number (doc/guests.md)."""
     path = str(guest.state_dir / SEED_NAME)
     return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)
 
 
 def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
-    """Return the resource that is the seed: ISO 9660, path on it (``vtorque/setup.sh``) to content.
+    """Return the seed as a resource: an ISO 9660 image with these files (path to content).
 
-    Raises HostFault for a name of over 64 characters.
+    Raises HostFault for a path component with more than 64 characters.
     """
     from vtorque_core.api.job_files import File  # noqa: PLC0415 - nor this
 
@@ -92,9 +92,9 @@ def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
 class Seed(Resource):
     """The seed of one guest on the node's disk.
 
-    It holds the guest's keys: only root and ``owner``, the uid that QEMU runs as, may read it.
-    ``marker`` is a second, empty file where the job shell sees that the guest has a site
-    epilogue; empty text: it has none.
+    It contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it.
+    ``marker`` is an empty file that tells the job shell that the guest has a site epilogue; "" if
+    it has none.
     """
 
     kind = "linux-seed"
@@ -106,7 +106,7 @@ class Seed(Resource):
     content: bytes = unjournalled(b"")
 
     def create(self) -> None:
-        """Write the files. Raises HostFault if there is no room or the directory is missing."""
+        """Write the files. Raises HostFault if the disk is full or the directory is missing."""
         _write(Path(self.path), self.content, 0o400, self.owner)
         if self.marker:
             _write(Path(self.marker), b"", 0o444, os.geteuid())
@@ -121,7 +121,7 @@ class Seed(Resource):
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
-    """Write a new file; one left by a killed attempt is replaced, a link is never followed."""
+    """Write a new file. Replace one left by an interrupted attempt, and never follow a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Everything that one guest's seed holds. Root on the node; the contract is in doc/guests.md."""
+"""The contents of a guest's seed, as described in doc/guests.md. As root, on the node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seed_files(
     settings: Settings,
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return path on the seed to content. Raises Refused and HostFault (see setup_script.build)."""
+    """Map each path on the seed to its content. Raises Refused and HostFault."""
     fragments = cloud_config.fragments(guest.image, settings)
     setup = setup_script.build(
         guest,
@@ -50,10 +50,10 @@ def seed_files(
 
 
 def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
-    """Return the agent's configuration (doc/stream.md): who runs jobs, and where.
+    """Return the agent's configuration (doc/stream.md).
 
-    The agent syncs before it reports a job's end where a file system is the guest's own business:
-    virtiofs has nothing to flush once a file is closed, and the root disk is thrown away.
+    The agent syncs before it reports the end of a job only if a file system needs it. virtiofs
+    needs no flush after a close, and the root disk is discarded.
     """
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
     values = {"setup": "/run/vtorque/setup.sh", "sync": str(int(own))}
@@ -66,7 +66,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
-    """Return the configuration of the agent that runs what is to run on cancellation."""
+    """Return the configuration of the agent that runs the commands for cancellation."""
     return agent_side.conf(agent_side.who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 

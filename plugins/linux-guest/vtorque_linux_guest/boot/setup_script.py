@@ -1,8 +1,8 @@
-"""``setup.sh``: what the agent runs as root in a guest before it says READY, and the files it uses.
+"""Generate ``setup.sh``, which the agent runs as root before READY, and the files it uses. Pure.
 
-Generated, so that every guest family takes the same path. Every value goes through
-:func:`shlex.quote` or travels as a file on the seed; none is ever interpreted. Each part is a step
-with a name; what a failed step said becomes the reason of the failed start. Pure.
+All guest families use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
+file on the seed, so the shell never interprets it. Each part is a named step. The output of a
+failed step becomes the error message of the failed start.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
 
 @dataclass
 class _Script:
-    """The script in the making. ``seed``: path below ``vtorque/`` on the seed to content."""
+    """The script under construction. ``seed`` maps paths below ``vtorque/`` to contents."""
 
     lines: list[str] = field(default_factory=list)
     seed: dict[str, bytes] = field(default_factory=dict)
@@ -63,20 +63,19 @@ class _Script:
         self.lines.append(f"\nstep {quote(shown)}")
 
     def call(self, *words: str) -> None:
-        """Add a command of words that are already shell text."""
+        """Add a command from words that are already shell text."""
         self.lines.append(" ".join(words))
 
     def write(self, path: str, text: str) -> None:
-        """Write a small text to a path, without a process."""
+        """Write a small text to a path without starting a process."""
         self.call("printf %s", quote(text), f">{at(path)}")
 
     def put(self, path: str, content: bytes, mode: int = 0o644, owner: str = "0:0") -> None:
-        """Write a file that travels on the seed."""
+        """Write a file whose content is stored on the seed."""
         number = self.file(content)
         self.call("put", number, at(path), f"{mode & 0o7777:04o}", owner)
 
     def file(self, content: bytes) -> str:
-        """Add a file to the seed and return its number."""
         number = f"{self.puts:04d}"
         self.puts += 1
         self.seed[f"files/{number}"] = content
@@ -84,7 +83,7 @@ class _Script:
 
 
 def quote(value: str) -> str:
-    """Return ``value`` as one word of shell text. Raises HostFault for a NUL, which no word has."""
+    """Return ``value`` as one word of shell text. Raises HostFault if it contains a NUL."""
     if "\0" in value:
         raise HostFault(f"{value!r} has a NUL character: it cannot be used in a guest")
     return shlex.quote(value)
@@ -93,7 +92,7 @@ def quote(value: str) -> str:
 def at(path: str) -> str:
     """Return an absolute guest path as shell text below the script's prefix ``R``.
 
-    Raises HostFault for a path that is relative or has ``..`` in it.
+    Raises HostFault for a path that is relative or contains ``..``.
     """
     if not path.startswith("/") or ".." in PurePosixPath(path).parts:
         raise HostFault(f"{path!r} must be an absolute path in the guest, without '..'")
@@ -113,10 +112,10 @@ def build(
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``cloud_config``: true if the image or the site has cloud-config. ``links``: symbolic links to
-    create, path to target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root``:
-    a prefix of all paths that the script touches, for tests. Raises Refused for items that the
-    image's family does not support, HostFault for a value that no guest can have.
+    ``cloud_config`` is true if the image or the site has cloud-config. ``links`` are symbolic links
+    to create, path to target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`).
+    ``root`` is a prefix of all paths that the script uses, for tests. Raises Refused for an item
+    that the image's family does not support, HostFault for a value that is invalid in a guest.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -161,7 +160,7 @@ def _owner(guest: GuestPlan, owner: str) -> str:
 
 
 def _base(script: _Script, guest: GuestPlan) -> None:
-    """What cloud-init does elsewhere: host name, network, name servers, time."""
+    """Do what cloud-init does in other images: host name, network, name servers and time."""
     script.step("host name")
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")
@@ -178,7 +177,7 @@ def _base(script: _Script, guest: GuestPlan) -> None:
 
 
 def _addresses(script: _Script, guest: GuestPlan) -> None:
-    """Wait until the network that cloud-init has described is up: mounts and peers need it."""
+    """Wait until cloud-init has configured the network, which mounts and peers need."""
     for address in guest.addresses:
         if address.ip or address.dhcp:
             script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
@@ -206,7 +205,6 @@ def _network(script: _Script, address: Address) -> None:
 
 
 def _dhcp(script: _Script, address: Address) -> None:
-    """Ask for the address; the name servers and the default route are the first network's."""
     script.seed["udhcpc.sh"] = _data("udhcpc.sh").encode()
     script.call('chmod 0700 "$D/udhcpc.sh"')
     script.call("export VTORQUE_ADDRESS_ONLY=" + ("1" if address.network else ""))
@@ -215,7 +213,7 @@ def _dhcp(script: _Script, address: Address) -> None:
 
 
 def _identity(script: _Script, guest: GuestPlan) -> None:
-    """The job's user and nobody else's: same ids in every family, whatever the image has."""
+    """Create the job's user with the same ids in every image, even if the image has these ids."""
     user, home = guest.user, guest.home
     script.step(f"user {user.name}")
     texts = {
@@ -242,7 +240,7 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
 def _passwd(script: _Script, shell: str) -> None:
     """Write the user's line of passwd(5), with /bin/sh if the guest lacks the login shell.
 
-    All programs in the guest, also the agent and sshd, read the login shell from that line.
+    All programs in the guest read the login shell from that line, including the agent and sshd.
     """
     script.call(f"passwd=passwd; if [ ! -x {at(shell)} ]; then passwd=passwd.sh; fi")
     script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
@@ -285,7 +283,6 @@ def _ssh(script: _Script, guest: GuestPlan) -> None:
 def _packages(
     script: _Script, guest: GuestPlan, items: Iterable[Package], settings: Settings
 ) -> None:
-    """Install what is missing. Packages of another family are not this guest's."""
     image, kin = guest.image, family(guest.image)
     items = list(items)
     if items and kin in {MICRO, None}:
@@ -411,12 +408,12 @@ def _site_scripts(
 
 
 def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
-    """Return what this guest runs when the job is cancelled: only the script's has any."""
+    """Return the commands to run on cancellation; only the job's first guest has any."""
     return [item.argv for item in _of(items, OnCancel) if guest.rank == 0]
 
 
 def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
-    """An agent of its own runs them: the first one is at work for the job's script then."""
+    """Set up a second agent for these commands, because the first one is running the script."""
     if commands:
         script.step("what runs on cancellation")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]

@@ -1,7 +1,7 @@
-"""What ``vmgr ssh`` on the node needs: the job's own key and host keys, in the guest's run_dir.
+"""Client files for ``vmgr ssh`` in the guest's run directory: the job's key and the host keys.
 
-The client configuration ``ssh_config`` (ssh_config(5)) is the seam: the command runs
-``ssh -F`` on it and knows nothing else of the guest type.
+``ssh_config`` (ssh_config(5)) is the interface: ``vmgr ssh`` runs ``ssh -F`` with it and needs no
+other knowledge of the guest type.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 
 
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
-    """Yield the files as resources; none for an image without sshd or a guest without address.
+    """Yield the files as resources, or nothing for an image without sshd or address.
 
-    The key belongs to the job's user, who alone may read it; the rest is public. The files of the
-    job's first guest, which stays where it is, are for all guests of the job: one may have been
-    moved to a node where the batch system starts nothing for the job's user.
+    Only the job's user can read the key. The files of the job's first guest cover all its guests,
+    because the batch system starts nothing for the user on a node that a guest was migrated to.
     """
     address = guest.addresses[0].ip if guest.addresses else None
     if guest.image.labels.get("init") != "cloud-init" or address is None:

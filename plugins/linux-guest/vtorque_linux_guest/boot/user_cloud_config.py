@@ -1,8 +1,8 @@
-"""The user's cloud-config: what of it there may be, and what root makes of it.
+"""Validate the user's cloud-config and convert it to context items.
 
-Its YAML is parsed by a process without rights. What comes from there is checked here, each value as
-what it is to be: names of packages, files below the home and commands, which the guest writes and
-runs as the user.
+An unprivileged process parses the YAML. This module checks each value that it returns: names of
+packages, files below the home directory, and commands. The guest writes the files and runs the
+commands as the user.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _P, _W, _A, _S, _C = b"p", b"w", b"a", b"s", b"c"  # package, file (new, longer)
 
 @dataclass(frozen=True)
 class UserFile:
-    """A file to be written. ``mode``: permission bits; ``append``: to what is there."""
+    """A file to write. ``mode``: permission bits; ``append``: append to an existing file."""
 
     path: str
     content: bytes
@@ -49,7 +49,7 @@ class UserFile:
 
 @dataclass(frozen=True)
 class UserConfig:
-    """What a user's cloud-config asks for. A command is a text for the shell, or its words."""
+    """A validated cloud-config. A command is a string for the shell or a tuple of words."""
 
     packages: tuple[str, ...] = ()
     files: tuple[UserFile, ...] = ()
@@ -57,14 +57,14 @@ class UserConfig:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return which of :data:`MODULES` it uses."""
+        """The modules of :data:`MODULES` that it uses."""
         used = zip(MODULES, (self.packages, self.files, self.commands), strict=True)
         return tuple(name for name, items in used if items)
 
 
 @functools.lru_cache(maxsize=2)  # asked for each guest of the job
 def read(file: FileData) -> UserConfig:
-    """Return what a file asks for. Raises Refused with what is wrong in it."""
+    """Return the configuration in a file. Raises Refused with what is wrong."""
     try:
         return _checked(read_apart(parse, file.content))
     except Unreadable as error:
@@ -74,10 +74,10 @@ def read(file: FileData) -> UserConfig:
 def items(
     config: UserConfig, allowed: Iterable[str], kin: str | None, user: JobUser, home: str
 ) -> Iterator[ContextItem]:
-    """Yield what sets a guest up so.
+    """Yield the context items that apply a user's configuration.
 
-    ``allowed``: the modules that the site lets users have; ``kin``: the image's family; ``home``:
-    in the guest. Raises Refused.
+    ``allowed`` are the modules that the site allows, ``kin`` is the image's family, and ``home`` is
+    the user's home directory in the guest. Raises Refused.
     """
     allowed = [name for name in MODULES if name in allowed]
     for name in config.modules:
@@ -116,7 +116,7 @@ _FUNCTIONS = (
 
 
 def _as_user(user: JobUser, home: str, script: str) -> str:
-    """Return the shell text that becomes the user (setpriv(1)) and runs their script."""
+    """Return shell text that switches to the user (setpriv(1)) and runs their script."""
     who = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups", "--")
     environ = {"HOME": home, "USER": user.name, "LOGNAME": user.name, "PATH": _PATH}
     words = (*who, "env", "-i", *(f"{k}={v}" for k, v in environ.items()), "/bin/sh", script)
@@ -176,9 +176,9 @@ def _refuse(said: str, **more: str) -> NoReturn:
 
 
 def parse(content: bytes) -> Iterator[bytes]:
-    """Yield what a cloud-config asks for, a value for each package, file and command.
+    """Yield one value for each package, file and command of a cloud-config.
 
-    Raises ValueError with what is wrong.
+    Privileges: nobody. Raises ValueError with what is wrong.
     """
     try:
         text = content.decode()
@@ -209,7 +209,7 @@ def parse(content: bytes) -> Iterator[bytes]:
 
 
 def _document(text: str) -> Any:
-    """Return the YAML document: without aliases, tags and keys that are there twice."""
+    """Return the YAML document. Reject aliases, tags and duplicate keys."""
     import yaml  # noqa: PLC0415 - 30 ms that few jobs need
 
     try:

@@ -1,1 +1,1 @@
-"""What runs inside guests, and which kind of Linux that is."""
+"""Programs that run in guests, and the Linux family of an image."""

@@ -1,4 +1,4 @@
-"""What the host tells the agent of a guest, and by which ports. Pure."""
+"""The configuration and the ports of a guest's agent. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from vtorque_linux_guest.guest.contract import (
 
 
 def ports(guest: GuestPlan) -> Iterator[Channel]:
-    """Yield the virtio-serial ports over which the host talks with the agent."""
+    """Yield the virtio-serial ports that connect the host with the agent."""
     yield Channel("status", STATUS_PORT, str(guest.run_dir / STATUS_SOCKET), owner="root")
     yield Channel("run", RUN_PORT, str(guest.run_dir / RUN_SOCKET), owner="job")
 
 
 def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
-    """Return the agent's configuration: who runs jobs, where, by which ports, and ``more`` keys.
+    """Return the agent's configuration: user, directories, ports and the keys in ``more``.
 
-    Raises HostFault for a value that no line can hold.
+    Raises HostFault for a value that contains a newline or a NUL.
     """
     found = {"status": f"port:{STATUS_PORT}", "run": f"port:{RUN_PORT}", **more}
     return conf({**who_and_where(guest), **found})
 
 
 def who_and_where(guest: GuestPlan) -> dict[str, str]:
-    """Return what each agent of the guest is told: whose programs it runs, and where."""
+    """Return the keys that all agents of the guest share: the job's user and the directories."""
     user = guest.user
     values = {
         "user": user.name,
@@ -49,12 +49,12 @@ def who_and_where(guest: GuestPlan) -> dict[str, str]:
 
 
 def home(guest: GuestPlan) -> str:
-    """Return the user's home in the guest."""
+    """Return the user's home directory in the guest."""
     return guest.home
 
 
 def conf(values: Mapping[str, str]) -> bytes:
-    """Return an agent's configuration of these keys. Raises HostFault."""
+    """Return these keys in the format of agent.conf. Raises HostFault."""
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
             raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")

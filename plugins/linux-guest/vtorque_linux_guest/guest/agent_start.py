@@ -1,4 +1,4 @@
-"""How the agent starts in a guest that systemd boots: its program, unit and start script."""
+"""The agent's program, unit and start script in a guest that boots with systemd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNIT = "/etc/systemd/system/vtorque-agent.service"
 
 
 def start_script() -> str:
-    """Return the script that takes the job's data off the seed and becomes the agent."""
+    """Return the script that copies the job's data from the seed and executes the agent."""
     return files("vtorque_linux_guest.guest").joinpath("vtorque-start").read_text("utf-8")
 
 

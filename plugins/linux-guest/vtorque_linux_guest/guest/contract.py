@@ -1,4 +1,4 @@
-"""Names that the host, the seed and the guest have agreed on: ports and paths (doc/guests.md)."""
+"""Names of ports and paths that the host, the seed and the guest share (doc/guests.md)."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ CANCEL_PORT = "org.vtorque.cancel"
 STATUS_SOCKET = "status.sock"
 RUN_SOCKET = "run.sock"
 CANCEL_SOCKET = "cancel.sock"
-"""The ports' other ends: unix sockets in the guest's run_dir on the node."""
+"""Unix sockets in the guest's run_dir on the node: the host ends of the ports."""
 
 SSH_CONFIG = "ssh_config"
-"""In the run_dir: how its user's ssh reaches the guest (ssh_config(5)), if it has an sshd."""
+"""In the run_dir: the ssh_config(5) with which the user reaches a guest that has an sshd."""
 
 SPOOL = "/var/spool/vtorque"
-"""Where the agent puts the job's script; root's, so that only the files are the user's."""
+"""Directory where the agent stores the job's script. Root owns it, the user only the files."""
 
 ENVIRONMENT = ".vtorque-environment"
-"""The file in the spool with the running job's environment, for login shells."""
+"""File in the spool with the running job's environment, for login shells."""
 
 SITE = "/usr/lib/vtorque"
-"""Where the admin's scripts are run from: /run may be noexec."""
+"""Directory of the site's scripts in the guest. /run may be noexec."""
 
 ON_CANCEL = f"{SITE}/on-cancel"
-"""Runs all that is to run when the job is cancelled, as its user."""
+"""Script that runs all commands for cancellation, as the job's user."""
 
 CANCEL_MARKER = "on-cancel"
-"""In the run_dir, empty: the guest has such commands."""
+"""Empty file in the run_dir: the guest has commands for cancellation."""
 
 BREAK_MARKER = "break-expected"
-"""In the run_dir, root's: until which time.time() the ports may break and come again."""
+"""Root's file in the run_dir: the time.time() until which the ports may disconnect."""
 
 DATA = "/data"
-"""Where the user's own disk is mounted in the job's first guest."""
+"""Mount point of the user's own disk in the job's first guest."""
 
 AS_USER = f"{SITE}/cloud-config/as-user"
-"""Becomes the job's user, and does what their cloud-config says."""
+"""Script that switches to the job's user and applies their cloud-config."""
 
 ON_GUEST = f"{SITE}/on-guest"
 """Program that runs a command on another guest of the job, for the batch commands in guests."""
 
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"
-"""In the run_dir, empty: the guest has a site epilogue."""
+"""Empty file in the run_dir: the guest has a site epilogue."""

@@ -1,4 +1,4 @@
-"""Variables as shell text that sets them in a guest, for login shells. Pure."""
+"""Shell text that sets environment variables for login shells in a guest. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SESSION = frozenset(
 
 
 def job_environment_text(variables: Mapping[str, str]) -> str:
-    """Return shell lines that export the job's variables, for its user's login shells.
+    """Return shell lines that export the job's variables for its user's login shells.
 
-    Names that are no identifiers (``BASH_FUNC_x%%``) or belong to a login session are left out.
+    Names that are not identifiers (``BASH_FUNC_x%%``) or belong to a login session are omitted.
     """
     return environment_text(
         {
@@ -38,7 +38,7 @@ def job_environment_text(variables: Mapping[str, str]) -> str:
 def environment_text(variables: Mapping[str, str]) -> str:
     """Return shell lines that export these variables with exactly these values.
 
-    Raises HostFault for a name that is no identifier (POSIX, 3.216 Name).
+    Raises HostFault for a name that is not an identifier (POSIX, 3.216 Name).
     """
     for name, value in variables.items():
         if not _NAME.fullmatch(name) or "\0" in value:

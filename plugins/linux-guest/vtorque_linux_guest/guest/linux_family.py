@@ -1,4 +1,4 @@
-"""What kind of Linux an image has: how it comes up, and how its packages are installed."""
+"""The Linux family of an image, which decides how it boots and installs packages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ _MEMBERS = {
 
 
 def family(image: Image) -> str | None:
-    """Return ``debian``, ``redhat``, ``micro`` or None if unknown.
+    """Return ``debian``, ``redhat``, ``micro``, or None if unknown.
 
-    The label ``family`` decides, else the distro: a derivative that nobody here has heard of needs
-    the label.
+    The label ``family`` takes precedence over the distro. An unknown derivative needs the label.
     """
     return _MEMBERS.get(image.labels.get("family", image.distro).lower())
 
 
 def boots_micro(image: Image) -> bool:
-    """Return whether setup.sh must do all by itself: the label ``init=micro``, no cloud-init."""
+    """Return whether the image has no cloud-init and setup.sh does everything (``init=micro``)."""
     return image.labels.get("init") == "micro"
 
 
 def has_agent(image: Image) -> bool:
-    """Return whether the image brings the agent and what starts it (label ``agent=builtin``)."""
+    """Return whether the image contains the agent and starts it (label ``agent=builtin``)."""
     return boots_micro(image) or image.labels.get("agent") == "builtin"

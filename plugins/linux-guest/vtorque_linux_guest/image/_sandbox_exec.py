@@ -1,9 +1,9 @@
-"""Run a program as root of a user namespace of its own: nobody to the machine, root to the image.
+"""Run a program as root of a new user namespace, without privileges on the machine.
 
-Run by :mod:`vtorque_linux_guest.image.sandbox` as root, dying with it: ``python -I -S
-_sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. Standard library only. The program sees the
-machine's files as any user does; WORK, which is its own, is at :data:`PLACE`. user_namespaces(7),
-mount_namespaces(7).
+:mod:`vtorque_linux_guest.image.sandbox` runs this script as root, and it dies with its parent:
+``python -I -S _sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. It uses only the standard library.
+The program sees the machine's files as any user does. Its own directory WORK is mounted at
+:data:`PLACE`. See user_namespaces(7), mount_namespaces(7).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _inside(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
 
 
 def main() -> None:
-    """Run what the arguments say and exit with its code."""
+    """Run the program and exit with its exit code."""
     base, work, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     os.chown(work, base, base)
     _unshare(CLONE_NEWNS)

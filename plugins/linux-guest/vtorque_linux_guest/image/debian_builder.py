@@ -1,4 +1,4 @@
-"""The builder ``debian``: the recipe that most sites want, from options instead of a file."""
+"""The image builder ``debian``: a common recipe, configured by options instead of a file."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ class DebianBuilder:
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
-        """Build kernel, initramfs and root disk into ``staging``.
+        """Build kernel, initramfs and root disk into ``staging``. Raises Refused and HostFault.
 
-        Arguments: ``suite=bookworm``, ``packages=a,b`` (more packages), ``size=8G`` (of the root
-        disk), ``kernel=generic`` (all drivers, not only those of clouds). Raises Refused and
-        HostFault.
+        Options: ``suite=bookworm``, ``packages=a,b`` (additional packages), ``size=8G`` (of the
+        root disk), ``kernel=generic`` (all drivers, not only those for clouds).
         """
         return build_image(parse_options(arguments), staging, progress)
 
 
 def parse_options(arguments: Mapping[str, str]) -> Recipe:
-    """Return the recipe that the options say. Raises Refused for an unknown or a bad one."""
+    """Return the recipe for these options. Raises Refused for an unknown or invalid option."""
     unknown = sorted(set(arguments) - {"suite", "packages", "size", "kernel"})
     if unknown:
         raise Refused(f"debian has no option {unknown[0]}; it has suite, packages, size and kernel")

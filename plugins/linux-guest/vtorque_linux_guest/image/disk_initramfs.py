@@ -1,4 +1,4 @@
-"""The initramfs of images with a root disk: it mounts that and hands over to what is on it."""
+"""The initramfs of images with a root disk: it mounts the disk and runs its init."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 def disk_initramfs(
     kernel: Kernel, work: Path, init: str, modules: Sequence[str], debs: Path | None = None
 ) -> bytes:
-    """Return an initramfs that mounts the root disk and hands over to ``init``, a path on it.
+    """Return an initramfs that mounts the root disk and runs ``init``, a path on it.
 
-    It has busybox and the modules, nothing else. ``debs``: see :func:`fetch`. Raises HostFault.
+    It contains only busybox and the modules. For ``debs``, see :func:`fetch`. Raises HostFault.
     """
     tree = Tree()
     for path in ("dev", "proc", "sys", "root"):
@@ -39,7 +39,7 @@ def disk_initramfs(
 
 
 def busybox(work: Path, debs: Path | None = None) -> Path:
-    """Return where Debian's static busybox is, unpacked in ``work``/programs. Raises HostFault."""
+    """Unpack Debian's static busybox and return its path. Raises HostFault."""
     programs = work / "programs"
     if not programs.exists():
         programs.mkdir()

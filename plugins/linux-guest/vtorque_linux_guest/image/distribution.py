@@ -1,7 +1,7 @@
-"""Install a distribution into a tar file: mmdebstrap for the Debian family, dnf for RedHat's.
+"""Install a distribution into a tar file: mmdebstrap for Debian, dnf for Red Hat.
 
-Both run in :mod:`vtorque_linux_guest.image.sandbox`, with what the recipe says as arguments and
-files, never as shell text; only the recipe's commands are for a shell, that of the image.
+Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are passed as arguments
+and files, never as shell text. Only its commands are run by a shell, in the image.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 def install(
     recipe: Recipe, work: Path, kernel: Kernel | None, progress: Callable[[str], None]
 ) -> Path:
-    """Install what the recipe says and return the tar file of the root directory.
+    """Install a recipe's packages and return the tar file of the root directory.
 
-    ``work``: a directory below one that is root's only, with the recipe's files in added.tar.
-    ``kernel``: whose modules go in. Raises Refused for a key file of the recipe, HostFault if a
-    tool or a command of the recipe fails.
+    ``work`` contains the recipe's files in added.tar; only root may have access to its parent. The
+    modules of ``kernel`` are added. Raises Refused for a key file, HostFault if a tool or a command
+    fails.
     """
     need_tools("setpriv", "tar", "mmdebstrap" if recipe.family == DEBIAN else "dnf")
     commands = ""
@@ -83,7 +83,7 @@ def _pack_modules(kernel: Kernel, packed: Path) -> None:
 def apt_sources(suite: str) -> list[str]:
     """Return the machine's own apt sources of a Debian release, in one-line style.
 
-    With its updates and security fixes; empty if the machine has none of that release.
+    They include updates and security fixes. Returns [] if the machine has no such sources.
     """
     line = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
     try:
@@ -128,7 +128,7 @@ def _debian(recipe: Recipe, work: Path) -> None:
 
 
 def _redhat(recipe: Recipe, work: Path) -> None:
-    """Install with a configuration of its own: none of the machine's repositories and plugins."""
+    """Install with a separate configuration, without the machine's repositories and plugins."""
     place = sandbox.PLACE
     urls = []
     for number, key in enumerate(recipe.keys):

@@ -1,12 +1,13 @@
-"""Write an ext4 file system from a tree of files: the same bytes for the same tree.
+"""Write an ext4 file system from a file tree, reproducibly and without privileges.
 
-``mke2fs -d`` before 1.47.1 takes names in the order of the building machine's file system and its
-change times, so no two builds are equal; and it needs all files on disk with their owners, which
-only root can make. This writes blocks of a plain file and needs no rights at all.
+``mke2fs -d`` before 1.47.1 is not reproducible, because it uses the directory order and change
+times of the build machine. It also needs all files on disk with their owners, which requires root.
+This module writes the blocks of a plain file.
 
-The layout is the kernel's Documentation/filesystems/ext4; e2fsck(8) checks each one that is built.
-Every block group has its own bitmaps and inode table. No journal: a root disk is thrown away with
-its guest. No checksums and no htrees: the guest's kernel adds those that it wants.
+The layout follows the kernel's Documentation/filesystems/ext4. e2fsck(8) checks each image. Every
+block group has its own bitmaps and inode table. There is no journal, because the root disk is
+discarded with its guest. There are no checksums and htrees, which the guest's kernel adds as
+needed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _FILE_TYPES = {stat.S_IFREG: 1, stat.S_IFDIR: 2, stat.S_IFIFO: 5, stat.S_IFLNK: 
 
 @dataclass(frozen=True)
 class _Extent:
-    """``count`` blocks of a file from its block ``logical`` are at ``physical``."""
+    """``count`` blocks of a file from block ``logical`` are stored from block ``physical``."""
 
     logical: int
     physical: int
@@ -53,7 +54,7 @@ class _Extent:
 
 @dataclass
 class _Disk:
-    """Geometry, and which blocks are taken: each group's from its start to ``taken``."""
+    """Geometry and allocation. Each group is allocated from its start up to ``taken``."""
 
     descriptor: int
     blocks: int
@@ -67,28 +68,27 @@ class _Disk:
 
     @property
     def table(self) -> int:
-        """Blocks of one group's inode table."""
+        """Number of blocks of one group's inode table."""
         return self.inodes_per_group // _PER_BLOCK
 
     @property
     def descriptors(self) -> int:
-        """Blocks of all group descriptors."""
+        """Number of blocks of all group descriptors."""
         return -(-self.groups * _DESCRIPTOR // BLOCK)
 
     def head(self, group: int) -> int:
-        """Return how many blocks a group's copy of superblock and descriptors takes."""
+        """Return the size in blocks of a group's copy of superblock and descriptors, if any."""
         return 1 + self.descriptors if _has_copy(group) else 0
 
     def overhead(self, group: int) -> int:
-        """Return how many blocks of a group are not for data."""
+        """Return the number of metadata blocks of a group."""
         return self.head(group) + 2 + self.table
 
     def length(self, group: int) -> int:
-        """Return how many blocks a group has."""
         return min(GROUP, self.blocks - group * GROUP)
 
     def take(self, count: int) -> list[_Extent]:
-        """Take that many free blocks, in order. Raises Refused if there are not so many."""
+        """Allocate free blocks in order. Raises Refused if there are not enough."""
         found: list[_Extent] = []
         logical = 0
         while logical < count:
@@ -126,7 +126,7 @@ def _has_copy(group: int) -> bool:
 
 
 def write_ext4(tree: FileTree, path: Path, size: int, label: str) -> None:
-    """Write the tree as a file system of ``size`` MiB into a new file, which is sparse.
+    """Write the tree as a file system of ``size`` MiB into a new sparse file.
 
     See :func:`fill_ext4`.
     """
@@ -137,8 +137,8 @@ def write_ext4(tree: FileTree, path: Path, size: int, label: str) -> None:
 def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
     """Write the tree as a file system of ``size`` MiB into an open, empty file.
 
-    ``label``: at most 16 bytes. Raises Refused if it is too small for the files, HostFault if the
-    building machine's disk is full.
+    ``label`` has at most 16 bytes. Raises Refused if the files do not fit, HostFault if the
+    machine's disk is full.
     """
     lost = tree.root.children.get("lost+found")
     if lost is None or not lost.is_directory:
@@ -154,7 +154,7 @@ def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
 
 
 def _number(root: Node) -> tuple[dict[int, int], list[tuple[Node, Node]]]:
-    """Return each node's inode number (by its id()) and all nodes with their parents, in order."""
+    """Return inode numbers by the id() of the node, and (node, parent) pairs in order."""
     numbers = {id(root): _ROOT, id(root.children["lost+found"]): _FIRST}
     order = [(root, root)]
     at, following = 0, _FIRST + 1
@@ -211,7 +211,7 @@ def _write(
 
 
 def _links(order: Sequence[tuple[Node, Node]], numbers: dict[int, int]) -> dict[int, int]:
-    """Return how many names each inode has; a directory's ``.`` and its children's ``..`` count."""
+    """Return the link count of each inode, including ``.`` and ``..`` of directories."""
     links = dict.fromkeys(numbers.values(), 0)
     links[_ROOT] = 1
     for node, _ in order:
@@ -224,7 +224,7 @@ def _links(order: Sequence[tuple[Node, Node]], numbers: dict[int, int]) -> dict[
 
 
 def _entries(node: Node, number: int, parent: int, numbers: dict[int, int]) -> bytes:
-    """Return the blocks of a directory: entries fill each block, none crosses its end."""
+    """Return the blocks of a directory. No entry crosses the end of a block."""
     found: list[tuple[bytes, int, int]] = [(b".", number, 2), (b"..", parent, 2)]
     for name in sorted(node.children):
         child = node.children[name]
@@ -295,7 +295,7 @@ def _inode(disk: _Disk, node: Node, data: bytes | Slice, links: int) -> bytes:
 
 
 def _extent_tree(disk: _Disk, extents: Sequence[_Extent]) -> tuple[bytes, int]:
-    """Return the 60 bytes of an inode that say where its blocks are, and blocks used for that."""
+    """Return the 60 bytes of an inode's extent tree, and the number of its index blocks."""
     if len(extents) <= 4:
         leaves = b"".join(_leaf(extent) for extent in extents)
         return (_extent_head(len(extents), 4, 0) + leaves).ljust(60, b"\0"), 0
@@ -368,7 +368,7 @@ def _write_groups(
 
 
 def _bitmap(used: int, length: int) -> bytes:
-    """Return a block of bits: the first ``used`` are set, and those beyond ``length``."""
+    """Return a bitmap block: the first ``used`` bits are set, and those beyond ``length``."""
     bits = (1 << used) - 1 | ((1 << 8 * BLOCK) - (1 << length))
     return bits.to_bytes(BLOCK, "little")
 

@@ -1,6 +1,6 @@
-"""Extended attributes of ext4: in the inode, or in a block of their own.
+"""Extended attributes of ext4, stored in the inode or in a separate block. Pure.
 
-The kernel's Documentation/filesystems/ext4/attributes.rst. Pure.
+Format: the kernel's Documentation/filesystems/ext4/attributes.rst.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class NoRoom(Exception):
 
 
 def can_store(name: str) -> bool:
-    """Return whether an attribute of that name is stored as it is; ACLs for one are not."""
+    """Return whether an attribute of that name can be stored unchanged, unlike an ACL."""
     return name.startswith(tuple(_PREFIXES))
 
 
 def in_inode(attributes: Mapping[str, bytes], room: int) -> bytes:
-    """Return what follows the fields of an inode. Raises NoRoom if it has more than ``room``."""
+    """Return the bytes after an inode's fields. Raises NoRoom if they exceed ``room``."""
     if not attributes:
         return b""
     return struct.pack("<I", _MAGIC) + _packed(attributes, room - 4, 0)[0]
 
 
 def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
-    """Return a block of attributes. Raises Refused if they do not fit into that many bytes."""
+    """Return a block of ``block`` bytes with attributes. Raises Refused if they do not fit."""
     head = 32
     try:
         packed, hashes = _packed(attributes, block - head, head)
@@ -45,9 +45,9 @@ def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
 
 
 def _packed(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[bytes, list[int]]:
-    """Return entries from the front and values from the back, and the entries' hashes.
+    """Return the entries from the front and the values from the back, and the entries' hashes.
 
-    ``base``: what the offsets of values are counted from lies so many bytes before the entries.
+    Offsets of values are counted from ``base`` bytes before the entries.
     """
     entries, values, hashes = b"", b"", []
     for index, name, value in sorted(_parts(attributes), key=lambda p: (p[0], len(p[1]), p[1])):

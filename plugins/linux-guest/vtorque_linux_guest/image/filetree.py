@@ -1,7 +1,7 @@
-"""The files of an image in the making, as a tree in memory; contents stay in the files they are in.
+"""The file tree of an image under construction, in memory. File contents stay on disk.
 
-An image is put together here and nowhere else: nothing that a tar file or a recipe says is ever a
-path of the building machine, so there is nothing to escape from. Pure but for reading tar files.
+Paths of tar files and recipes are resolved only in this tree, never on the build machine, so they
+cannot escape. Pure except for reading tar files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MAX_STEPS = 50_000_000  # parts of paths that are looked up for one image: half 
 
 
 class _NoPath(Refused):
-    """A path leads nowhere in the image."""
+    """A path cannot be resolved in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a file that stays open: the content of a member of a tar file."""
+    """A part of an open file: the content of a member of a tar file."""
 
     file: IO[bytes]
     offset: int
@@ -33,9 +33,9 @@ class Slice:
 
 @dataclass(slots=True)
 class Node:
-    """A file of the image. ``mode`` with its type; ``mtime`` in seconds since 1970.
+    """A file of the image. ``mode`` includes the type; ``mtime`` is in seconds since 1970.
 
-    A symbolic link's content is its target. A hard link is the same object under two names.
+    The content of a symbolic link is its target. A hard link is the same object under two names.
     """
 
     mode: int
@@ -48,26 +48,26 @@ class Node:
 
     @property
     def size(self) -> int:
-        """Bytes of its content."""
+        """Size of the content in bytes."""
         return self.content.size if isinstance(self.content, Slice) else len(self.content)
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory."""
+        """True for a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """True for a regular file."""
         return stat.S_ISREG(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
+        """True for a symbolic link."""
         return stat.S_ISLNK(self.mode)
 
     def read(self, most: int = 1 << 30) -> bytes:
-        """Return its content. Raises Refused if that is longer than ``most`` bytes."""
+        """Return the content. Raises Refused if it is longer than ``most`` bytes."""
         if self.size > most:
             raise Refused(f"a file has {self.size} bytes; at most {most} are read")
         if isinstance(self.content, bytes):
@@ -77,12 +77,12 @@ class Node:
 
 
 def directory(mode: int = 0o755) -> Node:
-    """Return a directory of root's."""
+    """Return an empty directory owned by root."""
     return Node(stat.S_IFDIR | mode)
 
 
 class FileTree:
-    """All files of an image. Paths are relative to its root; links are followed inside it."""
+    """All files of an image. Paths are relative to its root; links are resolved inside it."""
 
     def __init__(self) -> None:
         self.root = directory()
@@ -90,7 +90,10 @@ class FileTree:
         self._steps = 0
 
     def find(self, path: str, *, follow: bool = True) -> Node | None:
-        """Return what is at a path, or None. ``follow``: the last part, too, if it is a link."""
+        """Return the node of a path, or None.
+
+        With ``follow``, resolve a link as the last component.
+        """
         for _ in range(MAX_LINKS):
             try:
                 parent, name = self._locate(path, make=False)
@@ -105,9 +108,9 @@ class FileTree:
         return None
 
     def put(self, path: str, node: Node) -> None:
-        """Put a file there, with the directories above it. A directory keeps what is in it.
+        """Add a node and its missing parent directories. A replaced directory keeps its entries.
 
-        Raises Refused if a part of the path is no directory.
+        Raises Refused if a parent is not a directory.
         """
         parent, name = self._locate(path, make=True)
         if name == "":
@@ -124,21 +127,21 @@ class FileTree:
             self._count()
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Put a regular file of root's there."""
+        """Add a regular file owned by root."""
         self.put(path, Node(stat.S_IFREG | mode, content))
 
     def link(self, path: str, target: str) -> None:
-        """Put a symbolic link there."""
+        """Add a symbolic link."""
         self.put(path, Node(stat.S_IFLNK | 0o777, target.encode("utf-8", "surrogateescape")))
 
     def directory(self, path: str, mode: int = 0o755) -> None:
-        """Make sure that there is a directory; one that is there stays as it is."""
+        """Add a directory unless it exists."""
         found = self.find(path)
         if found is None or not found.is_directory:
             self.put(path, directory(mode))
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it; it may be missing."""
+        """Remove a file or a directory tree, if it exists."""
         try:
             parent, name = self._locate(path, make=False)
         except (_NoPath, LookupError):
@@ -146,15 +149,15 @@ class FileTree:
         parent.children.pop(name, None)
 
     def clear(self, path: str) -> None:
-        """Remove all that is in a directory, which may be missing."""
+        """Remove all entries of a directory, if it exists."""
         found = self.find(path, follow=False)
         if found is not None:
             found.children.clear()
 
     def protect(self, path: str) -> None:
-        """Let only root change what a directory has, and where its path leads; make it if missing.
+        """Make a directory, its parents and all directories on the way writable only by root.
 
-        Raises Refused if it cannot be a directory.
+        A missing directory is created. Raises Refused if that is impossible.
         """
         way = [self.root]
         self._locate(f"{path}/x", make=True, way=way)
@@ -162,7 +165,7 @@ class FileTree:
             node.uid, node.mode = 0, node.mode & ~0o022
 
     def walk(self) -> Iterator[tuple[str, Node]]:
-        """Yield each path and its node, sorted, directories before what is in them."""
+        """Yield each path and its node, sorted, directories before their entries."""
         yield "", self.root
         waiting = [("", iter(sorted(self.root.children.items())))]
         while waiting:
@@ -176,7 +179,7 @@ class FileTree:
                 waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
 
     def _count(self) -> None:
-        """Count a name that is new, and all of them anew when there may be too many."""
+        """Count a new name. If there may be too many, count all names again."""
         self._names += 1
         if self._names > 2 * MAX_ENTRIES:
             self._names = sum(1 for _ in self.walk())
@@ -184,17 +187,16 @@ class FileTree:
                 raise Refused(f"the image has more than {MAX_ENTRIES} files")
 
     def _beside(self, path: str, link: Node) -> str:
-        """Return the path that a link at ``path`` leads to."""
+        """Return the path of a link's target."""
         target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 
     def _locate(self, path: str, *, make: bool, way: list[Node] | None = None) -> tuple[Node, str]:
-        """Return the directory that holds a path, and the path's last part in it.
+        """Return the directory that contains a path, and the path's last component.
 
-        ``way``: gets the directories that were passed.
-
-        As the kernel does it in a chroot: ``..`` of the root is the root. Raises LookupError for a
-        missing directory unless it is to be made, Refused for one that is none, and for a loop.
+        Resolves paths as the kernel does in a chroot: ``..`` of the root is the root. The
+        directories on the way are appended to ``way``. Raises LookupError for a missing directory
+        unless ``make`` is true, Refused for a component that is not a directory and for a loop.
         """
         words = self._words(path)
         above: list[tuple[Node, int]] = []
@@ -232,7 +234,7 @@ class FileTree:
         return at, ""
 
     def _words(self, path: str) -> list[str]:
-        """Return the parts of a path, last first. Raises Refused beyond the image's budget."""
+        """Return the components of a path, last first. Raises Refused beyond the image's budget."""
         words = [word for word in reversed(path.split("/")) if word not in ("", ".")]
         self._steps += 1 + len(path) // 32 + len(words)
         if self._steps > MAX_STEPS:
@@ -243,16 +245,16 @@ class FileTree:
 
 
 def is_device(member: Member) -> bool:
-    """Return whether a member is a device or lies in /dev, which the guest's kernel fills."""
+    """Return whether a member is a device or in /dev, which the guest's kernel fills."""
     return member.path.startswith("dev/") or member.kind == "device"
 
 
 def add_member(
     tree: FileTree, file: IO[bytes], member: Member, keep: Callable[[str], bool]
 ) -> None:
-    """Put a member into the tree. ``keep`` says which extended attributes go with it.
+    """Add a member to the tree. ``keep`` selects the extended attributes to keep.
 
-    Raises Refused for a hard link to what is not there, or is a directory.
+    Raises Refused for a hard link to a missing file or a directory.
     """
     path, to = member.path, member.target
     if member.kind == "hard link":
@@ -279,7 +281,7 @@ def add_member(
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:
-    """Return the files of a tar file of a whole root directory; /dev is left empty."""
+    """Return the tree of a tar file of a root directory, without the contents of /dev."""
     tree = FileTree()
     for member in members(file, most):
         if not is_device(member):

@@ -1,7 +1,7 @@
-"""Write an initramfs: a cpio archive of given files, the same bytes for the same files.
+"""Write an initramfs: a reproducible cpio archive of given files.
 
 The format is "newc" (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
-Nothing of the building machine goes in: entries are sorted, times and owners are zero.
+Entries are sorted, and times and owners are zero, so the build machine has no influence.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ _MODULE_SUFFIXES = (".ko", ".ko.xz")
 
 @dataclass
 class Tree:
-    """The files of an initramfs: path (relative) to mode with file type, and content."""
+    """The files of an initramfs: relative path to mode (with file type) and content."""
 
     entries: dict[str, tuple[int, bytes]] = field(
         default_factory=lambda: {".": (stat.S_IFDIR | 0o755, b"")}  # the kernel's own is 1777
     )
 
     def directory(self, path: str, mode: int = 0o755) -> None:
-        """Add a directory, and those above it."""
+        """Add a directory and its parents."""
         parent = str(Path(path).parent)
         if parent != "." and parent not in self.entries:
             self.directory(parent)
         self.entries[path] = (stat.S_IFDIR | mode, b"")
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Add a regular file, and the directories above it."""
+        """Add a regular file and its parent directories."""
         self._parent(path)
         self.entries[path] = (stat.S_IFREG | mode, content)
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link, and the directories above it."""
+        """Add a symbolic link and its parent directories."""
         self._parent(path)
         self.entries[path] = (stat.S_IFLNK | 0o777, target.encode())
 
     def archive(self) -> bytes:
-        """Return the cpio archive, not compressed."""
+        """Return the uncompressed cpio archive."""
         names = sorted(self.entries)  # a directory's name is a prefix of, so before, its files'
         out = [_record(n, i, *self.entries[n]) for i, n in enumerate(names, 1)]
         out.append(_record("TRAILER!!!", 0, 0, b""))
         return b"".join(out)
 
     def compressed(self) -> bytes:
-        """Return the archive compressed with gzip, which every kernel can unpack."""
+        """Return the archive compressed with gzip, which every kernel supports."""
         return gzip.compress(self.archive(), compresslevel=9, mtime=0)
 
     def _parent(self, path: str) -> None:
@@ -77,10 +77,10 @@ def _padded(data: bytes) -> bytes:
 
 
 def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
-    """Add modules and all they need, with what modprobe reads; return names in load order.
+    """Add modules, their dependencies and modprobe's index; return names in load order.
 
-    A name that is built into the kernel is left out: modules.builtin tells modprobe. Raises Refused
-    for an unknown module.
+    Modules that are built into the kernel are omitted; modules.builtin lists them for modprobe.
+    Raises Refused for an unknown module.
     """
     available = _available(kernel)
     listed = (kernel.modules / "modules.builtin").read_bytes()
@@ -112,7 +112,7 @@ def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """Return a module's name as the kernel has it: dashes become underscores (modprobe(8))."""
+    """Return a module's name in the kernel's form: dashes become underscores (modprobe(8))."""
     return name.replace("-", "_")
 
 
@@ -121,7 +121,7 @@ def _plain(kernel: Kernel, path: Path) -> str:
 
 
 def _closure(name: str, needs: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return all that ``name`` needs, what is loaded last first, as modules.dep(5) has it."""
+    """Return all dependencies of ``name``, last loaded first, as in modules.dep(5)."""
     found: dict[str, None] = {}
 
     def visit(module: str) -> None:
@@ -149,7 +149,7 @@ def _read(path: Path) -> bytes:
 
 
 def _needs(module: bytes) -> tuple[str, ...]:
-    """Return the names in the module's ``depends=`` (its .modinfo section, modinfo(8))."""
+    """Return the names in a module's ``depends=`` (.modinfo section, modinfo(8))."""
     found = re.search(rb"\0depends=([A-Za-z0-9_,-]*)\0", module)
     if found is None:
         raise HostFault("a kernel module has no depends= in its .modinfo section")

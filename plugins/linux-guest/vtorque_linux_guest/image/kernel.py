@@ -1,7 +1,7 @@
-"""Debian packages, the kernel in them, and the modules an image needs: shared by all builders.
+"""Debian packages, their kernel and its modules, for all image builders.
 
 All functions run as root in ``vmgr images build``, in a scratch directory. Packages come from the
-machine's own apt sources, so that a site's mirror, keys and proxy are the ones used.
+machine's own apt sources, so the site's mirror, keys and proxy apply.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel package unpacked below ``root``; ``release`` is what ``uname -r`` will say."""
+    """A kernel package unpacked below ``root``; ``release`` is the output of ``uname -r``."""
 
     root: Path
     release: str
@@ -72,7 +72,7 @@ class Kernel:
 
 
 def need_tools(*tools: str) -> None:
-    """Check that the tools are installed. Raises HostFault naming the Debian packages to get."""
+    """Check that the tools are installed. Raises HostFault naming the missing Debian packages."""
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
     if missing:
@@ -83,7 +83,7 @@ def need_tools(*tools: str) -> None:
 
 
 def architecture() -> tuple[str, str]:
-    """Return this machine's architecture as Debian and as QEMU call it. Raises Refused."""
+    """Return the names of this machine's architecture in Debian and in QEMU. Raises Refused."""
     debian = run_tool("dpkg", "--print-architecture").strip()
     if debian not in ARCHITECTURES:
         raise Refused(f"images can be built on {', '.join(ARCHITECTURES)} only, not on {debian}")
@@ -91,11 +91,11 @@ def architecture() -> tuple[str, str]:
 
 
 def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Path]:
-    """Put one .deb of each package into ``into`` and return their paths, in the order of names.
+    """Put one .deb of each package into ``into`` and return the paths in the order of names.
 
-    ``debs`` is a directory of packages to use instead of asking apt. ``apt-get download`` checks
-    each package against the signed index of its source (apt-secure(8)).
-    Raises HostFault: package unknown, source unreachable; Refused: not in ``debs``.
+    If ``debs`` is a directory of packages, use these instead of apt. ``apt-get download`` verifies
+    each package against the signed index of its source (apt-secure(8)). Raises HostFault for an
+    unknown package or an unreachable source, Refused for a package that is not in ``debs``.
     """
     if debs is not None:
         return [_only_deb(name, debs) for name in names]
@@ -121,9 +121,9 @@ def _only_deb(name: str, directory: Path) -> Path:
 
 
 def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "cloud") -> str:
-    """Return the name of the newest kernel's package, e.g. linux-image-6.1.0-1-cloud-amd64.
+    """Return the package name of the newest kernel, e.g. linux-image-6.1.0-1-cloud-amd64.
 
-    The cloud kernel has the virtio drivers and little else; ``generic`` has all that Debian has.
+    The ``cloud`` kernel has the virtio drivers and few others; ``generic`` has all of Debian's.
     Raises HostFault and Refused.
     """
     suffix = f"cloud-{debian_arch}" if flavour == "cloud" else debian_arch
@@ -148,15 +148,15 @@ def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "c
 
 
 def unpack(deb: Path, into: Path) -> None:
-    """Unpack a package's files without running any of its scripts (dpkg-deb(1), -x)."""
+    """Unpack a package's files without running its scripts (dpkg-deb(1), -x)."""
     need_tools("dpkg-deb")
     run_tool("dpkg-deb", "-x", str(deb), str(into), timeout=UNPACK_TIMEOUT)
 
 
 def program(unpacked: Path, name: str) -> Path:
-    """Return where packages that are unpacked there have a program of ``/bin``. Raises HostFault.
+    """Return the path of a program of ``/bin`` in unpacked packages. Raises HostFault.
 
-    They may count on that being a link to ``/usr/bin``.
+    It may be in ``/usr/bin``, because packages may rely on ``/bin`` being a link to it.
     """
     for base in ("bin", "usr/bin"):
         if (unpacked / base / name).is_file():
@@ -180,7 +180,7 @@ def fetch_kernel(
 
 
 def vmlinux(kernel: Kernel) -> bytes:
-    """Return the uncompressed kernel (ELF), which QEMU starts fastest, by its PVH entry."""
+    """Return the uncompressed kernel (ELF), which QEMU boots fastest, by its PVH entry."""
     image = kernel.root / "boot" / f"vmlinuz-{kernel.release}"
     if not image.is_file():
         raise HostFault(f"{kernel.package} has no boot/{image.name}")
@@ -190,9 +190,9 @@ def vmlinux(kernel: Kernel) -> bytes:
 def extract_vmlinux(image: bytes) -> bytes:
     """Return the ELF file inside a bzImage. Raises HostFault if there is none.
 
-    The setup header says where the payload is (Documentation/arch/x86/boot.rst of the kernel,
-    payload_offset). After lz4 and zstd data the build appends the plain size in four bytes
-    (scripts/Makefile.lib, size_append), which those tools would take for garbage.
+    The setup header contains the payload's offset (Documentation/arch/x86/boot.rst of the kernel,
+    payload_offset). After lz4 and zstd data the kernel build appends the uncompressed size in four
+    bytes (scripts/Makefile.lib, size_append), which those tools do not accept.
     """
     if len(image) < _PAYLOAD + 8 or image[_HEADER_MAGIC : _HEADER_MAGIC + 4] != b"HdrS":
         raise HostFault("the kernel is not a bzImage: no HdrS magic")
@@ -206,9 +206,10 @@ def extract_vmlinux(image: bytes) -> bytes:
 
 
 def _decompress(payload: bytes) -> bytes:
-    """Return the payload of a bzImage decompressed. Raises HostFault.
+    """Return the decompressed payload of a bzImage. Raises HostFault.
 
-    A recipe's packages may bring any: within :data:`MAX_KERNEL`, and no tool parses it as root.
+    A recipe's packages are untrusted: the size is limited to :data:`MAX_KERNEL`, and no external
+    tool parses the payload as root.
     """
     try:
         # Objects, not functions: both stop where the data ends, whatever follows.
@@ -227,7 +228,7 @@ def _decompress(payload: bytes) -> bytes:
 
 
 def _decompress_with(tool: str, data: bytes) -> bytes:
-    """Return ``data`` decompressed by lz4 or zstd, which the standard library lacks."""
+    """Decompress data with lz4 or zstd, which the standard library lacks."""
     need_tools(tool)
     limits = (f"--as={_MEMORY}", f"--fsize={MAX_KERNEL + 1}", "--core=0")
     with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as plain:
@@ -261,7 +262,7 @@ def _bounded(data: bytes, size: int = 0) -> bytes:
 
 
 def debs_directory(arguments: Mapping[str, str]) -> Path | None:
-    """Return the directory that the builder's option ``debs`` names, if it is given."""
+    """Return the directory of the builder's option ``debs``, if given. Raises Refused."""
     if "debs" not in arguments:
         return None
     debs = Path(arguments["debs"])

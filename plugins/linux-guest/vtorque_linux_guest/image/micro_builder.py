@@ -1,7 +1,7 @@
 """The micro image: Debian's cloud kernel and an initramfs with busybox, bash and the agent.
 
-It has no disk: a guest lives in memory and is ready in under 2 s even under emulation. The same
-packages give the same bytes. Runs as root in ``vmgr images build <name> micro``.
+It has no disk: a guest runs from memory and is ready in under 2 s, even under emulation. The build
+is reproducible. Runs as root in ``vmgr images build <name> micro``.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class MicroBuilder:
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
-        """Build kernel and initramfs into ``staging``.
+        """Build kernel and initramfs into ``staging``. Raises Refused and HostFault.
 
-        Arguments: ``modules=a,b``: more kernel modules to carry; ``debs=DIR``: use the packages in
-        this directory, download nothing. Raises Refused and HostFault.
+        Options: ``modules=a,b``: additional kernel modules; ``debs=DIR``: use the packages in this
+        directory and download nothing.
         """
         unknown = sorted(set(arguments) - {"modules", "debs"})
         if unknown:
@@ -136,7 +136,7 @@ def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) 
 
 
 def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
-    """Add busybox with a link for each of its applets, and bash: both need no library."""
+    """Add static busybox, with a link for each applet, and static bash."""
     unpacked = scratch / "programs"
     unpacked.mkdir()
     for deb in fetch(["busybox-static", "bash-static"], scratch, debs):
@@ -149,7 +149,7 @@ def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
 
 
 def _os_release(kernel: Kernel) -> str:
-    """Return os-release(5), which says which Debian packages' parts the image has."""
+    """Return os-release(5), which names the kernel's Debian package."""
     return (
         "ID=vtorque-micro\nID_LIKE=debian\nNAME=vTorque-micro\n"
         f'PRETTY_NAME="vTorque micro guest ({kernel.package})"\n'

@@ -1,4 +1,4 @@
-"""Recipes of Linux images: a TOML file, read strictly. The keys are described in doc/images.md."""
+"""Parse recipes of Linux images, which are TOML files. doc/images.md describes the keys."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _APPLICATION = {"source": str, "target": str}
 
 @dataclass(frozen=True)
 class AddedFile:
-    """A file for the image: from ``source``, a path below the recipe's directory, or ``content``.
+    """A file for the image: ``content``, or ``source``, relative to the recipe's directory.
 
-    A source that is a directory comes with all that is in it. ``mode`` None: as the source is.
+    A source directory is copied recursively. If ``mode`` is None, the source's mode is kept.
     """
 
     target: str
@@ -56,7 +56,7 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an image is made of. ``size`` in MiB; ``base_packages`` None: the family's own."""
+    """A validated recipe. ``size`` is in MiB; ``base_packages`` None: the family's default."""
 
     family: str
     suite: str
@@ -73,19 +73,19 @@ class Recipe:
 
 
 class _Reader:
-    """One recipe's tables; every error names the file, the line and the key."""
+    """Checks one recipe's tables. Every error names the file, the line and the key."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self.lines = text.splitlines()
 
     def wrong(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
-        """Return a refusal of a key; ``nth``: in which table of its kind, from 0."""
+        """Return a refusal of a key. ``nth`` is the index of its table among those of its kind."""
         shown = "" if value is None else f" {str(value)[:200]!r}"
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line of a key, of its table where it has none, of the file's first at last."""
+        """Return the line of a key, or of its table if it has none, otherwise the file's first."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:
@@ -102,7 +102,7 @@ class _Reader:
     def check_kinds(
         self, table: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "", nth: int = 0
     ) -> None:
-        """Refuse unknown keys and values of another type."""
+        """Refuse unknown keys and values of the wrong type."""
         for key, value in table.items():
             if key not in kinds:
                 raise self.wrong(
@@ -112,7 +112,7 @@ class _Reader:
                 raise self.wrong(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
 
     def texts(self, table: Mapping[str, Any], key: str, most: int = 300) -> tuple[str, ...]:
-        """Return a list of texts without control characters."""
+        """Return a list of strings without control characters."""
         for text in table.get(key, ()):
             if type(text) is not str or not text or not text.isprintable() or len(text) > most:
                 raise self.wrong(key, f"must be printable texts of 1 to {most} characters", text)
@@ -123,7 +123,7 @@ _NAMES = {str: "text", list: "list", bool: "true or false", dict: "table"}
 
 
 def read(path: Path) -> Recipe:
-    """Return the recipe in a file. Raises Refused naming the line and the key."""
+    """Parse a recipe file. Raises Refused naming the line and the key."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -183,17 +183,17 @@ def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
 
 
 def check_packages(names: tuple[str, ...], family: str) -> str | None:
-    """Return the first that is not the name of a package, or None."""
+    """Return the first invalid package name, or None."""
     return next((name for name in names if not _PACKAGES[family].fullmatch(name)), None)
 
 
 def check_suite(name: str) -> bool:
-    """Return whether a release may have that name."""
+    """Return whether a release name is valid."""
     return _SUITE.fullmatch(name) is not None
 
 
 def check_size(text: str) -> int:
-    """Return the MiB of a size. Raises ValueError."""
+    """Convert a size to MiB. Raises ValueError."""
     size = size_mib(text)
     if not MIN_SIZE_MIB <= size <= MAX_SIZE_MIB:
         raise ValueError("must be between 1G and 1T")
@@ -218,7 +218,7 @@ def _size(reader: _Reader, table: Mapping[str, Any]) -> int:
 
 
 def _commands(reader: _Reader, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return commands: texts for a shell, so lines and tabs are allowed in them."""
+    """Return the shell commands, which may contain newlines and tabs."""
     for command in table.get("commands", ()):
         good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
         if not good or not command.replace("\n", " ").replace("\t", " ").isprintable():

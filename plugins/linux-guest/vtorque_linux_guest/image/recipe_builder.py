@@ -1,7 +1,7 @@
-"""The builder ``linux``: a systemd image of the Debian or RedHat family, from a recipe.
+"""The image builder ``linux``: a systemd image of the Debian or Red Hat family, from a recipe.
 
-Runs as root in ``vmgr images build NAME linux -o recipe=FILE``; takes one to two minutes. What it
-installs runs in a sandbox, as nobody of this machine.
+Runs as root in ``vmgr images build NAME linux -o recipe=FILE``, for one to two minutes. The
+installation runs in a sandbox, without privileges on this machine.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class LinuxBuilder:
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
-        """Build kernel, initramfs and root disk into ``staging``.
+        """Build kernel, initramfs and root disk into ``staging``. Raises Refused and HostFault.
 
-        Arguments: ``recipe=FILE``. Raises Refused and HostFault.
+        Option: ``recipe=FILE``.
         """
         unknown = sorted(set(arguments) - {"recipe"})
         if unknown:
@@ -60,7 +60,7 @@ class LinuxBuilder:
 
 
 def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
-    """Build what a recipe says into ``staging``. Raises Refused and HostFault."""
+    """Build a recipe's image into ``staging``. Raises Refused and HostFault."""
     if os.geteuid() != 0:
         raise Refused(
             "only root builds an image of a distribution, whose packages install files of many "
@@ -112,7 +112,7 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
 
 
 def _opened(packed: Path) -> BinaryIO:
-    """Open what was written in the sandbox: a regular file of its own, or nothing."""
+    """Open a file from the sandbox, following no link. Raises HostFault if it is not regular."""
     try:
         descriptor = os.open(packed, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -124,7 +124,7 @@ def _opened(packed: Path) -> BinaryIO:
 
 
 def _distro(tree: FileTree, family: str) -> str:
-    """Return the distribution's ID of os-release(5)."""
+    """Return the distribution's ID from os-release(5)."""
     node = tree.find("etc/os-release") or tree.find("usr/lib/os-release")
     text = "" if node is None else node.read(1 << 16).decode("utf-8", "replace")
     found = _DISTRO.search(text)
@@ -132,7 +132,7 @@ def _distro(tree: FileTree, family: str) -> str:
 
 
 def _own_kernel(tree: FileTree, staging: Path) -> str:
-    """Take the newest kernel that the packages bring, and its initramfs; return its release."""
+    """Copy the newest installed kernel and its initramfs to ``staging``; return its release."""
     boot, base = tree.find("boot"), tree.find("usr/lib/modules") or tree.find("lib/modules")
     found: dict[str, bytes] = {}
     for name, node in {} if boot is None else boot.children.items():
@@ -162,6 +162,6 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
 
 
 def _by_version(release: str) -> list[tuple[int, str]]:
-    """Return what orders releases: 6.10 after 6.9."""
+    """Return the sort key of a release: 6.10 after 6.9."""
     words = re.findall(r"\d+|[^\d]+", release)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

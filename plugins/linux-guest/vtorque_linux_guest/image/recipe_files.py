@@ -1,6 +1,6 @@
-"""The files that a recipe adds, packed into one tar file for the image. As root.
+"""Pack the files that a recipe adds into one tar file. As root.
 
-A recipe may lie in a directory that somebody else can write to: nothing is followed out of it.
+Others may be able to write to the recipe's directory, so no path may lead out of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BELOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 def pack(directory: Path, added: Iterable[AddedFile], into: Path, most: int) -> None:
     """Write the files into a new tar file, owned by root, with times of zero.
 
-    ``most``: MiB that they may have in all. Raises Refused naming the file.
+    ``most`` is the limit of the total size in MiB. Raises Refused naming the file.
     """
     left = [most << 20]
     with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as archive:
@@ -39,7 +39,7 @@ def pack(directory: Path, added: Iterable[AddedFile], into: Path, most: int) -> 
 
 
 def read_below(directory: Path, source: str, most: int = 1 << 20) -> bytes:
-    """Return a small file below the recipe's directory. Raises Refused."""
+    """Return the content of a small file below the recipe's directory. Raises Refused."""
     with _opened(directory, source) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
@@ -79,7 +79,7 @@ def _info(name: str, mode: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInf
 def _add(
     archive: tarfile.TarFile, descriptor: int, target: str, each: AddedFile, left: list[int]
 ) -> None:
-    """Add what is open; of a directory all that is in it. Links inside it stay links."""
+    """Add an open file or, recursively, a directory. Links in it stay links."""
     status = os.fstat(descriptor)
     mode = stat.S_IMODE(status.st_mode) & 0o755
     if stat.S_ISREG(status.st_mode):

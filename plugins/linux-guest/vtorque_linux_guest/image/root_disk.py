@@ -1,4 +1,4 @@
-"""The root disk of an image, from a tree of files to a qcow2, without mounting anything."""
+"""Write the root disk of an image: a file tree to a qcow2, without mounting it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISK_TIMEOUT = 600.0  # seconds
 
 
 def write_disk(tree: FileTree, work: Path, disk: Path, size: int) -> None:
-    """Write a qcow2 of ``size`` MiB with the tree as its ext4 file system; sparse.
+    """Write a sparse qcow2 of ``size`` MiB with the tree as its ext4 file system.
 
     Raises Refused if the files do not fit, HostFault if a tool fails.
     """
@@ -23,7 +23,7 @@ def write_disk(tree: FileTree, work: Path, disk: Path, size: int) -> None:
 
 
 def convert_disk(raw: Path, disk: Path) -> None:
-    """Check an ext4 file system without rights, and convert it to a qcow2; removes ``raw``.
+    """Check an ext4 file system without privileges, convert it to a qcow2, and remove ``raw``.
 
     Raises HostFault if a tool fails.
     """

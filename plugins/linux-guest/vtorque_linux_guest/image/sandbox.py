@@ -1,7 +1,7 @@
-"""Run what installs packages as nobody of this machine: scripts of packages, commands of recipes.
+"""Run package scripts and recipe commands in a sandbox, without privileges on this machine.
 
-They need to be root to install, but not root of this machine: see ``_sandbox_exec``. Whatever they
-do, they can write to their work directory only, with ids that nobody has. As root.
+Installing packages needs root, but only that of a user namespace: see ``_sandbox_exec``. These
+programs can write only to their work directory, with otherwise unused ids. Called as root.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from vtorque_linux_guest.image._sandbox_exec import IDS, PLACE
 __all__ = ["IDS", "PLACE", "run"]
 
 BASE = 2146000000
-"""The namespace's ids on this machine, 65536 from here: below [node] subordinate_ids' default, and
-beyond what adduser(8) and useradd(8) give to anybody."""
+"""First of the namespace's 65536 ids on this machine: below the default of [node] subordinate_ids,
+and above the ids that adduser(8) and useradd(8) assign."""
 
 _LAST_WORDS = 1500  # characters of what a failed program said
 
 
 def _prepare(work: Path) -> None:
-    """Make the files in it the sandbox's to read, whatever the umask; before anything has run.
+    """Make the files in ``work`` readable for the sandbox, whatever the umask.
 
-    Later a path in there may lead anywhere.
+    Only before the first run: later, a path in it could be a link to anywhere.
     """
     for path in work.iterdir():
         if path.is_file():
@@ -38,9 +38,9 @@ def _prepare(work: Path) -> None:
 def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     """Run a program as root of a namespace, with ``work`` at :data:`PLACE`; return its stdout.
 
-    ``work`` is an empty or such a directory below one that is root's only. The program and all it
-    has started are killed after ``timeout`` seconds and when the caller dies. Raises HostFault
-    with its last words.
+    ``work`` is empty or from an earlier run; only root may have access to its parent. The program
+    and its children are killed after ``timeout`` seconds, or when the caller dies. Raises HostFault
+    with the end of its output.
     """
     if not os.path.lexists(work / "tmp"):
         _prepare(work)

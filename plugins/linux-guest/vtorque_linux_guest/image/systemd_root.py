@@ -1,6 +1,6 @@
-"""Make an installed system one that boots for a job: short, and the same for the same packages.
+"""Configure an installed systemd system to boot fast for one job, reproducibly.
 
-Works on a :class:`~vtorque_linux_guest.image.filetree.FileTree`; nothing of the image is run.
+Works on a :class:`~vtorque_linux_guest.image.filetree.FileTree`; no program of the image runs.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ _REMOVED = (
 
 
 def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
-    """Configure a system and remove what a build leaves behind.
+    """Configure a system and remove the leftovers of the build.
 
-    ``agent``: the guest agent's program. ``started``: when the build was (seconds since 1970);
-    what is younger gets the time of the newest file that a package brought. Raises Refused if the
-    packages bring no systemd or no cloud-init: the image would not boot.
+    ``agent`` is the agent binary. ``started`` is the time of the build in seconds since 1970; files
+    that are newer get the time of the newest packaged file. Raises Refused if systemd or cloud-init
+    is missing, because the image would not boot.
     """
     for path, what in (
         ("usr/lib/systemd/systemd", "systemd"),
@@ -155,7 +155,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
 
 
 def _always_cloud_init(tree: FileTree) -> None:
-    """Do what cloud-init's generator does when it finds data: each guest has a seed."""
+    """Enable cloud-init without its generator, because each guest has a seed."""
     found = _unit(tree, CLOUD_INIT_TARGET)
     if found is None:
         return
@@ -165,9 +165,9 @@ def _always_cloud_init(tree: FileTree) -> None:
 
 
 def _late_cloud_init(tree: FileTree) -> None:
-    """Let nothing wait for cloud-init but the network and what comes after it.
+    """Let only the network and its dependents wait for cloud-init.
 
-    Debian's has the whole system wait (Before=sysinit.target), also while there is no seed.
+    In Debian the whole system waits for it (Before=sysinit.target), even without a seed.
     """
     for unit in (FIRST_STAGE, NETWORK_STAGE):
         found = _unit(tree, unit)
@@ -177,7 +177,7 @@ def _late_cloud_init(tree: FileTree) -> None:
 
 
 def enable(tree: FileTree, unit: str) -> None:
-    """Do what systemctl(1) enable does with an [Install] section; a missing unit is left out."""
+    """Enable a unit by its [Install] section, as systemctl(1) does. Ignore a missing unit."""
     found = _unit(tree, unit)
     if found is None:
         return
@@ -197,7 +197,7 @@ def enable(tree: FileTree, unit: str) -> None:
 
 
 def disable(tree: FileTree, unit: str) -> None:
-    """Do what systemctl(1) disable does: nothing wants the unit any more."""
+    """Disable a unit as systemctl(1) does: remove its links."""
     top = tree.find("etc/systemd/system")
     for name, node in [] if top is None else list(top.children.items()):
         if node.is_directory and name.endswith((".wants", ".requires")):
@@ -237,7 +237,7 @@ def _clean(tree: FileTree) -> None:
 
 
 def _name_servers(tree: FileTree, family: str) -> None:
-    """Replace what was copied from the building machine."""
+    """Replace resolv.conf, which was copied from the build machine."""
     if family == DEBIAN and _unit(tree, "systemd-resolved.service") is not None:
         tree.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
     else:
@@ -245,9 +245,9 @@ def _name_servers(tree: FileTree, family: str) -> None:
 
 
 def _times(tree: FileTree, started: int) -> None:
-    """Give what the build made the time of the newest file that it found.
+    """Set the times of files from the build to that of the newest packaged file.
 
-    Packages' files keep theirs: Python checks its compiled files against them.
+    Packaged files keep theirs, because Python compares its compiled files with them.
     """
     nodes = [node for _, node in tree.walk()]
     packaged = [n.mtime for n in nodes if n.mtime < started and stat.S_ISREG(n.mode)]

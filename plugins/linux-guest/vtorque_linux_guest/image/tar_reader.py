@@ -1,9 +1,9 @@
-"""Read the headers of tar files that anybody may have made, with bounds on what they cost.
+"""Read the headers of untrusted tar files with limits on time and memory.
 
-Python's tarfile is not for that: a few bytes of a sparse map, of a global header or of a list of
-records make it take any amount of memory. Read here: ustar and pax (POSIX.1-2017, pax(1)), GNU's
-long names and large numbers ("Basic Tar Format", info tar), v7. Global headers are passed over, as
-container tools do it. Pure but for reading.
+Python's tarfile is unsuitable: a few bytes of a sparse map, a global header or a list of records
+make it use unlimited memory. Supported are ustar and pax (POSIX.1-2017, pax(1)), GNU's long names
+and large numbers ("Basic Tar Format", info tar), and v7. Global headers are ignored, as in
+container tools. Pure except for reading.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a tar file. ``path``: checked, without ``.`` and empty parts.
+    """One member of a tar file. ``path`` is valid and has no ``.`` or empty components.
 
-    ``kind``: file, directory, link, hard link, fifo or device; ``offset`` and ``size`` in bytes are
-    of a file's content; ``target`` is where a link leads. ``mtime`` in seconds since 1970.
+    ``kind`` is file, directory, link, hard link, fifo or device. ``offset`` and ``size`` locate a
+    file's content, in bytes. ``target`` is that of a link. ``mtime`` is in seconds since 1970.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass
 class _More:
-    """What extended headers say of the next member."""
+    """Values of extended headers for the next member."""
 
     fields: dict[bytes, bytes] = field(default_factory=dict)
     xattrs: dict[str, bytes] = field(default_factory=dict)
@@ -61,11 +61,12 @@ class _More:
 
 @dataclass
 class Budget:
-    """The limits for all tar files of one image together, and what was used of them.
+    """The limits for all tar files of one image together, and their use.
 
     Attributes:
-        entries: members.
-        headers: bytes of extended headers: long names and attributes, and a block for each header.
+        entries: maximum number of members.
+        headers: maximum bytes of extended headers (long names and attributes), plus one block for
+            each.
     """
 
     entries: int = 2 * MAX_ENTRIES
@@ -88,7 +89,7 @@ class Budget:
 
 @dataclass
 class _Reader:
-    """A file being read."""
+    """An open tar file and the read position."""
 
     file: IO[bytes]
     size: int
@@ -96,7 +97,7 @@ class _Reader:
     at: int = 0
 
     def block(self) -> bytes:
-        """Return the next header, or nothing at the end."""
+        """Return the next header, or b"" at the end."""
         self.file.seek(self.at)
         data = self.file.read(_BLOCK)
         self.at += _BLOCK
@@ -121,11 +122,11 @@ class _Reader:
 
 
 def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Member]:
-    """Return the members of a plain tar file, in its order, with checked names and sizes.
+    """Return the members of an uncompressed tar file in order, with valid names and sizes.
 
-    ``most``: bytes that all contents together may have. ``budget``: that of the image, if the file
-    is one of several layers. Raises Refused for what is no tar file,
-    is truncated, has absolute paths, ``..``, or kinds of files that an image cannot have.
+    ``most`` limits the total size of the contents in bytes. ``budget`` is shared by the layers of
+    an image. Raises Refused if the file is invalid or truncated, or contains absolute paths, ``..``
+    or file types that an image cannot have.
     """
     budget = budget or Budget()
     reader = _Reader(file, file.seek(0, 2), budget)
@@ -168,7 +169,7 @@ def _members(reader: _Reader) -> Iterator[Member]:
 
 
 def _checked_size(head: bytes) -> int:
-    """Return a header's size after a look at its checksum (of the days of signed bytes, too)."""
+    """Verify a header's checksum, also that of historic signed bytes; return the size field."""
     given = head[148:156]
     sums = head[:148] + b" " * 8 + head[156:]
     total = sum(sums)
@@ -179,7 +180,7 @@ def _checked_size(head: bytes) -> int:
 
 
 def _octal(text: bytes) -> int:
-    """Return a number of a header: octal digits, or two's complement behind a first bit of 1."""
+    """Decode a number of a header: octal digits, or two's complement if the first bit is 1."""
     if text[0] & 0x80:
         top = 1 << 8 * len(text) - 1
         number = int.from_bytes(text, "big") - top
@@ -261,7 +262,7 @@ def _name(head: bytes) -> bytes:
 
 
 def _field(text: bytes, more: _More, key: bytes) -> int:
-    """Return a number of a member: of its extended header, or else of its own."""
+    """Return a numeric field of a member, from its extended header or its own header."""
     if not (given := more.fields.get(key)):
         return _octal(text)
     found = _NUMBER.fullmatch(given)

@@ -1,1 +1,1 @@
-"""A job in its guest, seen from the host: the driver, the agent's two ports, terminals, ssh."""
+"""Run jobs in Linux guests: the protocol with the agent, on the host side."""

@@ -1,6 +1,6 @@
-"""Half of a driver: how root waits for a guest with the agent, and how the job in it runs.
+"""Base of drivers for guests with the agent: wait until ready, and run the job.
 
-The job shell is here for ``run`` alone, so what else is needed is imported where it is called.
+The job shell imports this module only for ``run``, so other imports are in the methods.
 """
 
 # ruff: noqa: PLC0415
@@ -22,18 +22,20 @@ from vtorque_linux_guest.job import run_job
 
 
 class AgentDriver:
-    """All of a driver that goes through the ports of :func:`vtorque_linux_guest.api.ports`.
+    """All parts of a driver that use the ports of :func:`vtorque_linux_guest.api.ports`.
 
-    Stateless. Its guests can be suspended, saved and moved, too: it is a ``ClockDriver`` and a
-    ``LeavableDriver``.
+    Stateless. It is also a ``ClockDriver`` and a ``LeavableDriver``, so its guests can be
+    suspended, checkpointed and migrated.
     """
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait until the guest's agent says READY; what a guest that fails has logged is kept.
+        """Wait until the guest's agent reports READY. If the guest fails, keep its logs.
 
-        The job's owner may read its console from now on. As root; ``deadline`` is in
-        time.monotonic() seconds. Raises HostFault: what the guest's setup said, that it died, or
-        that it was silent.
+        The job's owner may read the guest's console from now on. ``deadline`` is in
+        time.monotonic() seconds. Raises HostFault with the setup's error message, or if the guest
+        died or timed out.
+
+        Privileges: root.
         """
         from vtorque_linux_guest.job import ready
 
@@ -42,17 +44,17 @@ class AgentDriver:
             ready.await_ready(guest, connection, deadline, step)
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
-        """Have a guest that has stood still set its clock. As root. Raises HostFault."""
+        """Set the clock of a guest that was paused. As root. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 
         with status_port(run_dir, deadline) as connection:
             ready.set_clock(connection, deadline)
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
-        """Have a guest and its job shell wait for each other if their connection breaks. As root.
+        """Make a guest and its job shell keep waiting if their connection breaks. As root.
 
-        Both for so many seconds from now, of the node's time and of the guest's own; 0: no longer.
-        Raises HostFault if the guest does not say until ``deadline`` that it will.
+        Both wait for this many seconds from now, of the node's and of the guest's time; 0 stops it.
+        Raises HostFault if the guest does not confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import ready
 
@@ -67,7 +69,7 @@ class AgentDriver:
 
 
 def status_port(run_dir: Path, deadline: float) -> socket.socket:
-    """Return a connection to a guest's status port. Raises HostFault if there is no guest."""
+    """Return a connection to a guest's status port. Raises HostFault if the guest is gone."""
     path = run_dir / STATUS_SOCKET
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -80,10 +82,10 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 
 
 def _let_watch(console: Path, uid: int) -> None:
-    """Let the job's owner read a guest's console: what code of theirs, or its kernel, says there.
+    """Let the job's owner read a guest's console log. Best effort: some guests have none.
 
-    It is virtlogd's file, made when the guest was started; when it has 2 MiB another one takes its
-    place, which is root's alone. In a directory of root's. Best effort: some have no console log.
+    virtlogd creates the file, in root's directory, when the guest starts. After 2 MiB it starts a
+    new file, which only root can read.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

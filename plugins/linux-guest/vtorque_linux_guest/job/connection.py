@@ -1,4 +1,4 @@
-"""A session with the agent: its beginning, what is sent and kept, and how it is resumed."""
+"""A session with the agent: handshake, send buffer and resumption."""
 
 import os
 import select
@@ -30,16 +30,16 @@ from vtorque_linux_guest.job.frames import (
 from vtorque_linux_guest.job.session_state import SessionState
 
 WINDOW = 1 << 20
-"""Bytes of stdout and of stderr that may wait here for a slow reader."""
+"""Maximum of buffered bytes of stdout, and of stderr, for a slow reader."""
 RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
 RESYNC_FIRST = 0.5
 RESYNCED = b"unknown frame type"
-"""What the agent says of RESYNC if it was only slow: its ERROR comes between its two HELLOs."""
+"""The agent's ERROR in response to RESYNC if it was only slow; sent between its two HELLOs."""
 DISCARD_MAX = 64 << 20
 ACK_EVERY = 262144
-"""Bytes from the guest that are acknowledged at once: it keeps at most 512 KiB of output."""
+"""Acknowledge after this many bytes from the guest. It keeps at most 512 KiB of output."""
 KEPT_MAX = 32 << 20
-"""Bytes that a guest may leave unacknowledged: more than the largest START and its files."""
+"""Maximum of bytes not acknowledged by the guest: more than the largest START and its files."""
 RESUME_SECONDS = 60.0
 LOOK_UP = 0.5
 
@@ -48,11 +48,11 @@ Tell = Callable[[Callable[[], SessionState]], bool]
 
 
 class Dropped(Exception):
-    """The guest has dropped what was sent since some time: the session is to be resumed."""
+    """The guest has dropped received frames, so the session must be resumed."""
 
 
 class Connection:
-    """The frames of a session, also over a connection that breaks and comes again."""
+    """The frames of a session, which can outlive a broken connection."""
 
     def __init__(
         self,
@@ -77,8 +77,9 @@ class Connection:
     def hello(self, deadline: float) -> None:
         """Begin a session, until `deadline` (time.monotonic() seconds).
 
-        Raises GuestSilent, GuestDied, or StreamError for another protocol version. What the guest
-        sent before its answer is skipped; it ends what it still runs for an older session.
+        Bytes that the guest sent before its answer are skipped. The agent ends whatever still runs
+        from an older session. Raises GuestSilent, GuestDied, or StreamError for another protocol
+        version.
         """
         self._nonce = os.urandom(8)
         self._stdin_window = 0
@@ -98,7 +99,10 @@ class Connection:
     def _ask(
         self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
     ) -> bytes:
-        """Send a HELLO, again after each pause; return its answer. What follows it is decoded."""
+        """Send a HELLO and repeat it after growing pauses; return the answer.
+
+        Bytes after the answer go to the decoder.
+        """
         prefix = hello_prefix(self._nonce)
         seen, skipped = bytearray(), 0
         again = time.monotonic()
@@ -133,9 +137,10 @@ class Connection:
                 raise StreamError(f"no HELLO from the guest among {skipped} bytes")
 
     def go_on(self, broken: GuestDied | None, stopped: Callable[[], str]) -> None:
-        """Resume the session: over another connection if this one is broken.
+        """Resume the session, over another connection if this one is broken.
 
-        Raises `broken` if none is expected; RunAbandoned, GuestDied, GuestSilent, StreamError.
+        Raises `broken` if no other connection is expected; RunAbandoned, GuestDied, GuestSilent,
+        StreamError.
         """
         deadline = time.monotonic() + RESUME_SECONDS
         while True:
@@ -156,7 +161,6 @@ class Connection:
                 return self._resumed(answer)
 
     def _ask_resume(self, deadline: float, stopped: Callable[[], str]) -> bytes:
-        """Tell the agent how much is here; return its answer."""
         unsent, self._out = self._out[self._before :], bytearray()
         flags = RESUMES | int.from_bytes(os.urandom(2), "little") << FLAG_BITS & 0xFFFF
         hello = hello_frame(self._nonce, self._decoder.taken & POSITION_MASK, flags)
@@ -166,7 +170,6 @@ class Connection:
             self._out, self._before = unsent, 0
 
     def _resumed(self, answer: bytes) -> None:
-        """Send again what the agent lacks."""
         _, _, _, flags, taken = HELLO.unpack_from(answer, HEADER.size)
         if not flags & RESUMES:
             raise GuestDied("the guest has ended the job: it was away for too long")
@@ -184,7 +187,7 @@ class Connection:
         self._acked += more
 
     def acknowledged(self, item: Frame) -> None:
-        """The guest has taken so much; stream 1: and dropped what came after it."""
+        """Handle an ACK. On stream 1 it also says that the guest dropped all later frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))
@@ -192,7 +195,7 @@ class Connection:
             raise Dropped
 
     def acknowledge(self) -> None:
-        """Tell the guest what was taken, now and then."""
+        """Acknowledge received bytes if there are enough of them."""
         if self._resumes and self._decoder.taken - self._told >= ACK_EVERY:
             self._told = self._decoder.taken
             self._out += ack_frame(self._told)

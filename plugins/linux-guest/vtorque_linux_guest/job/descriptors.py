@@ -1,9 +1,8 @@
-"""Writing to and reading from a caller's file descriptors without ever blocking the loop.
+"""Read and write a caller's file descriptors without blocking the event loop.
 
-O_NONBLOCK belongs to the open file, which the caller shares with others (the batch system, the
-user's shell), so it is never set on it. A pipe or terminal is opened anew through /proc instead;
-where that is refused, it is polled and written in pieces that a ready pipe takes (PIPE_BUF in
-pipe(7)).
+O_NONBLOCK belongs to the open file description, which the caller shares with others (the batch
+system, the user's shell), so it is never set. A pipe or terminal is reopened through /proc instead.
+If that fails, it is polled and written in pieces that a ready pipe accepts (PIPE_BUF in pipe(7)).
 """
 
 import array
@@ -19,7 +18,7 @@ _CTRL_D = b"\x04"
 
 
 class Sink:
-    """The bytes on their way to one descriptor; how many may wait is the caller's to bound."""
+    """Output that is queued for one descriptor. The caller limits the size of the queue."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -31,7 +30,7 @@ class Sink:
         mode = os.fstat(fd).st_mode
         self.polled = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
         self.instant = True
-        """It may be written without asking poll first: it does not block (a file: for the disk)."""
+        """True if a write without poll does not block, except on a disk."""
         if stat.S_ISSOCK(mode):
             duplicate = socket.socket(fileno=os.dup(fd))
             self._close = duplicate.close
@@ -54,12 +53,12 @@ class Sink:
         return os.write(self.fd, data)
 
     def add(self, data: bytes) -> None:
-        """Queue bytes, or drop them once writing has failed (`discard`)."""
+        """Queue bytes, or discard them after a write has failed."""
         if not self.discard:
             self.pending += data
 
     def flush(self) -> int:
-        """Write once if there is something; how many bytes left. An error is kept in `error`."""
+        """Write once and return the number of bytes written. A failure sets `error`."""
         if not self.pending:
             return 0
         try:
@@ -75,14 +74,14 @@ class Sink:
         return written
 
     def close(self) -> None:
-        """Close what was opened here; the caller's descriptor stays open."""
+        """Close what this object opened. The caller's descriptor stays open."""
         if self._close is not None:
             self._close()
             self._close = None
 
 
 class Source:
-    """Standard input: polled if it can block, else always ready."""
+    """Standard input: polled if reads can block, otherwise always ready."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -92,7 +91,7 @@ class Source:
         self._typed = _typed_ahead(fd) if terminal else 0
 
     def read(self, limit: int) -> bytes | None:
-        """Up to `limit` bytes, empty at the end (an unreadable input ends), None for not yet."""
+        """Return up to `limit` bytes, b"" at the end or on an error, None if none are available."""
         try:
             data = os.read(self.fd, min(limit, CHUNK))
         except (BlockingIOError, InterruptedError):
@@ -104,10 +103,11 @@ class Source:
 
 
 def _typed_ahead(terminal: int) -> int:
-    """Return how many bytes a raw terminal holds, which were typed before it was raw.
+    """Return the number of bytes that were typed before a terminal became raw.
 
-    Among these the kernel has put a NUL for each Ctrl-D (n_tty.c, ``__DISABLED_CHAR``). Without it
-    the guest's shell would wait for ever for the end of input, as from script(1) in a service.
+    For each Ctrl-D among them the kernel has stored a NUL (n_tty.c, ``__DISABLED_CHAR``). Without
+    restoring it, the guest's shell would wait forever for the end of input, for example under
+    script(1) in a service.
     """
     import termios  # noqa: PLC0415 - few jobs have a terminal
 

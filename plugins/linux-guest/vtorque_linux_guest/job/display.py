@@ -1,8 +1,10 @@
-"""The X display that the batch system gives an interactive job (``-I -X``), also in its guest.
+"""Forward the X display of an interactive job (``-I -X``) into its guest.
 
-In the job shell, as the job's user: ssh holds the forward (ssh(1), ``-R``), and the guest's sshd
-lets the user listen there on the display's own number. The guest is hostile: whatever it asks of
-ssh, its connections lead to this one display. Display names: X(7); a file of cookies: Xau(3).
+ssh forwards the display's port in the guest (ssh(1), ``-R``). The guest is hostile, but its
+connections can only reach this one display. Formats: X(7) for display names, Xau(3) for the file of
+cookies.
+
+Privileges: the job's user, in the job shell.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ _MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may say before
 
 
 class NoDisplay(Exception):
-    """The guest gets no display, and why."""
+    """The guest cannot use the display; the message says why."""
 
 
 @dataclass(frozen=True)
 class Display:
-    """A display of this node, and how a program in the guest finds it.
+    """A display of this node. The guest uses the same ``number`` and ``screen``.
 
-    ``number`` and ``screen`` are the same there; ``end``: where ssh takes connections to.
+    ``end`` is the address to which ssh forwards connections.
     """
 
     number: int
@@ -55,7 +57,7 @@ class Display:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables of programs in the guest: by TCP, since the display shares no memory."""
+        """The variables of programs in the guest. They use TCP, because no memory is shared."""
         return {
             "DISPLAY": f"localhost:{self.number}{self.screen}",
             "XAUTHORITY": f"{SPOOL}/{_FILE}",
@@ -63,7 +65,7 @@ class Display:
 
     @property
     def file(self) -> GuestFileData:
-        """The cookie in a file of the guest's, there for whatever name it has."""
+        """The authority file of the guest, with the cookie for any host name."""
         parts = (b"", b"%d" % self.number, _COOKIE, self.cookie)
         data = b"".join(len(part).to_bytes(2, "big") + part for part in parts)
         return GuestFileData(_FILE, _WILD.to_bytes(2, "big") + data)
@@ -86,7 +88,7 @@ def of(environ: Mapping[str, str]) -> Display:
 
 
 def _cookie(path: Path, number: int) -> bytes | None:
-    """Return the first cookie that an X client here would take."""
+    """Return the first cookie that an X client on this node would use."""
     here = (_LOCAL, os.fsencode(socket.gethostname()))
     try:
         # Code in guests writes to the user's home, too: nobody waits for a FIFO.
@@ -102,7 +104,7 @@ def _cookie(path: Path, number: int) -> bytes | None:
 
 
 def _entries(file: io.BytesIO) -> Iterator[tuple[int, bytes, bytes, bytes, bytes]]:
-    """Yield family, address, display, kind and cookie; each but the first after its length."""
+    """Yield family, address, display, kind and cookie of each entry of an authority file."""
 
     def part() -> bytes:
         return file.read(int.from_bytes(file.read(2), "big"))
@@ -113,10 +115,10 @@ def _entries(file: io.BytesIO) -> Iterator[tuple[int, bytes, bytes, bytes, bytes
 
 @contextlib.contextmanager
 def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display]:
-    """Have the guest's port of the job shell's display lead to it meanwhile. Raises NoDisplay.
+    """Forward the job shell's display into the guest while the context is active.
 
-    ssh is in a session of its own: what the job gets of signals is not for it. Should the job
-    shell be killed, the command in the guest sees the end of its input.
+    ssh runs in its own session, so the job's signals do not reach it. If the job shell is killed,
+    the command in the guest gets the end of its input and exits. Raises NoDisplay.
     """
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():
@@ -145,7 +147,7 @@ def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display
 
 
 def _await(output: int) -> None:
-    """Wait until the command in the guest runs, which it does when sshd listens."""
+    """Wait until the command in the guest runs, which means that sshd listens."""
     said, until = b"", time.monotonic() + SECONDS
     while _UP not in said:
         left = until - time.monotonic()

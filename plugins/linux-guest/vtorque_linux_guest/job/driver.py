@@ -1,7 +1,7 @@
-"""The driver of Linux guests: what they need. When they are ready and their jobs: its base class.
+"""The driver of Linux guests: their devices, context and resources.
 
-As root on the node. The job shell is here for ``run`` alone, so what boots a guest is imported
-where it is called.
+Runs as root on the node. The job shell imports this module only for ``run``, so other imports are
+in the methods.
 """
 
 # ruff: noqa: PLC0415
@@ -31,7 +31,7 @@ class LinuxDriver(AgentDriver):
         return hardware.elements(guest)
 
     def context(self, guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-        """Return the environment, the mounts of the shares and of the user's disk."""
+        """Return the environment and the mounts of the shares and of the user's disk."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.context(guest)
@@ -39,16 +39,16 @@ class LinuxDriver(AgentDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return the seed and what vmgr ssh needs.
+        """Return the seed and the files of ``vmgr ssh``.
 
-        Raises Refused, HostFault for items that this guest cannot have.
+        Raises Refused or HostFault for context items that this guest does not support.
         """
         from vtorque_linux_guest.boot import hardware
 
         return hardware.resources(guest, items, site[Settings])
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait until a guest without a seed says that it waits for one. Raises HostFault."""
+        """Wait until a guest without a seed reports that it waits for one. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 
         if not has_agent(guest.image):  # it would look for a seed, and not for long

@@ -1,4 +1,4 @@
-"""Signals and window sizes on their way to the job, from any signal handler."""
+"""Queue signals and window sizes for the job, from signal handlers."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from vtorque_linux_guest.job.frames import Kind, frame, winsize
 
 
 class Events:
-    """What happens to the job from outside. Its methods may be called from signal handlers."""
+    """External events for the job. The methods are safe to call in signal handlers."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -21,15 +21,15 @@ class Events:
         self._told: int | None = None
 
     def signal(self, number: int) -> None:
-        """Send a signal (guest's Linux number) to all processes of the job's session."""
+        """Send a signal (the guest's Linux number) to all processes of the job's session."""
         self._put(frame(Kind.SIGNAL, 0, struct.pack("<I", number)))
 
     def winsize(self, rows: int, columns: int) -> None:
-        """The user's terminal has a new size."""
+        """Send a new window size."""
         self._put(frame(Kind.WINSIZE, 0, winsize(rows, columns)))
 
     def stop(self, reason: str) -> None:
-        """Give up: `Session.run` raises RunAbandoned with this reason."""
+        """Abort: `Session.run` raises RunAbandoned with this reason."""
         self.stopped = reason or "stopped"
         self._wake()
 
@@ -42,20 +42,20 @@ class Events:
             os.write(self._write, b"!")
 
     def fileno(self) -> int:
-        """For poll: readable when there is something to take."""
+        """Return a descriptor for poll, readable when there are events."""
         return self._read
 
     def wake_by_signals(self) -> None:
-        """Be woken by each signal, also by one whose handler is not called yet. Main thread only.
+        """Make each signal wake poll(2), even before its handler runs. Main thread only.
 
-        Python calls a handler between two of its own steps: one for a signal that comes after the
-        last of these before poll(2) is called when poll(2) ends, which may be never. Whoever was
-        told of signals before (signal.set_wakeup_fd) still is.
+        Python runs handlers between bytecode instructions. If a signal arrives just before poll(2),
+        its handler would run only when poll(2) returns, which may be never. A previous descriptor
+        of signal.set_wakeup_fd still gets the signals.
         """
         self._told = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def take(self) -> bytes:
-        """The frames of what has happened since."""
+        """Return the queued frames."""
         self._empty()
         parts = [self._queue.popleft() for _ in range(len(self._queue))]
         return b"".join(parts)
@@ -67,7 +67,7 @@ class Events:
                 os.write(self._told, numbers)
 
     def close(self) -> None:
-        """Close the pipe. Restore signal handlers before."""
+        """Close the pipe. The caller must restore signal handlers first."""
         if self._told is not None:
             signal.set_wakeup_fd(self._told)
             self._empty()

@@ -1,7 +1,6 @@
-"""The frames of the run port and the errors of both ports; `doc/stream.md` is the reference.
+"""The frames of the run port and the errors of both ports (`doc/stream.md`). Pure.
 
-Pure code: bytes in, values out. What comes in was written by a guest and may be anything; the only
-exception raised for it is `StreamError`.
+The guest is hostile. Any invalid input raises `StreamError` and no other exception.
 """
 
 import struct
@@ -15,11 +14,11 @@ PROTOCOL = 1
 HEADER = struct.Struct("<BBHI")
 """type, stream, reserved (0), length of the payload in bytes."""
 HELLO = struct.Struct("<8s8sHHI")
-"""magic, nonce, protocol version, flags, window in bytes (with RESUMES: bytes taken so far)."""
+"""magic, nonce, protocol version, flags, window in bytes (with RESUMES: bytes received so far)."""
 KEEPS, RESUMES = 1, 2
-"""Flags of a HELLO: its sender can resume; it resumes."""
+"""HELLO flags: the sender can resume a session; the sender resumes one."""
 FLAG_BITS = 2
-"""What is above them is echoed: which of several resumes is answered."""
+"""The agent echoes the flags above these bits, to show which RESUME it answers."""
 POSITION_MASK = 0xFFFFFFFF
 MAGIC = b"vTorque\n"
 PAYLOAD_MAX = 65536
@@ -28,11 +27,11 @@ TEXT_SHOWN = 4096
 
 
 class StreamError(Exception):
-    """The guest broke the protocol; also the base of all errors of this package's streams."""
+    """The guest violated the protocol; also the base class of all stream errors."""
 
 
 class GuestDied(StreamError):
-    """The connection ended: the guest, or its QEMU, is gone."""
+    """The connection ended: the guest or its QEMU is gone."""
 
 
 class GuestSilent(StreamError):
@@ -48,7 +47,7 @@ class GuestFailed(StreamError):
 
 
 class NotStarted(StreamError):
-    """The agent could not start the program; `reason` says why. The session can be used again."""
+    """The agent could not start the program; `reason` says why. The session remains usable."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,17 +55,17 @@ class NotStarted(StreamError):
 
 
 class AgentError(StreamError):
-    """The agent refused what was sent, or serves no jobs; it has ended the session."""
+    """The agent rejected a request or runs no jobs; it has ended the session."""
 
 
 class BadStart(StreamError):
-    """What the caller wants to start does not fit the protocol; nothing was sent."""
+    """The program to start exceeds the protocol's limits; nothing was sent."""
 
 
 class RunAbandoned(StreamError):
-    """The caller gave up with `Events.stop`; closing the socket makes the agent kill the job.
+    """The caller called `Events.stop`. Closing the socket makes the agent kill the job.
 
-    Not if it was held: with `state`, if there is one, another job shell can go on.
+    If the session is held, the job survives, and another job shell can resume it with ``state``.
     """
 
     state: SessionState | None = None
@@ -123,51 +122,51 @@ _RULES: dict[int, tuple[int, int, int]] = {
 
 
 def frame(kind: Kind, stream: int = 0, payload: bytes = b"") -> bytes:
-    """The bytes of one frame; `payload` is at most `PAYLOAD_MAX` bytes."""
+    """Return one frame; `payload` is at most `PAYLOAD_MAX` bytes."""
     return HEADER.pack(kind, stream, 0, len(payload)) + payload
 
 
 def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
-    """As many frames of one kind as `payload` needs."""
+    """Split `payload` into as many frames of one kind as it needs."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
 
 
 def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
-    """A HELLO; `window` is what its sender takes of each stream, in bytes, before any CREDIT."""
+    """Return a HELLO; `window` is the number of bytes per stream accepted before any CREDIT."""
     return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
 
 
 def ack_frame(taken: int) -> bytes:
-    """An ACK of so many bytes of frames since the session began."""
+    """Return an ACK of all frames up to a position, in bytes since the session began."""
     return frame(Kind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
 
 
 def hello_prefix(nonce: bytes) -> bytes:
-    """How the answer to a HELLO with this nonce begins: what is looked for among older bytes."""
+    """Return the first bytes of the answer to a HELLO with this nonce."""
     return HEADER.pack(Kind.HELLO, 0, 0, HELLO.size) + MAGIC + nonce
 
 
 def shown(text: bytes) -> str:
-    """Guest text as it may be printed: no control characters, at most 4096 bytes of it."""
+    """Return guest text in printable form: no control characters, at most 4096 bytes."""
     decoded = text[:TEXT_SHOWN].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in decoded).strip()
 
 
 def element(tag: Tag, value: bytes) -> bytes:
-    """One tag-length-value element of a START."""
+    """Return one tag-length-value element of a START."""
     return struct.pack("<BI", tag, len(value)) + value
 
 
 def winsize(rows: int, columns: int) -> bytes:
-    """A window size in characters; the two pixel sizes are 0."""
+    """Encode a window size in characters; the two pixel sizes are 0."""
     return struct.pack("<HHHH", min(max(rows, 0), 65535), min(max(columns, 0), 65535), 0, 0)
 
 
 class Decoder:
-    """Cuts a stream of bytes into frames. Holds at most one incomplete frame.
+    """Splits a byte stream into frames. It buffers at most one incomplete frame.
 
-    `taken`: how many bytes the frames had that it has given.
+    `taken` is the total size of the frames returned so far.
     """
 
     def __init__(self) -> None:
@@ -175,11 +174,11 @@ class Decoder:
         self.taken = 0
 
     def reset(self, data: bytes) -> None:
-        """Forget what is incomplete and start with `data`."""
+        """Replace the buffered bytes."""
         self._buffer = bytearray(data)
 
     def frames(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete with `data`. Raises StreamError at the first bad one."""
+        """Yield the frames that `data` completes. Raises StreamError at the first invalid one."""
         buffer = self._buffer
         buffer += data
         at = 0

@@ -1,7 +1,7 @@
-"""What a guest that did not get ready has logged: asked of its agent, left for the core to keep.
+"""Fetch the logs of a guest that failed to get ready, through its agent.
 
-The guest may send anything, nothing, or without end: bytes and time are bounded, and the bytes stay
-as they are, for readers that trust none of them.
+The guest is hostile, so bytes and time are limited. The logs are stored unchanged, as untrusted
+data.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vtorque_linux_guest.job.frames import StreamError
 from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
 
 NAME = "cloud-init.log"
-"""In the guest's state directory; the core keeps it with the job's log (doc/logging.md)."""
+"""In the guest's state directory. The core keeps it with the job's log (doc/logging.md)."""
 
 FILES = ("/run/vtorque/setup.log", "/var/log/cloud-init-output.log", "/var/log/cloud-init.log")
-"""Of setup.sh's last step, then cloud-init's own: what may come first if the time is short."""
+"""The logs of setup.sh's last step and of cloud-init, most important first."""
 
 MAX = len(FILES) * (LOG_MAX + 100)  # bytes of all
 SECONDS = 2.0
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 def ready_by(guest: GuestPlan, deadline: float) -> float:
-    """Return until when the guest may get ready, so that its logs can be had before ``deadline``.
+    """Return the deadline for READY that leaves time to fetch the logs before ``deadline``.
 
-    Both in time.monotonic() seconds. A micro guest has no logs: all the time is its own.
+    Both are in time.monotonic() seconds. A micro guest has no logs, so it gets all the time.
     """
     if boots_micro(guest.image):
         return deadline
@@ -40,10 +40,7 @@ def ready_by(guest: GuestPlan, deadline: float) -> float:
 
 
 def keep(guest: GuestPlan, content: bytes) -> None:
-    """Write what the agent told of the guest's logs to its state directory, mode 0600. As root.
-
-    Never raises: the guest has failed, and this only helps to see why.
-    """
+    """Write a guest's logs to its state directory, mode 0600. As root. Never raises."""
     try:
         _write(guest.state_dir / NAME, content)
     except OSError as error:
@@ -51,7 +48,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
 
 
 def told(reader: StatusReader, deadline: float) -> Iterator[bytes]:
-    """Yield what the agent tells of the guest's logs. Takes at most SECONDS, until ``deadline``."""
+    """Yield a guest's logs from its agent, for at most SECONDS and until ``deadline``."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()

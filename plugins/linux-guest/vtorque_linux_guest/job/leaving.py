@@ -1,9 +1,10 @@
-"""How a job shell leaves a script that runs in a guest which is being saved, and another goes on.
+"""Hand over a running script to another job shell when its guest is checkpointed.
 
-Or tells what another one would need, and goes on itself, as the guest does.
+This job shell detaches, or only sends its state and continues with the guest. Root creates a FIFO
+in the guest's run directory to request the state, and removes it when it has read the state. The
+state belongs to the user, so it is untrusted.
 
-As the job's user. Root asks by a FIFO in the guest's run directory, and has taken what is written
-to it when it is gone. What was written is the user's own, and so is what is read back.
+Privileges: the job's user.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _AGAIN = 2.0  # seconds until root counts as killed, and another reads all of it
 
 
 def is_asked(guest: ReadyGuest) -> bool:
-    """Return whether root asks the job shell to leave when its guest is gone."""
+    """Return whether root has asked the job shell to detach when its guest is gone."""
     return (guest.run_dir / LEAVE).exists()
 
 
 def leave(guest: ReadyGuest, state: SessionState) -> None:
-    """Give root what another job shell needs; return when it has taken it, or given up."""
+    """Send root the state for another job shell. Return when root has read it, or gave up."""
     while is_asked(guest):
         with suppress(OSError):  # nobody reads it now
             _write(guest.run_dir / LEAVE, state.to_json)
@@ -39,13 +40,13 @@ def leave(guest: ReadyGuest, state: SessionState) -> None:
 
 
 class Telling:
-    """Tells root what another job shell needs, while the script runs on: nothing if none does."""
+    """Sends root the state for another job shell while the script continues to run."""
 
     def __init__(self, guest: ReadyGuest, runs: Callable[[], bool]) -> None:
         self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
 
     def __call__(self, state: Callable[[], SessionState]) -> bool:
-        """Tell it if root reads now; return whether root asks, so that it is to be called again."""
+        """Send the state if root is reading; return whether root still requests it."""
         if time.monotonic() >= self._again:
             with suppress(OSError):  # nobody reads it now, or asks
                 _write(self._path, lambda: state().to_json() if self._runs() else "")
@@ -57,7 +58,7 @@ class Telling:
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
-    """Write the text of when it is read. Raises OSError."""
+    """Write a text to a FIFO, computed when the reader is there. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
@@ -68,7 +69,7 @@ def _write(path: Path, text: Callable[[], str]) -> None:
 
 
 def left(guest: ReadyGuest) -> SessionState | None:
-    """Return what another job shell has left, if this one is to go on. Raises HostFault."""
+    """Return the state of another job shell that this one continues, if any. Raises HostFault."""
     try:
         return SessionState.from_json((guest.run_dir / LEFT).read_text())
     except FileNotFoundError:

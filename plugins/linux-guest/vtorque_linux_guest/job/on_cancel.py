@@ -1,6 +1,6 @@
-"""What runs in the guest when the job is cancelled, while its script still runs.
+"""Run the commands for cancellation in the guest while the script still runs.
 
-In the job shell, as the job's user, in a thread of its own: another agent in the guest runs it.
+They run through a second agent in the guest, in a thread of the job shell, as the job's user.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from vtorque_linux_guest.job.stream import Session
 def run(
     guest: ReadyGuest, start: Start, streams: Streams, say: Callable[[str], None], seconds: float
 ) -> None:
-    """Run it and return when it has ended, at most so many seconds later; what goes wrong is said.
+    """Run the commands for at most this many seconds; report errors with ``say``.
 
-    What still runs then gets TERM in the guest, and 5 s later KILL.
+    After that time, the guest sends TERM to what still runs, and KILL 5 s later.
     """
     with Events() as events, socket.socket(socket.AF_UNIX) as connection:
         late = threading.Timer(seconds, events.stop, (f"it took longer than {seconds:g} s",))

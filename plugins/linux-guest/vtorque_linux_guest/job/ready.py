@@ -1,7 +1,7 @@
-"""A guest on its way to READY: what it says is read by a process without rights.
+"""Wait until a guest is READY. An unprivileged process parses its messages.
 
-Root gets bytes with a first letter that says what they are: steps, the end of the guest's logs if
-it fails, and a verdict.
+That process sends root bytes with a type letter: steps, the logs of a guest that fails, and a
+verdict.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError
 from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
 SEED = "seed"
-"""The step of a guest that waits for its seed (micro_init, vtorque-waits)."""
+"""The step of a guest that is waiting for its seed (micro_init, vtorque-waits)."""
 
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
 _STEP_SHOWN = 200  # bytes of a step's name
 _USERS = (f"command /bin/sh {AS_USER}: ", "packages: ")
-"""How what the user's cloud-config has failed with begins: the step of the set-up."""
+"""Prefixes of the error messages that the user's cloud-config causes."""
 _MORE = 2.0  # seconds that the reader has beyond the guest's deadline, to say that it has passed
 
 
 def await_ready(
     guest: GuestPlan, port: socket.socket, deadline: float, step: Callable[[str], None]
 ) -> None:
-    """Return when the guest is ready; what one that fails has logged is kept. As root.
+    """Return when the guest is ready. If it fails, keep its logs. As root.
 
-    ``port``: connected to its status port. ``deadline`` in time.monotonic() seconds. Raises
-    HostFault: what the guest's setup said, that it died, or that it was silent; Refused for what
-    the user's own cloud-config or disk has failed with.
+    ``port`` is connected to its status port; ``deadline`` is in time.monotonic() seconds. Raises
+    HostFault with the setup's error message, or if the guest died or timed out. Raises Refused if
+    the user's cloud-config or disk caused the failure.
     """
     log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
@@ -68,13 +68,13 @@ def await_ready(
 
 
 def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
-    """Return when a spare guest waits for its seed. As root. Raises HostFault."""
+    """Return when a warm guest waits for its seed. As root. Raises HostFault."""
     if wrong := _wrong(_awaits, port, deadline):
         raise HostFault(wrong, stage=f"guest {guest.hostname}")
 
 
 def set_clock(port: socket.socket, deadline: float) -> None:
-    """Return when a guest says that it has set its clock to the time of now. As root.
+    """Set a guest's clock to the current time and wait for confirmation. As root.
 
     Raises HostFault.
     """
@@ -83,7 +83,7 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
 
 def hold(port: socket.socket, seconds: int, deadline: float) -> None:
-    """Have a guest's session wait for its job shell, see StatusReader.hold. Raises HostFault."""
+    """Make a guest's session wait for its job shell (StatusReader.hold). Raises HostFault."""
     if wrong := _wrong(_holds, port, deadline, seconds):
         raise HostFault(wrong)
 
@@ -91,7 +91,7 @@ def hold(port: socket.socket, seconds: int, deadline: float) -> None:
 def _wrong(
     work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float, *more: int
 ) -> str:
-    """Have a guest's lines read apart; return why that did not end well, or nothing."""
+    """Run ``work`` in an unprivileged process; return its error message, or "" on success."""
     until = deadline + _MORE
     said = read_apart(work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX)
     try:
@@ -120,7 +120,6 @@ def _holds(deadline: float, seconds: int, port: int) -> Iterator[bytes]:
 
 
 def _awaits(deadline: float, port: int) -> Iterator[bytes]:
-    """Read the guest's lines until it waits for its seed."""
     with socket.socket(fileno=port) as connection:
         try:
             for step in StatusReader(connection).steps(deadline):
@@ -133,7 +132,7 @@ def _awaits(deadline: float, port: int) -> Iterator[bytes]:
 
 
 def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[bytes]:
-    """Read the guest's lines until it is ready, or cannot be; then its logs if it has any."""
+    """Read the guest's messages until it is ready or has failed; then fetch its logs, if any."""
     with socket.socket(fileno=port) as connection:
         reader = StatusReader(connection)
         try:

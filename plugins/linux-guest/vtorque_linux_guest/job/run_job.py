@@ -1,7 +1,7 @@
-"""Run a job in a ready guest: the user's prologue, the script, the epilogues, and their signals.
+"""Run a job in a ready guest: prologue, script, epilogues, and their signals.
 
-Runs in the job shell as the job's user, in the main thread (it sets signal handlers). The guest
-is hostile: everything that comes from it has been through :mod:`vtorque_linux_guest.job.stream`.
+Runs in the job shell as the job's user, in the main thread, because it sets signal handlers. The
+guest is hostile: :mod:`vtorque_linux_guest.job.stream` validates everything that it sends.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ EXIT_NOT_FOUND = 127
 MISSING_INTERPRETER = re.compile(
     r"cannot run (.*): its interpreter (.*) \(#! line\) does not exist here", re.DOTALL
 )
-"""The agent's reason (``start.c``)."""
+"""An error message of the agent (``start.c``)."""
 
 ENV_LINE = re.compile(rb"#![ \t]*/\S*/env[ \t]+(?:-\S+[ \t]+|\w+=\S*[ \t]+)*([^\s-]\S*)")
 OTHER_IMAGES = "Choose an image that has it (-vm img=); vmgr images list shows the images"
 HELLO_SECONDS = 60.0
 RETRY = 0.05  # seconds until a connection is tried again that is expected to come
 KILL_SECONDS = 10.0
-"""How long a killed job may take to be gone before its guest is given up."""
+"""Time limit for a killed job to end, before its guest is abandoned."""
 
 BURST = 1.0
-"""Seconds in which a signal comes through once: Torque's pbs_mom sends one of qsig's four times to
-each process (kill_task of 6.1.3), which a process on its node sees as one or two."""
+"""Seconds in which a repeated signal is forwarded only once. Torque's pbs_mom sends each qsig
+signal four times to each process (kill_task of 6.1.3). A process on the node sees one or two."""
 
 FORWARDED = (
     signal.SIGINT,
@@ -75,12 +75,17 @@ _SILENT = (signal.SIGINT, signal.SIGPIPE)
 
 
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
-    """Run the script, before it the user's prologue, after it their epilogue and the site's.
+    """Run the user's prologue, the script, the user's epilogue and the site's epilogue.
 
-    Returns the script's exit code (128+n for signal n), 126 or 127 if it cannot be run; a failed
-    prologue's code, with no script run; a failed epilogue's code if the script succeeded. After
-    TERM and ``script.grace`` seconds everything of the job is killed, epilogues included. Raises
-    GuestDied.
+    After TERM and ``script.grace`` seconds the whole job is killed, including epilogues.
+
+    Returns:
+        The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. The
+        prologue's code if that failed; the script then does not run. An epilogue's code if it
+        failed and the script succeeded.
+
+    Raises:
+        GuestDied: the guest is gone or violated the protocol.
     """
     try:
         with (
@@ -105,14 +110,14 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
 
 
 def _home_and_cwd() -> list[str]:
-    """Return the node's paths of the working directory and the home; none if one is missing."""
+    """Return the node's paths of working directory and home, or [] if one is missing."""
     with contextlib.suppress(OSError, KeyError):
         return [os.getcwd(), pwd.getpwuid(os.getuid()).pw_dir]  # noqa: PTH109
     return []
 
 
 class _Ending:
-    """Signals on their way into the guest; TERM starts the clock that ends in KILL."""
+    """Forwards signals to the guest. TERM starts the timer that ends in KILL."""
 
     def __init__(self, grace: float) -> None:
         self.events = Events()
@@ -156,7 +161,10 @@ class _Ending:
             self._cancelling.start()
 
     def _cancel(self, number: int) -> None:
-        """Run what is to run first, then pass TERM on. In a thread: the script runs on."""
+        """Run the commands for cancellation, then forward TERM.
+
+        In a thread, because the script runs.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if self.on_cancel is not None:
             self.on_cancel(self._grace / 2)
@@ -164,7 +172,7 @@ class _Ending:
             self.events.signal(number)
 
     def main_ended(self) -> None:
-        """Wait for what runs on cancellation; nobody is left to get TERM after it."""
+        """Wait for the commands for cancellation; forward no TERM after them."""
         self.on_cancel = None
         if self._cancelling is not None:
             self._cancelling.join()
@@ -180,7 +188,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Job:
-    """One job in its guest, and the session that its parts run in, one after another."""
+    """One job in its guest, and the session in which its parts run one after another."""
 
     guest: ReadyGuest
     script: Script
@@ -189,7 +197,6 @@ class _Job:
     ending: _Ending
 
     def run(self) -> int:
-        """Run all parts; return the job's exit code."""
         script = self.script
         for line in default_acl.warnings(_home_and_cwd(), script.umask):
             self._say(line)
@@ -203,7 +210,7 @@ class _Job:
         return self._rest(self._main())
 
     def go_on(self, state: SessionState) -> int:
-        """Go on with the script that runs, whoever has begun it, and what comes after it."""
+        """Continue a running script that another job shell started, then run the epilogues."""
         return self._rest(self._main(state))
 
     def _rest(self, code: int) -> int:
@@ -245,7 +252,7 @@ class _Job:
             self.ending.main_ended()
 
     def _with_display(self, start: Start, around: contextlib.ExitStack) -> Start:
-        """Let the program have the display that the batch system has given; say if it cannot."""
+        """Forward the batch system's X display to the program, or print why that is impossible."""
         from vtorque_linux_guest.job import display  # noqa: PLC0415
 
         try:
@@ -256,7 +263,7 @@ class _Job:
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
     def _script_start(self, pty: Pty | None) -> Start:
-        """The script as a login shell's command; else by the ``-S`` shell, its line, the shell."""
+        """Run the script by a login shell, the ``-S`` shell, its ``#!`` line or a plain shell."""
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
@@ -302,7 +309,7 @@ class _Job:
         return code or own
 
     def _start(self, start: Start | SessionState, stdin: int | None) -> int:
-        """Run one part; say why if it cannot be started or its output is lost."""
+        """Run one part; print why it cannot be started or why output was lost."""
         streams = self.streams
         try:
             status = self.session.run(
@@ -327,7 +334,7 @@ class _Job:
         return status.code
 
     def _explain_signal(self, number: int | None) -> None:
-        """Print that a signal killed the script, where the login shell of a plain job prints it."""
+        """Print which signal killed the script, as the login shell of a plain job does."""
         ending, script = self.ending, self.script
         if number is None or number in _SILENT or script.interactive or not script.login:
             return
@@ -339,7 +346,7 @@ class _Job:
         return f"image {self.guest.image}" if self.guest.image else "the image"
 
     def _explain_failure(self, reason: str) -> str:
-        """Return the agent's reason, or for a missing program, a message that says what to do."""
+        """Return the agent's reason, or advice if a program is missing."""
         if found := MISSING_INTERPRETER.fullmatch(reason):
             script, interpreter = found.groups()
             return (
@@ -375,7 +382,7 @@ class _Job:
 
 
 def _program_of_env(start: Start | SessionState) -> str:
-    """Return the program that env(1) looks for in the PATH, if a script's first line is env's."""
+    """Return the program that env(1) looks up in PATH, if a script's first line runs env."""
     if isinstance(start, SessionState) or not start.files:
         return ""
     found = ENV_LINE.match(start.files[0].data)
@@ -383,7 +390,7 @@ def _program_of_env(start: Start | SessionState) -> str:
 
 
 def _limits(script: Script) -> dict[int, tuple[int, int]]:
-    """Return the limits by number; Linux has the same ones on host and guest (setrlimit(2))."""
+    """Return the limits by number, which are the same on host and guest (setrlimit(2))."""
     return {
         int(getattr(resource, f"RLIMIT_{name}")): limit
         for name, limit in script.limits.items()
@@ -399,10 +406,10 @@ def _session(guest: ReadyGuest, ending: _Ending) -> Session:
 def _again(
     guest: ReadyGuest, ending: _Ending, stopped: Callable[[], str]
 ) -> tuple[socket.socket, float] | None:
-    """Connect again and return it, and until when the guest may take; None: it is no longer there.
+    """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
-    Only root can say that a connection may break: what breaks otherwise is the guest's end. Or the
-    guest is being saved, and the script is to be left.
+    Only root can announce that a connection may break; otherwise a break means that the guest
+    ended. If the guest is being checkpointed instead, set ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)

@@ -1,4 +1,4 @@
-"""What another job shell needs to go on with a session and the program that runs in it."""
+"""The state with which another job shell resumes a session and its running program."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class SessionState:
-    """A session's state between two frames, and its run's; pairs are of stdout and stderr.
+    """State of a session and its run between two frames; pairs are for stdout and stderr.
 
-    It is of use while the guest keeps what came later: from the moment that it stands still, or
-    is held (``HOLD``). Positions count the bytes of all frames of one direction.
+    It stays valid while the guest keeps all later bytes: once the guest is paused or held
+    (``HOLD``). Positions count the bytes of all frames in one direction.
     """
 
     nonce: bytes
@@ -20,28 +20,28 @@ class SessionState:
     taken: int
     acknowledged: int
     unacknowledged: bytes
-    """What the guest may lack, from position ``acknowledged`` on."""
+    """Bytes that the guest may lack, from position ``acknowledged`` on."""
     stdin_read: int
-    """Bytes read of stdin: what the guest has not had of them is in ``unacknowledged``."""
+    """Bytes read from stdin. Those that the guest may lack are in ``unacknowledged``."""
     stdin_credit: int
     stdin_open: bool
     granted: tuple[int, int]
     owed: tuple[int, int]
     ended: tuple[bool, bool]
     written: tuple[int, int]
-    """Bytes written; ``pending`` is what comes next."""
+    """Bytes written; ``pending`` follows."""
     pending: tuple[bytes, bytes]
     lost: tuple[str, ...]
     exit: tuple[int | None, int | None] | None
-    """How the program has ended, if it has: code and signal."""
+    """Exit code and signal of the program, or None while it runs."""
 
     def to_json(self) -> str:
-        """Return it as a line of text."""
+        """Return the state as one line of text."""
         return json.dumps(asdict(self), default=bytes.hex)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what :meth:`to_json` gave. Raises ValueError, TypeError, KeyError for others."""
+        """Parse the output of :meth:`to_json`. Raises ValueError, TypeError or KeyError."""
         fields: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()
         }

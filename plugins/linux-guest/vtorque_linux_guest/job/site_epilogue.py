@@ -1,8 +1,7 @@
-"""The site's epilogue in a guest that is about to end: root on the node asks for it.
+"""Run the site's epilogue in each guest before it ends, from root on each node.
 
-Of each guest of the job, on each node. In the script's guest the job shell has had it run already,
-if the script ended by itself: it runs once. What a guest answers is read by a process without
-rights.
+In the first guest, the job shell runs it if the script ended by itself; it runs only once. An
+unprivileged process parses the guest's answers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from vtorque_linux_guest.job.start_request import Start
 from vtorque_linux_guest.job.stream import Session
 
 HELLO_SECONDS = 5.0
-"""For the agent to answer: a guest that hangs keeps the node's epilogue so long."""
+"""Timeout for the agent to answer. A guest that hangs delays the node's epilogue this long."""
 
 _PIPE = 1 << 20  # bytes of output at most (pipe(7), /proc/sys/fs/pipe-max-size)
 _TOLD = 2000  # bytes of its end, as of a failed step of the setup
@@ -36,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SiteEpilogue(Resource):
-    """A guest whose site epilogue has still to run; releasing it is running that.
+    """A guest whose site epilogue must still run; releasing it runs the epilogue.
 
-    Acquired when the guest is ready, so it comes before the guest ends, whatever ends the job.
-    ``run_dir``: of the guest; ``seconds``: how long its scripts may take.
+    It is acquired when the guest is ready, so it is always released before the guest ends.
+    ``seconds`` is the time limit of the scripts.
     """
 
     kind = "linux-epilogue"
@@ -50,10 +49,10 @@ class SiteEpilogue(Resource):
     seconds: float
 
     def create(self) -> None:
-        """Nothing: the guest has brought the scripts, and who runs them waits."""
+        """Do nothing: the guest already has the scripts and waits for the request."""
 
     def release(self) -> None:
-        """Have it run; a failure is a line in the job's log, and keeps nothing from its release."""
+        """Run the epilogue. A failure is only logged."""
         where = f"site epilogue of {self.hostname} (rank {self.rank})"
         try:
             code, said = self._run()
@@ -82,7 +81,7 @@ class SiteEpilogue(Resource):
 
 
 def _ask(hello: float, port: int) -> Iterator[bytes]:
-    """Yield the epilogue's exit code and the end of its output. It asks as the job's user."""
+    """Run the epilogue as the job's user; yield its exit code and the end of its output."""
     reading, writing = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)

@@ -1,4 +1,4 @@
-"""What to run in the guest, and its FILE and START frames (`doc/stream.md`)."""
+"""A program to run in the guest, and its FILE and START frames (`doc/stream.md`)."""
 
 import os
 import struct
@@ -15,9 +15,9 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class Mode(IntEnum):
-    """How the command is run: itself, or by the user's shell (from the guest's own config).
+    """How to run the command: directly, or by the user's shell (from the guest's configuration).
 
-    By LOGIN it is a login shell's: of the shell that its first word names, if that is not empty.
+    LOGIN runs it by a login shell: the first argument, or the user's shell if that is empty.
     """
 
     DIRECT = 0
@@ -26,7 +26,7 @@ class Mode(IntEnum):
 
 
 class FileArg(NamedTuple):
-    """An argument that stands for the path, in the guest, of the file sent under this name."""
+    """An argument that the agent replaces with the path of the file sent under this name."""
 
     name: str
 
@@ -39,7 +39,7 @@ class GuestFileData(NamedTuple):
 
 
 class Pty(NamedTuple):
-    """A terminal for the program; `term` is put into its environment as TERM."""
+    """A terminal for the program; `term` sets TERM in its environment."""
 
     term: str
     rows: int
@@ -48,10 +48,11 @@ class Pty(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """One program to run. Texts are encoded as the file system's (PEP 383), so any bytes pass.
+    """One program to run. Strings use the file system encoding (PEP 383), so any bytes pass.
 
-    `cwd` empty: the user's home. `limits`: RLIMIT number to (soft, hard), -1 is unlimited; they
-    only lower what the guest gives. `merge`: stderr goes where stdout goes (a pty always merges).
+    An empty `cwd` is the user's home. `limits` maps RLIMIT numbers to (soft, hard), -1 is
+    unlimited; they can only lower the guest's limits. `merge` sends stderr to stdout, as a pty
+    always does.
     """
 
     argv: tuple[str | FileArg, ...]
@@ -65,7 +66,7 @@ class Start:
     mode: Mode = Mode.DIRECT
 
     def encode(self) -> bytes:
-        """The FILE and START frames. Raises BadStart, naming what does not fit and the limit."""
+        """Return the FILE and START frames. Raises BadStart, naming the problem and the limit."""
         return b"".join(self._file_frames()) + self._start_frames()
 
     def _file_frames(self) -> list[bytes]:

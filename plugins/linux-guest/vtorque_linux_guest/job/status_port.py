@@ -1,7 +1,7 @@
-"""The host side of the status port: waits for a guest's READY, and says why it does not come.
+"""The host side of the status port: setup steps, READY, clock and logs.
 
-Runs on the node, apart from root (:mod:`vtorque_linux_guest.job.ready`); what it reads was written
-by a guest. Lines of UTF-8, at most 4096 bytes.
+Messages are lines of UTF-8, at most 4096 bytes. The guest is hostile, so this runs in an
+unprivileged process on the node (:mod:`vtorque_linux_guest.job.ready`).
 """
 
 import base64
@@ -19,7 +19,7 @@ LOG_MAX = 65536
 
 
 class StatusReader:
-    """The lines of one connection to the status port (`sock`, a connected unix socket)."""
+    """Reads the lines of one connection to the status port (`sock`, a connected Unix socket)."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -29,13 +29,15 @@ class StatusReader:
         self.step = ""
 
     def steps(self, deadline: float) -> Iterator[str]:
-        """Yield each new step's name, printable, until the guest says READY.
+        """Yield each new step's name, printable, until the guest reports READY.
 
-        It is told the time when its agent is there: a clock read from the RTC (rtc(4)) is up to a
-        second late, that of a guest that was paused more, and make(1) and rsync(1) compare it with
-        the times of files that the node has written.
+        As soon as the agent answers, set its clock. A clock read from the RTC (rtc(4)) is up to a
+        second late, and later after a pause. make(1) and rsync(1) compare it with the times of
+        files from the node.
+
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
-        GuestDied, GuestSilent (naming the last step seen), or StreamError for a flood or garbage.
+        GuestDied, GuestSilent (naming the last step), or StreamError for invalid or excessive
+        output.
         """
         self._ask(b"STATUS\n", deadline)
         while True:
@@ -55,23 +57,23 @@ class StatusReader:
         self._ask(b"TIME %d.%09d\n" % divmod(now, 1_000_000_000), deadline)
 
     def set_clock(self, deadline: float) -> None:
-        """Have the guest set its clock; returns when it says so. Errors as above."""
+        """Set the guest's clock and wait for confirmation. Raises as :meth:`steps`."""
         self._tell_time(deadline)
         while not self._line(deadline).startswith("CLOCK "):
             pass
 
     def sync(self, deadline: float) -> None:
-        """Have the guest flush its file systems; returns when it says so. Errors as above."""
+        """Flush the guest's file systems and wait for confirmation. Raises as :meth:`steps`."""
         self._ask(b"SYNC\n", deadline)
         while self._line(deadline) != "SYNCED":
             pass
 
     def hold(self, seconds: int, deadline: float) -> None:
-        """Have the guest's session wait for its job shell: its connection may break from now on.
+        """Make the guest's session wait if the connection to its job shell breaks from now on.
 
-        It waits so many seconds of the guest's own time; 0: no longer. Returns when it says so.
-        Raises StreamError if there is no session that could go on, or the agent is older than that
-        and says so by answering only what it is asked next, for nothing. Errors as above.
+        It waits for this many seconds of the guest's time; 0 stops it. Raises StreamError if there
+        is no session to resume, or if the agent is too old. An old agent ignores HOLD, so a LOG
+        request follows. Otherwise raises as :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""
@@ -83,10 +85,10 @@ class StatusReader:
             raise StreamError("no job shell holds a session with the guest that could go on")
 
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
-        """Yield the end of a file in the guest, at most `LOG_MAX` bytes, as it comes.
+        """Yield the last `LOG_MAX` bytes of a file in the guest, or nothing if it does not exist.
 
-        Nothing if there is no such file there. The bytes are the guest's: any. Errors as above,
-        after what has come so far; an agent that does not know the question is a GuestSilent.
+        The bytes are untrusted. Raises as :meth:`steps`, after the bytes received so far. An agent
+        that does not support LOG raises GuestSilent.
         """
         self._ask(f"LOG {path}\n".encode(), deadline)
         left = LOG_MAX

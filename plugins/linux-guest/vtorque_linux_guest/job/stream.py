@@ -1,7 +1,7 @@
-"""The host side of the run port: a job's program in the guest with its streams, signals and exit.
+"""The host side of the run port: a program in the guest, its streams, signals and exit status.
 
 Runs in the job shell, as the unprivileged user. The guest is hostile: whatever it sends, these
-functions return, raise a `StreamError`, or wait as a silent job would make them wait.
+functions return, raise a `StreamError`, or wait as for a silent job.
 """
 
 import select
@@ -29,7 +29,7 @@ from vtorque_linux_guest.job.session_state import SessionState
 from vtorque_linux_guest.job.start_request import Start
 
 LAST_WORDS = 5.0
-"""Seconds that output already received may take to be written once the guest has died."""
+"""Time limit for writing output that was received before the guest died."""
 _TELLS = 0.05  # seconds between two looks whether somebody reads the session's state
 
 
@@ -43,24 +43,27 @@ class ExitStatus:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell gives it: 128+n for signal n."""
+        """The exit status as in a shell: 128+n for signal n."""
         return 128 + self.signal if self.signal is not None else self.exit_code or 0
 
 
 class Session(Connection):
-    """A connection to the agent over `sock`, the run port's unix socket; not thread-safe.
+    """A connection to the agent over `sock`, the run port's Unix socket; not thread-safe.
 
-    `hello` first, then `run` as often as needed, one after another. After any StreamError but
-    NotStarted and BadStart only `hello` (a new session) or closing the socket makes sense.
+    Call `hello` first, then `run` any number of times, one after another. After any StreamError
+    except NotStarted and BadStart, only `hello` (a new session) or closing the socket is useful.
 
-    A connection that breaks in a run is the guest's end, unless `again` has another one, and the
-    time.monotonic() until which the guest may take to go on over it. It is given what says why
-    not to wait any longer. When the guest says that a break may come (an ACK), ``tell`` is given
-    what the state is, again and again until it returns False: for another job shell.
+    If the connection breaks during a run, the session calls `again`. It returns a new connection
+    and its deadline (time.monotonic() seconds), or None if the guest is gone. Its argument returns
+    a reason to stop waiting. When an ACK announces a possible break, the session calls `tell`
+    repeatedly with its state, for another job shell, until it returns False.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
-        """Go on with another job shell's session; `run` with its state is next. Else as `hello`."""
+        """Resume another job shell's session. Next, call `run` with its state.
+
+        Raises as `hello`.
+        """
         self._nonce, self._stdin_window = state.nonce, state.stdin_window
         self._kept[:] = state.unacknowledged
         self._acked = state.acknowledged
@@ -78,11 +81,13 @@ class Session(Connection):
     ) -> ExitStatus:
         """Run one program and return when it has ended and all its output is written.
 
-        Given the state of a session that was resumed: go on with the one that runs in it.
-        `stdin` None: empty input. The descriptors stay open and as they are. Output that cannot be
-        written (a closed pipe, a full disk) closes that stream in the guest, so that the program
-        gets SIGPIPE, and is named in `ExitStatus.lost`. Raises NotStarted, GuestDied, AgentError,
-        RunAbandoned, BadStart, or StreamError if the guest breaks the protocol.
+        If `start` is the state of a resumed session, continue the program that runs in it. If
+        `stdin` is None, the input is empty. The descriptors stay open and unchanged. If output
+        cannot be written (a closed pipe, a full disk), the stream is closed in the guest, so the
+        program gets SIGPIPE, and `ExitStatus.lost` names it.
+
+        Raises NotStarted, GuestDied, AgentError, RunAbandoned, BadStart, or StreamError if the
+        guest violates the protocol.
         """
         if self._stdin_window == 0:
             raise StreamError("no session: hello() comes first, also after an error")
@@ -106,7 +111,7 @@ class Session(Connection):
 
 
 class _Run:
-    """One run of a session: what is in flight and what may be."""
+    """One run of a session, with its flow control."""
 
     def __init__(
         self,
@@ -146,7 +151,6 @@ class _Run:
             sink.add(data)
 
     def state(self) -> SessionState:
-        """What another job shell needs to go on, with a guest that knows nothing of later."""
         session = self._s
         pending, lost = (bytes(sink.pending) for sink in self._sinks), tuple(self._lost)
         return SessionState(
@@ -197,7 +201,6 @@ class _Run:
             self._s._out += taken
 
     def _turn(self) -> None:
-        """Wait until something can be done, and do all that can be."""
         if self._telling:
             self._telling = self._s._tell(self.state)
         ready = self._poll(0 if self._fresh else _TELLS if self._telling else None)
@@ -258,7 +261,7 @@ class _Run:
             self._source = None
 
     def _flush(self, index: int) -> None:
-        """Write what waits; grant the guest what has been written, a quarter window at a time."""
+        """Write pending output. Grant the guest the written bytes, a quarter window at a time."""
         sink = self._sinks[index]
         written = sink.flush()
         self._owed[index] += written
@@ -318,14 +321,14 @@ class _Run:
             self._ended[stream - 1] = True
 
     def _old_hello(self, payload: bytes) -> None:
-        """A HELLO sent twice is answered twice; both answers come before anything of a run."""
+        """Ignore the second answer if HELLO was sent twice. Both precede any frame of a run."""
         if self._s._hellos <= 0 or payload[8:16] != self._s._nonce:
             raise StreamError("the guest sent a HELLO out of order")
         self._s._hellos -= 1
         self._s._decoder.taken = 0
 
     def _last_words(self) -> None:
-        """The guest died: write what it had sent, for at most LAST_WORDS seconds."""
+        """After the guest died, write its received output for at most LAST_WORDS seconds."""
         self._exit = ExitStatus(None, None)
         deadline = time.monotonic() + LAST_WORDS
         while any(sink.pending for sink in self._sinks):
@@ -341,7 +344,7 @@ class _Run:
 
 
 def _exit_status(payload: bytes) -> ExitStatus:
-    """EXIT: kind u8, reserved u8, value u16, text."""
+    """Decode an EXIT: kind u8, reserved u8, value u16, text."""
     kind, _, value = struct.unpack_from("<BBH", payload)
     if kind == 0 and value <= 255:
         return ExitStatus(value, None)

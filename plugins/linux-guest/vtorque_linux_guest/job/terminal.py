@@ -1,4 +1,4 @@
-"""The user's terminal while their job has one: raw, its size followed. In the job shell."""
+"""Put the user's terminal into raw mode during a job with a terminal. In the job shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vtorque_linux_guest.job.events import Events
 
 
 def terminal_size(fd: int) -> tuple[int, int]:
-    """Return rows and columns; 24 by 80 where the terminal does not know (tty_ioctl(4))."""
+    """Return rows and columns, 24 by 80 if the terminal has no size (tty_ioctl(4))."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:
@@ -23,7 +23,7 @@ def terminal_size(fd: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def raw_terminal(fd: int, events: Events) -> Iterator[None]:
-    """Make the terminal raw, so that the guest's does echo and keys, and pass on its new sizes."""
+    """Make the terminal raw, because the guest's terminal echoes; forward size changes."""
     before = termios.tcgetattr(fd)
     resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
     try:
