@@ -1,1 +1,1 @@
-"""vTorque guest type for Linux: cloud-init and micro images, the stream agent, image builders."""
+"""The Linux guest type: cloud-init and micro images, the guest agent, image builders."""

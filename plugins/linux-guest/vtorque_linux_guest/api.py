@@ -1,7 +1,7 @@
-"""Public API for other guest types whose guests run vtorque-agent: the host side of its protocol.
+"""Public API for guest types that use vtorque-agent: the host side of its protocol.
 
 The guest type defines its guests and how the agent gets into them. :class:`AgentDriver` waits for a
-guest as root and runs its job. The protocol is described in doc/stream.md.
+guest as root and runs its job. For the protocol, see doc/stream.md.
 """
 
 from vtorque_linux_guest.boot.seed import seed_disk, seed_file

@@ -80,10 +80,10 @@ def _elsewhere(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _is_guest(found: object, rank: int) -> bool:
-    """Return whether an entry of the kept facts is a guest of this rank.
+    """Return whether an entry of the recorded facts is a guest of this rank.
 
-    On a user's own site these facts are in the home directory, which guests can write. A forged
-    host name must not become an ssh option, and a forged index must not become part of a path.
+    On a user's own site, guests can write these facts. A forged host name must not become an ssh
+    option, and a forged index must not become part of a path.
     """
     if not isinstance(found, dict) or not isinstance(found.get("index"), int):
         return False

@@ -48,9 +48,8 @@ exit 0"""
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
     """Yield the context items of cloud-config, ``vmgr clean`` and commands for cancellation.
 
-    All guests get the cloud-config. Only the first guest gets the rest.
-
-    Raises Refused for an invalid cloud-config, or if no writable share has the directory to clean.
+    All guests get the cloud-config, only the first guest the rest. Raises Refused for an invalid
+    cloud-config, or if no writable share has the directory to clean.
     """
     if guest.request[CLEAN] and not guest.rank:  # before anything of the user's runs there
         yield _clean(guest, guest.request[CLEAN])
@@ -74,7 +73,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 def _clean(guest: GuestPlan, place: str) -> RootCommand:
     """Return the command of ``vmgr clean``.
 
-    Guest root has the user's subordinate id on the host, so it cannot touch another user's files.
+    Guest root has the user's subordinate id on the host, so it cannot touch others' files.
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):
@@ -158,7 +157,7 @@ def scripts_check(site: Site) -> Iterator[HealthResult]:
 
 
 def cloud_config_check(site: Site) -> Iterator[HealthResult]:
-    """Check the site's cloud-config files. Only cloud-init in the guest checks their schema."""
+    """Check the site's cloud-config files, but not their schema, which the guest checks."""
     import yaml  # noqa: PLC0415 - no hook reads what is root's own
 
     where = site[Settings].cloud_config

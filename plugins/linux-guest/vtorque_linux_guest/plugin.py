@@ -1,4 +1,4 @@
-"""Declarations of the Linux guest plugin: guest type, image builders and ``vmgr`` commands.
+"""Declarations of the Linux guest plugin: guest type, image builders and commands.
 
 ``vsub`` imports this module. The acting modules are imported only when they are needed.
 """
@@ -80,7 +80,7 @@ CLOUD_CONFIG: Option[FileData | None] = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse an invalid cloud-config or one that uses modules that are not available to users."""
+    """Refuse an invalid cloud-config or modules that are not available to users."""
     if (file := request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs have one
 

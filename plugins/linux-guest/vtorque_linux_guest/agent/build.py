@@ -1,4 +1,4 @@
-"""Compile the guest agent: one static binary for all Linux guests of an architecture."""
+"""Compile the guest agent: one static binary per architecture, for all Linux guests."""
 
 import shutil
 import subprocess
@@ -15,8 +15,7 @@ STATIC = ("-Os", "-static", "-s", "-Wl,--build-id=none")
 def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC) -> None:
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
-    `cc` is the name or path of a compiler; ``gcc`` works if a static C library is installed. Raises
-    HostFault if the compiler is missing or fails, with its output.
+    `cc` is a compiler; ``gcc`` needs a static C library. Raises HostFault with its output.
     """
     found = shutil.which(cc)
     if found is None:
@@ -38,7 +37,7 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
 
 
 def built_agent(scratch: Path) -> bytes:
-    """Return the agent binary for an image, compiled in ``scratch``. Raises HostFault."""
+    """Compile the agent in ``scratch`` and return its content. Raises HostFault."""
     binary = scratch / "vtorque-agent"
     build_agent(binary)
     return binary.read_bytes()

@@ -1,1 +1,1 @@
-"""What a guest gets to boot with: its seed and the set-up that it runs."""
+"""The seed of a guest and the setup that it runs at boot."""

@@ -1,7 +1,7 @@
 """The cloud-config fragments of an image and of the site.
 
 vTorque does not parse them. cloud-init in the guest merges them (``merge_how``; otherwise later
-keys replace earlier ones) and checks the result against its own schema.
+keys replace earlier ones) and validates the result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
 
 
 def header_problem(text: str) -> str:
-    """Return why cloud-init would not accept a text as cloud-config, or an empty string."""
+    """Return why a text is not a cloud-config, or an empty string."""
     if "\ufffd" in text:
         return "is not UTF-8"
     return "" if text.split("\n", 1)[0].rstrip() == HEAD else f"does not begin with {HEAD}"

@@ -1,8 +1,7 @@
 """The seed's user-data, meta-data and network-config for cloud-init (NoCloud). Pure.
 
 They are written as JSON, a subset of YAML (YAML 1.2, 1.3), so no value needs manual quoting. A test
-checks the keys against cloud-init's schema-cloud-config-v1.json (22.4). network-config is version
-1, which all renderers support, with one exception.
+checks the keys against cloud-init's schema-cloud-config-v1.json (22.4).
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     """Return the cloud-config: host name, host key, time servers, and how the agent starts.
 
-    With ``fragments``, return a MIME archive (cloud-init's documentation, "User data formats"): the
-    fragments, our additions, and finally the keys that no fragment may override. setup.sh creates
-    the job's user, because cloud-init cannot set a group's gid and rejects some valid user names.
+    With ``fragments``, return a MIME archive (cloud-init's documentation, "User data formats") of
+    the fragments, our additions, and the keys that no fragment may override. setup.sh creates the
+    job's user, because cloud-init cannot set a gid and rejects some valid user names.
     """
     added, fixed = _added(guest), _fixed(guest)
     if not fragments:
@@ -60,7 +59,7 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
 
 
 def _added(guest: GuestPlan) -> dict[str, Any]:
-    """Return the keys that are merged with those of the image and the site."""
+    """Return the keys that are merged with those of the fragments."""
     data: dict[str, Any] = {
         # An explicit list without "default": the image's default user, who has sudo, is not made.
         "users": [{"name": "root", "lock_passwd": True}],
@@ -120,10 +119,9 @@ def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
 def meta_data(guest: GuestPlan) -> bytes:
     """Return meta-data with an instance-id that is unique to this guest.
 
-    If an instance-id is reused with another MAC address, the guest stays offline. The guest's name
-    contains job id, node and index, so it is unique. In our own images only cloud-init's first
-    stage runs before READY, so ``dsmode: local`` makes that stage do everything (cloud-init's
-    documentation, "NoCloud").
+    If an instance-id is reused with another MAC address, the guest stays offline. In our own images
+    only cloud-init's first stage runs before READY, so ``dsmode: local`` makes that stage do
+    everything (cloud-init's documentation, "NoCloud").
     """
     data = {"instance-id": f"{guest.name}-{guest.job.attempt}", "local-hostname": guest.hostname}
     if has_agent(guest.image):
@@ -134,8 +132,8 @@ def meta_data(guest: GuestPlan) -> bytes:
 def network_config(guest: GuestPlan) -> bytes:
     """Return network-config: one interface per NIC, matched by its MAC address.
 
-    The format is version 1. If a network other than the first uses DHCP, it is version 2, which
-    alone can ignore that network's routes.
+    It uses version 1, which all renderers support, unless a network other than the first uses DHCP:
+    only version 2 can ignore that network's routes.
     """
     if any(address.network and not address.ip and address.dhcp for address in guest.addresses):
         return _json({"version": 2, "ethernets": dict(_ethernets(guest))})

@@ -1,6 +1,6 @@
 """Contents of the files that every guest gets: users, hosts, ssh and login shells. Pure.
 
-No shell in the guest interprets these texts, except what ``environment_text`` quotes.
+Guest shells interpret none of these texts, except what ``environment_text`` quotes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vtorque_linux_guest.guest.environment import environment_text
 
 
 def passwd_line(user: JobUser, home: str, shell: str) -> str:
-    """Return the user's line of passwd(5). Raises HostFault for a value that it cannot hold."""
+    """Return the user's line of passwd(5). Raises HostFault for an invalid value."""
     parts = (user.name, "x", str(user.uid), str(user.gid), "", home, shell)
     return ":".join(field_text(p) for p in parts) + "\n"
 
@@ -27,7 +27,7 @@ def shadow_line(user: JobUser) -> str:
 
 
 def group_lines(user: JobUser) -> str:
-    """Return lines of group(5) for all the user's groups, primary group first."""
+    """Return group(5) lines of all the user's groups, primary group first."""
     return "".join(
         f"{field_text(name)}:x:{gid}:{'' if gid == user.gid else user.name}\n"
         for name, gid in user.groups
@@ -35,14 +35,14 @@ def group_lines(user: JobUser) -> str:
 
 
 def field_text(value: str) -> str:
-    """Return a field of a colon-separated file. Raises HostFault if it would break the line."""
+    """Return a field of a colon-separated file. Raises HostFault if it is invalid."""
     if any(c in value for c in ":\n\r\0"):
         raise HostFault(f"user database: {value!r} cannot stand in a guest's passwd or group file")
     return value
 
 
 def hosts_text(guest: GuestPlan) -> str:
-    """Return hosts(5): the job's guests, in each network, and its nodes without guests."""
+    """Return hosts(5): the job's guests in each network, and its nodes without guests."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{ip} {name}" for name, ip in guest.peers if ip]
     lines += [f"{ip} {name}" for name, _, ip in guest.aliases if ip]
@@ -53,7 +53,7 @@ def hosts_text(guest: GuestPlan) -> str:
 
 
 def resolv_text(guest: GuestPlan) -> str:
-    """Return resolv.conf(5), empty if the site has no name server and no search domain."""
+    """Return resolv.conf(5), which may be empty."""
     servers = dict.fromkeys(s for address in guest.addresses for s in address.dns)
     domains = dict.fromkeys(d for address in guest.addresses for d in address.search)
     search = f"search {' '.join(domains)}\n" if domains else ""
@@ -61,9 +61,9 @@ def resolv_text(guest: GuestPlan) -> str:
 
 
 def profile_text(uid: int, variables: Mapping[str, str]) -> str:
-    """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's environment.
+    """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    Only the job user's shells read the second file, because the user owns it.
+    Only the job user's shells read the latter, because the user owns that file.
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
     return (
@@ -73,12 +73,12 @@ def profile_text(uid: int, variables: Mapping[str, str]) -> str:
 
 
 def sudoers_text(uid: int) -> str:
-    """Return a sudoers(5) rule that denies sudo to the job's user, regardless of groups."""
+    """Return a sudoers(5) rule that denies sudo to the job's user, whatever their groups."""
     return f"#{uid} ALL=(ALL:ALL) !ALL\n"
 
 
 def sshd_text() -> str:
-    """Return sshd_config(5) lines that precede the image's and therefore override them."""
+    """Return sshd_config(5) lines that precede and therefore override the image's."""
     return (
         "# vTorque: the job's user with the job's key, nobody else, nothing else\n"
         f"AuthorizedKeysFile {keys_directory('%u')}/authorized_keys\n"
@@ -90,7 +90,7 @@ def sshd_text() -> str:
 
 
 def ssh_text(guest: GuestPlan) -> str:
-    """Return ssh_config(5) lines for logins between the job's guests with the job's key."""
+    """Return ssh_config(5) lines for logins between the job's guests."""
     known = (*_peers(guest), *((name, ip) for name, _, ip in guest.aliases))
     names = dict.fromkeys(word for peer in known for word in peer if word)
     return (
@@ -103,7 +103,7 @@ def ssh_text(guest: GuestPlan) -> str:
 
 
 def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
-    """Yield (path, text, mode, whether the job's user owns it) of each file that ssh needs."""
+    """Yield (path, text, mode, whether the job's user owns it) of each ssh file."""
     own = keys_directory(guest.user.name)
     known = keys.known_hosts(guest.secret, _peers(guest), guest.aliases)
     yield f"{own}/authorized_keys", keys.authorized_keys(guest.secret), 0o644, False
@@ -113,7 +113,7 @@ def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
 
 
 def keys_directory(user: str) -> str:
-    """Return the directory of a user's job keys. It is not ~/.ssh, because the home is shared."""
+    """Return the directory of a user's job keys; ~/.ssh is in the shared home."""
     return str(PurePosixPath("/etc/vtorque/ssh") / user)
 
 

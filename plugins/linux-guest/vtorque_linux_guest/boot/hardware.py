@@ -1,7 +1,4 @@
-"""Virtual hardware, shares and disks of a Linux guest, and its files on the node.
-
-Privileges: root, on the node.
-"""
+"""Virtual hardware, shares and disks of a Linux guest, and its files on the node. As root."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
-    """Yield ports, seed, shares and, for an image with a kernel, its direct boot."""
+    """Yield ports, seed, shares, the user's disk and, for an image with a kernel, direct boot."""
     yield from ports(guest)
     # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
@@ -80,7 +77,7 @@ def resources(
 ) -> Iterable[Resource]:
     """Return the seed and the files of ``vmgr ssh``.
 
-    Raises Refused or HostFault for context items that this guest does not support.
+    Raises Refused or HostFault for unsupported context items.
     """
     content = iso(seed_files(guest, items, settings, find_aliases(guest)))
     has_epilogue = bool(site_scripts(settings.epilogue))
@@ -95,8 +92,8 @@ def resources(
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
     """Map other paths of shared directories on the node to their targets in the guest.
 
-    These are the path of the user's home in the user database, and the paths without symbolic
-    links, as getcwd(3) returns them: of the home, and of shares with the same path in the guest.
+    These are the home's path in the user database, and paths without symbolic links, as getcwd(3)
+    returns them: of the home, and of shares with the same path in the guest.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
     path is resolved. The user can choose the result by replacing a directory with a link, so a
@@ -116,7 +113,7 @@ def find_aliases(guest: GuestPlan) -> dict[str, str]:
 
 
 def has_data(guest: GuestPlan) -> bool:
-    """Return whether this guest gets the user's own disk, which only the job's first guest does."""
+    """Return whether this guest gets the user's own disk (only the job's first guest)."""
     return bool(guest[DISK]) and guest.rank == 0
 
 
@@ -134,7 +131,7 @@ def cmdline(image: Image) -> str:
 
 
 def tag(share: Share) -> str:
-    """Return the virtiofs tag of a share: its name. Raises HostFault if it is too long."""
+    """Return the virtiofs tag of a share. Raises HostFault if its name is too long."""
     if len(share.name.encode()) > _TAG_BYTES:
         raise HostFault(f"[shares.{share.name}]: the name has more than {_TAG_BYTES} bytes")
     return share.name

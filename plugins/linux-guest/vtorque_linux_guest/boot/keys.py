@@ -1,8 +1,7 @@
 """The ssh keys of a job: one user key for all guests and one host key per guest.
 
-They are derived from the job's secret, so all nodes compute the same keys without an exchange. Any
-32 bytes are an Ed25519 private key (RFC 8032). Formats: sshd(8), AUTHORIZED_KEYS and
-SSH_KNOWN_HOSTS FILE FORMAT; OpenSSH's PROTOCOL.key.
+All nodes derive the same keys from the job's secret. Any 32 bytes are an Ed25519 private key (RFC
+8032). Formats: sshd(8), AUTHORIZED_KEYS and SSH_KNOWN_HOSTS FILE FORMAT; OpenSSH's PROTOCOL.key.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from vtorque_core.api import derive
 
 @dataclass(frozen=True)
 class KeyPair:
-    """An Ed25519 key: ``private`` as OpenSSH's PEM text, ``public`` as one line without comment."""
+    """An Ed25519 key: ``private`` in OpenSSH's PEM format, ``public`` as one line."""
 
     public: str
     private: str = field(repr=False)
 
 
 def user_key(secret: bytes) -> KeyPair:
-    """Return the key with which the job's user logs in from one guest of the job to another."""
+    """Return the key of the job's user, for logins between the job's guests."""
     return _pair(derive(secret, "ssh-user"))
 
 
 def host_key(secret: bytes, hostname: str) -> KeyPair:
-    """Return the host key of the job's guest with this name."""
+    """Return the host key of a guest of the job."""
     return _pair(derive(secret, "ssh-host", hostname))
 
 
 def authorized_keys(secret: bytes) -> str:
-    """Return the authorized_keys of the job's user, which has only the job's own key."""
+    """Return the authorized_keys of the job's user: only the job's own key."""
     return f"{user_key(secret).public} vtorque-job\n"
 
 

@@ -1,8 +1,8 @@
 """The seed: a small read-only disk with the configuration of one guest.
 
 It is an ISO 9660 image labeled ``cidata`` with Joliet and Rock Ridge names, as cloud-init's NoCloud
-data source requires (cloud-init docs, "NoCloud"; ECMA-119; IEEE P1282). It is created in memory.
-Its layout is the contract with the guest: doc/guests.md.
+data source requires (cloud-init docs, "NoCloud"; ECMA-119; IEEE P1282). doc/guests.md describes its
+contents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIRECTORY = 0o040700
 
 
 def iso(files: Mapping[str, bytes]) -> bytes:
-    """Return an ISO image with these files: path below its root (``vtorque/setup.sh``) to content.
+    """Return an ISO image with these files: path (``vtorque/setup.sh``) to content.
 
     Raises HostFault for a path component with more than 64 characters (Joliet).
     """
@@ -62,7 +62,7 @@ def iso(files: Mapping[str, bytes]) -> bytes:
 
 
 def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
-    """Create a directory and its parents. ``made`` maps each path to its plain ISO 9660 path."""
+    """Create a directory and its parents. ``made`` maps each path to its ISO 9660 path."""
     if folder in made:
         return
     above, _, name = folder.rpartition("/")
@@ -72,16 +72,13 @@ def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
 
 
 def seed_disk(guest: GuestPlan) -> Disk:
-    """Return the seed's disk. The guest identifies it by its serial number (doc/guests.md)."""
+    """Return the seed's disk. The guest finds it by its serial number (doc/guests.md)."""
     path = str(guest.state_dir / SEED_NAME)
     return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)
 
 
 def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
-    """Return the seed as a resource: an ISO 9660 image with these files (path to content).
-
-    Raises HostFault for a path component with more than 64 characters.
-    """
+    """Return the seed as a resource; see :func:`iso`. Raises HostFault."""
     from vtorque_core.api.job_files import File  # noqa: PLC0415 - nor this
 
     path, content = str(guest.state_dir / SEED_NAME), iso(files)
@@ -92,9 +89,8 @@ def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
 class Seed(Resource):
     """The seed of one guest on the node's disk.
 
-    It contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it.
-    ``marker`` is an empty file that tells the job shell that the guest has a site epilogue; "" if
-    it has none.
+    It contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it. If the
+    guest has a site epilogue, ``marker`` is an empty file for the job shell.
     """
 
     kind = "linux-seed"
@@ -121,7 +117,7 @@ class Seed(Resource):
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
-    """Write a new file. Replace one left by an interrupted attempt, and never follow a link."""
+    """Write a new file. Replace one from an interrupted attempt, and never follow a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.unlink(missing_ok=True)

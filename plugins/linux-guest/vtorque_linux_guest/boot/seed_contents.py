@@ -1,4 +1,4 @@
-"""The contents of a guest's seed, as described in doc/guests.md. As root, on the node."""
+"""The contents of a guest's seed (doc/guests.md). As root, on the node."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
-    """Return the configuration of the agent that runs the commands for cancellation."""
+    """Return the configuration of the agent that runs the cancellation commands."""
     return agent_side.conf(agent_side.who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 

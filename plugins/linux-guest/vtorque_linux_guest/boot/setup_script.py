@@ -1,8 +1,8 @@
-"""Generate ``setup.sh``, which the agent runs as root before READY, and the files it uses. Pure.
+"""Generate ``setup.sh``, which the agent runs as root before READY. Pure.
 
 All guest families use the same script. Every value is quoted by :func:`shlex.quote` or stored as a
-file on the seed, so the shell never interprets it. Each part is a named step. The output of a
-failed step becomes the error message of the failed start.
+file on the seed. Each part is a named step. The output of a failed step becomes the error message
+of the failed start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class _Script:
     puts: int = 0
 
     def step(self, name: str) -> None:
-        """Begin a step; ``name`` is shown to the user."""
         shown = "".join(c if c.isprintable() else "?" for c in name)[:150]
         self.lines.append(f"\nstep {quote(shown)}")
 
@@ -67,7 +66,7 @@ class _Script:
         self.lines.append(" ".join(words))
 
     def write(self, path: str, text: str) -> None:
-        """Write a small text to a path without starting a process."""
+        """Write a small text without starting a process."""
         self.call("printf %s", quote(text), f">{at(path)}")
 
     def put(self, path: str, content: bytes, mode: int = 0o644, owner: str = "0:0") -> None:
@@ -92,7 +91,7 @@ def quote(value: str) -> str:
 def at(path: str) -> str:
     """Return an absolute guest path as shell text below the script's prefix ``R``.
 
-    Raises HostFault for a path that is relative or contains ``..``.
+    Raises HostFault for a relative path or ``..``.
     """
     if not path.startswith("/") or ".." in PurePosixPath(path).parts:
         raise HostFault(f"{path!r} must be an absolute path in the guest, without '..'")
@@ -112,10 +111,10 @@ def build(
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``cloud_config`` is true if the image or the site has cloud-config. ``links`` are symbolic links
-    to create, path to target (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`).
-    ``root`` is a prefix of all paths that the script uses, for tests. Raises Refused for an item
-    that the image's family does not support, HostFault for a value that is invalid in a guest.
+    ``cloud_config`` is true if the image or the site has cloud-config. ``links`` maps symbolic
+    links to their targets (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root``
+    is a prefix of all paths, for tests. Raises Refused for an item that the image's family does not
+    support, HostFault for an invalid value.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -160,7 +159,7 @@ def _owner(guest: GuestPlan, owner: str) -> str:
 
 
 def _base(script: _Script, guest: GuestPlan) -> None:
-    """Do what cloud-init does in other images: host name, network, name servers and time."""
+    """Configure what cloud-init configures in other images: host name, network, time."""
     script.step("host name")
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")
@@ -177,7 +176,7 @@ def _base(script: _Script, guest: GuestPlan) -> None:
 
 
 def _addresses(script: _Script, guest: GuestPlan) -> None:
-    """Wait until cloud-init has configured the network, which mounts and peers need."""
+    """Wait until cloud-init has configured the network."""
     for address in guest.addresses:
         if address.ip or address.dhcp:
             script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
@@ -213,7 +212,7 @@ def _dhcp(script: _Script, address: Address) -> None:
 
 
 def _identity(script: _Script, guest: GuestPlan) -> None:
-    """Create the job's user with the same ids in every image, even if the image has these ids."""
+    """Create the job's user with the same ids in every image."""
     user, home = guest.user, guest.home
     script.step(f"user {user.name}")
     texts = {
@@ -240,7 +239,7 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
 def _passwd(script: _Script, shell: str) -> None:
     """Write the user's line of passwd(5), with /bin/sh if the guest lacks the login shell.
 
-    All programs in the guest read the login shell from that line, including the agent and sshd.
+    All programs read the login shell from that line, including the agent and sshd.
     """
     script.call(f"passwd=passwd; if [ ! -x {at(shell)} ]; then passwd=passwd.sh; fi")
     script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
@@ -408,12 +407,12 @@ def _site_scripts(
 
 
 def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
-    """Return the commands to run on cancellation; only the job's first guest has any."""
+    """Return the commands for cancellation, which only the job's first guest has."""
     return [item.argv for item in _of(items, OnCancel) if guest.rank == 0]
 
 
 def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
-    """Set up a second agent for these commands, because the first one is running the script."""
+    """Set up a second agent for these commands, because the first one runs the script."""
     if commands:
         script.step("what runs on cancellation")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]

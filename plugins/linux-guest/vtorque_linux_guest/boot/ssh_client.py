@@ -1,7 +1,7 @@
-"""Client files for ``vmgr ssh`` in the guest's run directory: the job's key and the host keys.
+"""Client files for ``vmgr ssh`` in the guest's run directory: the job's key and host keys.
 
-``ssh_config`` (ssh_config(5)) is the interface: ``vmgr ssh`` runs ``ssh -F`` with it and needs no
-other knowledge of the guest type.
+``vmgr ssh`` runs ``ssh -F`` with ``ssh_config`` (ssh_config(5)) and needs no other knowledge of the
+guest type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Validate the user's cloud-config and convert it to context items.
 
-An unprivileged process parses the YAML. This module checks each value that it returns: names of
-packages, files below the home directory, and commands. The guest writes the files and runs the
-commands as the user.
+An unprivileged process parses the YAML. This module checks the values that it returns. The guest
+writes the files and runs the commands as the user.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class UserConfig:
 
 @functools.lru_cache(maxsize=2)  # asked for each guest of the job
 def read(file: FileData) -> UserConfig:
-    """Return the configuration in a file. Raises Refused with what is wrong."""
+    """Parse a file. Raises Refused with what is wrong."""
     try:
         return _checked(read_apart(parse, file.content))
     except Unreadable as error:
@@ -77,7 +76,7 @@ def items(
     """Yield the context items that apply a user's configuration.
 
     ``allowed`` are the modules that the site allows, ``kin`` is the image's family, and ``home`` is
-    the user's home directory in the guest. Raises Refused.
+    a path in the guest. Raises Refused.
     """
     allowed = [name for name in MODULES if name in allowed]
     for name in config.modules:
@@ -116,7 +115,6 @@ _FUNCTIONS = (
 
 
 def _as_user(user: JobUser, home: str, script: str) -> str:
-    """Return shell text that switches to the user (setpriv(1)) and runs their script."""
     who = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups", "--")
     environ = {"HOME": home, "USER": user.name, "LOGNAME": user.name, "PATH": _PATH}
     words = (*who, "env", "-i", *(f"{k}={v}" for k, v in environ.items()), "/bin/sh", script)

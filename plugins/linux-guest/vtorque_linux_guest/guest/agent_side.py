@@ -23,7 +23,7 @@ def ports(guest: GuestPlan) -> Iterator[Channel]:
 
 
 def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
-    """Return the agent's configuration: user, directories, ports and the keys in ``more``.
+    """Return the agent's configuration, with the keys in ``more``.
 
     Raises HostFault for a value that contains a newline or a NUL.
     """
@@ -32,7 +32,7 @@ def agent_conf(guest: GuestPlan, more: Mapping[str, str]) -> bytes:
 
 
 def who_and_where(guest: GuestPlan) -> dict[str, str]:
-    """Return the keys that all agents of the guest share: the job's user and the directories."""
+    """Return the keys that all agents of the guest share: the job's user and directories."""
     user = guest.user
     values = {
         "user": user.name,

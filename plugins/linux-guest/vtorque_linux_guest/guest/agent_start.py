@@ -1,4 +1,4 @@
-"""The agent's program, unit and start script in a guest that boots with systemd."""
+"""The agent's program, unit and start script in a guest with systemd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNIT = "/etc/systemd/system/vtorque-agent.service"
 
 
 def start_script() -> str:
-    """Return the script that copies the job's data from the seed and executes the agent."""
+    """Return the script that copies the job's data from the seed and runs the agent."""
     return files("vtorque_linux_guest.guest").joinpath("vtorque-start").read_text("utf-8")
 
 

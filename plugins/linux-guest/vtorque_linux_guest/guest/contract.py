@@ -1,4 +1,4 @@
-"""Names of ports and paths that the host, the seed and the guest share (doc/guests.md)."""
+"""Names of ports and paths that host, seed and guest share (doc/guests.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell text that sets environment variables for login shells in a guest. Pure."""
+"""Shell text that exports environment variables in a guest. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SESSION = frozenset(
 def job_environment_text(variables: Mapping[str, str]) -> str:
     """Return shell lines that export the job's variables for its user's login shells.
 
-    Names that are not identifiers (``BASH_FUNC_x%%``) or belong to a login session are omitted.
+    Omits names that are not identifiers (``BASH_FUNC_x%%``) or belong to a login session.
     """
     return environment_text(
         {
@@ -36,7 +36,7 @@ def job_environment_text(variables: Mapping[str, str]) -> str:
 
 
 def environment_text(variables: Mapping[str, str]) -> str:
-    """Return shell lines that export these variables with exactly these values.
+    """Return shell lines that export variables with exactly these values.
 
     Raises HostFault for a name that is not an identifier (POSIX, 3.216 Name).
     """

@@ -18,16 +18,16 @@ _MEMBERS = {
 def family(image: Image) -> str | None:
     """Return ``debian``, ``redhat``, ``micro``, or None if unknown.
 
-    The label ``family`` takes precedence over the distro. An unknown derivative needs the label.
+    The label ``family`` takes precedence over the distro. Unknown derivatives need it.
     """
     return _MEMBERS.get(image.labels.get("family", image.distro).lower())
 
 
 def boots_micro(image: Image) -> bool:
-    """Return whether the image has no cloud-init and setup.sh does everything (``init=micro``)."""
+    """Return whether the image has no cloud-init, only setup.sh (label ``init=micro``)."""
     return image.labels.get("init") == "micro"
 
 
 def has_agent(image: Image) -> bool:
-    """Return whether the image contains the agent and starts it (label ``agent=builtin``)."""
+    """Return whether the image contains and starts the agent (label ``agent=builtin``)."""
     return boots_micro(image) or image.labels.get("agent") == "builtin"

@@ -1,1 +1,1 @@
-"""Image builders: from recipes and packages to kernel, initramfs and root disk."""
+"""Image builders: recipes and packages to kernel, initramfs and root disk."""

@@ -2,8 +2,8 @@
 
 :mod:`vtorque_linux_guest.image.sandbox` runs this script as root, and it dies with its parent:
 ``python -I -S _sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. It uses only the standard library.
-The program sees the machine's files as any user does. Its own directory WORK is mounted at
-:data:`PLACE`. See user_namespaces(7), mount_namespaces(7).
+WORK, the program's own directory, is mounted at :data:`PLACE`. See user_namespaces(7),
+mount_namespaces(7).
 """
 
 from __future__ import annotations

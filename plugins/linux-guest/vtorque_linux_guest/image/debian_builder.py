@@ -1,4 +1,4 @@
-"""The image builder ``debian``: a common recipe, configured by options instead of a file."""
+"""The image builder ``debian``: a common recipe, configured by options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DebianBuilder:
 
 
 def parse_options(arguments: Mapping[str, str]) -> Recipe:
-    """Return the recipe for these options. Raises Refused for an unknown or invalid option."""
+    """Return the recipe for these options. Raises Refused."""
     unknown = sorted(set(arguments) - {"suite", "packages", "size", "kernel"})
     if unknown:
         raise Refused(f"debian has no option {unknown[0]}; it has suite, packages, size and kernel")

@@ -23,7 +23,7 @@ def disk_initramfs(
 ) -> bytes:
     """Return an initramfs that mounts the root disk and runs ``init``, a path on it.
 
-    It contains only busybox and the modules. For ``debs``, see :func:`fetch`. Raises HostFault.
+    It contains only busybox and the modules. Raises HostFault.
     """
     tree = Tree()
     for path in ("dev", "proc", "sys", "root"):

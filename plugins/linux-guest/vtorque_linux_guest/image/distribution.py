@@ -1,7 +1,7 @@
 """Install a distribution into a tar file: mmdebstrap for Debian, dnf for Red Hat.
 
-Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are passed as arguments
-and files, never as shell text. Only its commands are run by a shell, in the image.
+Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are arguments and files,
+never shell text. Only its commands are run by a shell, in the image.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def install(
     """Install a recipe's packages and return the tar file of the root directory.
 
     ``work`` contains the recipe's files in added.tar; only root may have access to its parent. The
-    modules of ``kernel`` are added. Raises Refused for a key file, HostFault if a tool or a command
-    fails.
+    modules of ``kernel`` are added. Raises Refused and HostFault.
     """
     need_tools("setpriv", "tar", "mmdebstrap" if recipe.family == DEBIAN else "dnf")
     commands = ""
@@ -81,9 +80,9 @@ def _pack_modules(kernel: Kernel, packed: Path) -> None:
 
 
 def apt_sources(suite: str) -> list[str]:
-    """Return the machine's own apt sources of a Debian release, in one-line style.
+    """Return the machine's apt sources of a Debian release, with updates, in one-line style.
 
-    They include updates and security fixes. Returns [] if the machine has no such sources.
+    Returns [] if the machine has no such sources.
     """
     line = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
     try:

@@ -1,13 +1,12 @@
 """Write an ext4 file system from a file tree, reproducibly and without privileges.
 
 ``mke2fs -d`` before 1.47.1 is not reproducible, because it uses the directory order and change
-times of the build machine. It also needs all files on disk with their owners, which requires root.
-This module writes the blocks of a plain file.
+times of the build machine. It also needs root for the owners of files.
 
 The layout follows the kernel's Documentation/filesystems/ext4. e2fsck(8) checks each image. Every
 block group has its own bitmaps and inode table. There is no journal, because the root disk is
-discarded with its guest. There are no checksums and htrees, which the guest's kernel adds as
-needed.
+discarded with its guest. There are no checksums or htrees; the guest's kernel adds those that it
+wants.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class _Disk:
         return -(-self.groups * _DESCRIPTOR // BLOCK)
 
     def head(self, group: int) -> int:
-        """Return the size in blocks of a group's copy of superblock and descriptors, if any."""
+        """Return the number of blocks of a group's copy of superblock and descriptors."""
         return 1 + self.descriptors if _has_copy(group) else 0
 
     def overhead(self, group: int) -> int:
@@ -211,7 +210,6 @@ def _write(
 
 
 def _links(order: Sequence[tuple[Node, Node]], numbers: dict[int, int]) -> dict[int, int]:
-    """Return the link count of each inode, including ``.`` and ``..`` of directories."""
     links = dict.fromkeys(numbers.values(), 0)
     links[_ROOT] = 1
     for node, _ in order:
@@ -295,7 +293,7 @@ def _inode(disk: _Disk, node: Node, data: bytes | Slice, links: int) -> bytes:
 
 
 def _extent_tree(disk: _Disk, extents: Sequence[_Extent]) -> tuple[bytes, int]:
-    """Return the 60 bytes of an inode's extent tree, and the number of its index blocks."""
+    """Return an inode's extent tree (60 bytes) and the number of its index blocks."""
     if len(extents) <= 4:
         leaves = b"".join(_leaf(extent) for extent in extents)
         return (_extent_head(len(extents), 4, 0) + leaves).ljust(60, b"\0"), 0

@@ -20,7 +20,7 @@ class NoRoom(Exception):
 
 
 def can_store(name: str) -> bool:
-    """Return whether an attribute of that name can be stored unchanged, unlike an ACL."""
+    """Return whether an attribute can be stored unchanged, unlike an ACL."""
     return name.startswith(tuple(_PREFIXES))
 
 
@@ -45,7 +45,7 @@ def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
 
 
 def _packed(attributes: Mapping[str, bytes], room: int, base: int) -> tuple[bytes, list[int]]:
-    """Return the entries from the front and the values from the back, and the entries' hashes.
+    """Return the entries (from the front) and values (from the back), and the entries' hashes.
 
     Offsets of values are counted from ``base`` bytes before the entries.
     """

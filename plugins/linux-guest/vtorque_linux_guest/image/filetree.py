@@ -1,7 +1,7 @@
 """The file tree of an image under construction, in memory. File contents stay on disk.
 
-Paths of tar files and recipes are resolved only in this tree, never on the build machine, so they
-cannot escape. Pure except for reading tar files.
+Paths of tar files and recipes are resolved only in this tree, never on the build machine. Pure
+except for reading tar files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Slice:
 class Node:
     """A file of the image. ``mode`` includes the type; ``mtime`` is in seconds since 1970.
 
-    The content of a symbolic link is its target. A hard link is the same object under two names.
+    A symbolic link's content is its target. A hard link is one object under two names.
     """
 
     mode: int
@@ -108,7 +108,7 @@ class FileTree:
         return None
 
     def put(self, path: str, node: Node) -> None:
-        """Add a node and its missing parent directories. A replaced directory keeps its entries.
+        """Add a node and its missing parents. A replaced directory keeps its entries.
 
         Raises Refused if a parent is not a directory.
         """
@@ -155,7 +155,7 @@ class FileTree:
             found.children.clear()
 
     def protect(self, path: str) -> None:
-        """Make a directory, its parents and all directories on the way writable only by root.
+        """Make a directory and all directories on the way to it writable only by root.
 
         A missing directory is created. Raises Refused if that is impossible.
         """
@@ -187,16 +187,15 @@ class FileTree:
                 raise Refused(f"the image has more than {MAX_ENTRIES} files")
 
     def _beside(self, path: str, link: Node) -> str:
-        """Return the path of a link's target."""
         target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 
     def _locate(self, path: str, *, make: bool, way: list[Node] | None = None) -> tuple[Node, str]:
         """Return the directory that contains a path, and the path's last component.
 
-        Resolves paths as the kernel does in a chroot: ``..`` of the root is the root. The
-        directories on the way are appended to ``way``. Raises LookupError for a missing directory
-        unless ``make`` is true, Refused for a component that is not a directory and for a loop.
+        Resolves paths as in a chroot: ``..`` of the root is the root. The directories on the way
+        are appended to ``way``. Raises LookupError for a missing directory unless ``make`` is true,
+        Refused for a component that is not a directory and for a loop.
         """
         words = self._words(path)
         above: list[tuple[Node, int]] = []

@@ -1,7 +1,7 @@
 """Write an initramfs: a reproducible cpio archive of given files.
 
 The format is "newc" (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
-Entries are sorted, and times and owners are zero, so the build machine has no influence.
+Entries are sorted; times and owners are zero.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def _padded(data: bytes) -> bytes:
 def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
     """Add modules, their dependencies and modprobe's index; return names in load order.
 
-    Modules that are built into the kernel are omitted; modules.builtin lists them for modprobe.
-    Raises Refused for an unknown module.
+    Omits modules that are built into the kernel. Raises Refused for an unknown module.
     """
     available = _available(kernel)
     listed = (kernel.modules / "modules.builtin").read_bytes()
@@ -112,7 +111,7 @@ def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """Return a module's name in the kernel's form: dashes become underscores (modprobe(8))."""
+    """Return a module's name as in the kernel: dashes become underscores (modprobe(8))."""
     return name.replace("-", "_")
 
 

@@ -1,7 +1,7 @@
 """Debian packages, their kernel and its modules, for all image builders.
 
 All functions run as root in ``vmgr images build``, in a scratch directory. Packages come from the
-machine's own apt sources, so the site's mirror, keys and proxy apply.
+machine's apt sources, so the site's mirror, keys and proxy apply.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Kernel:
 
 
 def need_tools(*tools: str) -> None:
-    """Check that the tools are installed. Raises HostFault naming the missing Debian packages."""
+    """Check that tools are installed. Raises HostFault naming the missing Debian packages."""
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
     if missing:
@@ -83,7 +83,7 @@ def need_tools(*tools: str) -> None:
 
 
 def architecture() -> tuple[str, str]:
-    """Return the names of this machine's architecture in Debian and in QEMU. Raises Refused."""
+    """Return this machine's architecture as named by Debian and by QEMU. Raises Refused."""
     debian = run_tool("dpkg", "--print-architecture").strip()
     if debian not in ARCHITECTURES:
         raise Refused(f"images can be built on {', '.join(ARCHITECTURES)} only, not on {debian}")
@@ -91,11 +91,11 @@ def architecture() -> tuple[str, str]:
 
 
 def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Path]:
-    """Put one .deb of each package into ``into`` and return the paths in the order of names.
+    """Download a .deb of each package into ``into``; return the paths in the order of names.
 
-    If ``debs`` is a directory of packages, use these instead of apt. ``apt-get download`` verifies
-    each package against the signed index of its source (apt-secure(8)). Raises HostFault for an
-    unknown package or an unreachable source, Refused for a package that is not in ``debs``.
+    If ``debs`` is given, use the packages in that directory instead. ``apt-get download`` verifies
+    each package against the signed index of its source (apt-secure(8)). Raises HostFault if a
+    download fails, Refused for a package that is not in ``debs``.
     """
     if debs is not None:
         return [_only_deb(name, debs) for name in names]
@@ -123,8 +123,8 @@ def _only_deb(name: str, directory: Path) -> Path:
 def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "cloud") -> str:
     """Return the package name of the newest kernel, e.g. linux-image-6.1.0-1-cloud-amd64.
 
-    The ``cloud`` kernel has the virtio drivers and few others; ``generic`` has all of Debian's.
-    Raises HostFault and Refused.
+    The ``cloud`` kernel has virtio and few other drivers, ``generic`` has all of Debian's. Raises
+    HostFault and Refused.
     """
     suffix = f"cloud-{debian_arch}" if flavour == "cloud" else debian_arch
     number = "[0-9][A-Za-z0-9.+~-]*" if flavour == "cloud" else "[0-9][0-9.+~-]*"
@@ -156,7 +156,7 @@ def unpack(deb: Path, into: Path) -> None:
 def program(unpacked: Path, name: str) -> Path:
     """Return the path of a program of ``/bin`` in unpacked packages. Raises HostFault.
 
-    It may be in ``/usr/bin``, because packages may rely on ``/bin`` being a link to it.
+    Packages may install it in ``/usr/bin``, because ``/bin`` is a link to it.
     """
     for base in ("bin", "usr/bin"):
         if (unpacked / base / name).is_file():
@@ -191,8 +191,8 @@ def extract_vmlinux(image: bytes) -> bytes:
     """Return the ELF file inside a bzImage. Raises HostFault if there is none.
 
     The setup header contains the payload's offset (Documentation/arch/x86/boot.rst of the kernel,
-    payload_offset). After lz4 and zstd data the kernel build appends the uncompressed size in four
-    bytes (scripts/Makefile.lib, size_append), which those tools do not accept.
+    payload_offset). After lz4 and zstd data the kernel build appends the uncompressed size
+    (scripts/Makefile.lib, size_append), which those tools do not accept.
     """
     if len(image) < _PAYLOAD + 8 or image[_HEADER_MAGIC : _HEADER_MAGIC + 4] != b"HdrS":
         raise HostFault("the kernel is not a bzImage: no HdrS magic")
@@ -208,7 +208,7 @@ def extract_vmlinux(image: bytes) -> bytes:
 def _decompress(payload: bytes) -> bytes:
     """Return the decompressed payload of a bzImage. Raises HostFault.
 
-    A recipe's packages are untrusted: the size is limited to :data:`MAX_KERNEL`, and no external
+    A recipe's packages are untrusted, so the size is limited to :data:`MAX_KERNEL` and no external
     tool parses the payload as root.
     """
     try:
@@ -228,7 +228,6 @@ def _decompress(payload: bytes) -> bytes:
 
 
 def _decompress_with(tool: str, data: bytes) -> bytes:
-    """Decompress data with lz4 or zstd, which the standard library lacks."""
     need_tools(tool)
     limits = (f"--as={_MEMORY}", f"--fsize={MAX_KERNEL + 1}", "--core=0")
     with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as plain:

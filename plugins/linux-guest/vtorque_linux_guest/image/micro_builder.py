@@ -111,7 +111,6 @@ class MicroBuilder:
 
 
 def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) -> Tree:
-    """Return the files of the initramfs. Raises Refused and HostFault."""
     tree = Tree()
     for path in ("proc", "sys", "dev", "run", "mnt", "home", "etc/profile.d", "var/log"):
         tree.directory(path)
@@ -149,7 +148,6 @@ def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
 
 
 def _os_release(kernel: Kernel) -> str:
-    """Return os-release(5), which names the kernel's Debian package."""
     return (
         "ID=vtorque-micro\nID_LIKE=debian\nNAME=vTorque-micro\n"
         f'PRETTY_NAME="vTorque micro guest ({kernel.package})"\n'

@@ -1,4 +1,4 @@
-"""Parse recipes of Linux images, which are TOML files. doc/images.md describes the keys."""
+"""Parse the TOML recipes of Linux images. doc/images.md describes the keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _APPLICATION = {"source": str, "target": str}
 class AddedFile:
     """A file for the image: ``content``, or ``source``, relative to the recipe's directory.
 
-    A source directory is copied recursively. If ``mode`` is None, the source's mode is kept.
+    A directory is copied recursively. ``mode`` None keeps the source's mode.
     """
 
     target: str
@@ -85,7 +85,7 @@ class _Reader:
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line of a key, or of its table if it has none, otherwise the file's first."""
+        """Return the line of a key, otherwise of its table, otherwise of the file's start."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:
@@ -102,7 +102,6 @@ class _Reader:
     def check_kinds(
         self, table: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "", nth: int = 0
     ) -> None:
-        """Refuse unknown keys and values of the wrong type."""
         for key, value in table.items():
             if key not in kinds:
                 raise self.wrong(
@@ -112,7 +111,6 @@ class _Reader:
                 raise self.wrong(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
 
     def texts(self, table: Mapping[str, Any], key: str, most: int = 300) -> tuple[str, ...]:
-        """Return a list of strings without control characters."""
         for text in table.get(key, ()):
             if type(text) is not str or not text or not text.isprintable() or len(text) > most:
                 raise self.wrong(key, f"must be printable texts of 1 to {most} characters", text)

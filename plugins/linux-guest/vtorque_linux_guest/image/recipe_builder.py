@@ -1,4 +1,4 @@
-"""The image builder ``linux``: a systemd image of the Debian or Red Hat family, from a recipe.
+"""The image builder ``linux``: a systemd image from a recipe.
 
 Runs as root in ``vmgr images build NAME linux -o recipe=FILE``, for one to two minutes. The
 installation runs in a sandbox, without privileges on this machine.
@@ -124,7 +124,6 @@ def _opened(packed: Path) -> BinaryIO:
 
 
 def _distro(tree: FileTree, family: str) -> str:
-    """Return the distribution's ID from os-release(5)."""
     node = tree.find("etc/os-release") or tree.find("usr/lib/os-release")
     text = "" if node is None else node.read(1 << 16).decode("utf-8", "replace")
     found = _DISTRO.search(text)

@@ -23,9 +23,9 @@ def write_disk(tree: FileTree, work: Path, disk: Path, size: int) -> None:
 
 
 def convert_disk(raw: Path, disk: Path) -> None:
-    """Check an ext4 file system without privileges, convert it to a qcow2, and remove ``raw``.
+    """Check an ext4 file system without privileges and convert it to a qcow2.
 
-    Raises HostFault if a tool fails.
+    Removes ``raw``. Raises HostFault if a tool fails.
     """
     raw.chmod(0o644)  # the tool, which is nobody, opens it anew by its descriptor
     try:

@@ -1,6 +1,6 @@
-"""Run package scripts and recipe commands in a sandbox, without privileges on this machine.
+"""Run package scripts and recipe commands without privileges on this machine.
 
-Installing packages needs root, but only that of a user namespace: see ``_sandbox_exec``. These
+Installing packages needs root, but only that of a user namespace: see ``_sandbox_exec``. The
 programs can write only to their work directory, with otherwise unused ids. Called as root.
 """
 
@@ -38,9 +38,8 @@ def _prepare(work: Path) -> None:
 def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     """Run a program as root of a namespace, with ``work`` at :data:`PLACE`; return its stdout.
 
-    ``work`` is empty or from an earlier run; only root may have access to its parent. The program
-    and its children are killed after ``timeout`` seconds, or when the caller dies. Raises HostFault
-    with the end of its output.
+    Only root may have access to the parent of ``work``. All processes are killed after ``timeout``
+    seconds, or when the caller dies. Raises HostFault with the end of the output.
     """
     if not os.path.lexists(work / "tmp"):
         _prepare(work)

@@ -1,6 +1,6 @@
 """Configure an installed systemd system to boot fast for one job, reproducibly.
 
-Works on a :class:`~vtorque_linux_guest.image.filetree.FileTree`; no program of the image runs.
+No program of the image runs.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ _REMOVED = (
 def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
     """Configure a system and remove the leftovers of the build.
 
-    ``agent`` is the agent binary. ``started`` is the time of the build in seconds since 1970; files
-    that are newer get the time of the newest packaged file. Raises Refused if systemd or cloud-init
-    is missing, because the image would not boot.
+    ``agent`` is the agent binary. Files newer than ``started`` (seconds since 1970) get the time of
+    the newest packaged file. Raises Refused if systemd or cloud-init is missing, because the image
+    would not boot.
     """
     for path, what in (
         ("usr/lib/systemd/systemd", "systemd"),
@@ -177,7 +177,7 @@ def _late_cloud_init(tree: FileTree) -> None:
 
 
 def enable(tree: FileTree, unit: str) -> None:
-    """Enable a unit by its [Install] section, as systemctl(1) does. Ignore a missing unit."""
+    """Enable a unit by its [Install] section, as systemctl(1) does, if the unit exists."""
     found = _unit(tree, unit)
     if found is None:
         return
@@ -197,7 +197,7 @@ def enable(tree: FileTree, unit: str) -> None:
 
 
 def disable(tree: FileTree, unit: str) -> None:
-    """Disable a unit as systemctl(1) does: remove its links."""
+    """Disable a unit, as systemctl(1) does."""
     top = tree.find("etc/systemd/system")
     for name, node in [] if top is None else list(top.children.items()):
         if node.is_directory and name.endswith((".wants", ".requires")):
@@ -237,7 +237,6 @@ def _clean(tree: FileTree) -> None:
 
 
 def _name_servers(tree: FileTree, family: str) -> None:
-    """Replace resolv.conf, which was copied from the build machine."""
     if family == DEBIAN and _unit(tree, "systemd-resolved.service") is not None:
         tree.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
     else:
@@ -245,7 +244,7 @@ def _name_servers(tree: FileTree, family: str) -> None:
 
 
 def _times(tree: FileTree, started: int) -> None:
-    """Set the times of files from the build to that of the newest packaged file.
+    """Give files from the build the time of the newest packaged file.
 
     Packaged files keep theirs, because Python compares its compiled files with them.
     """

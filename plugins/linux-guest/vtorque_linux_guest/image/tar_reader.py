@@ -3,7 +3,7 @@
 Python's tarfile is unsuitable: a few bytes of a sparse map, a global header or a list of records
 make it use unlimited memory. Supported are ustar and pax (POSIX.1-2017, pax(1)), GNU's long names
 and large numbers ("Basic Tar Format", info tar), and v7. Global headers are ignored, as in
-container tools. Pure except for reading.
+container tools.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a tar file. ``path`` is valid and has no ``.`` or empty components.
+    """One member of a tar file. ``path`` is valid, without ``.`` or empty components.
 
     ``kind`` is file, directory, link, hard link, fifo or device. ``offset`` and ``size`` locate a
-    file's content, in bytes. ``target`` is that of a link. ``mtime`` is in seconds since 1970.
+    file's content. ``target`` is that of a link. ``mtime`` is in seconds since 1970.
     """
 
     path: str
@@ -65,8 +65,7 @@ class Budget:
 
     Attributes:
         entries: maximum number of members.
-        headers: maximum bytes of extended headers (long names and attributes), plus one block for
-            each.
+        headers: maximum bytes of extended headers, including one block for each.
     """
 
     entries: int = 2 * MAX_ENTRIES
@@ -89,8 +88,6 @@ class Budget:
 
 @dataclass
 class _Reader:
-    """An open tar file and the read position."""
-
     file: IO[bytes]
     size: int
     budget: Budget
@@ -109,7 +106,6 @@ class _Reader:
         self.at += -(-size // _BLOCK) * _BLOCK
 
     def text(self, size: int) -> bytes:
-        """Return the content of an extended header."""
         if not 0 <= size <= MAX_HEADER:
             raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
         self.budget.count_headers(_BLOCK + size)
@@ -124,9 +120,9 @@ class _Reader:
 def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Member]:
     """Return the members of an uncompressed tar file in order, with valid names and sizes.
 
-    ``most`` limits the total size of the contents in bytes. ``budget`` is shared by the layers of
-    an image. Raises Refused if the file is invalid or truncated, or contains absolute paths, ``..``
-    or file types that an image cannot have.
+    ``most`` limits the total size of the contents in bytes. The layers of an image share a
+    ``budget``. Raises Refused if the file is invalid or truncated, or has absolute paths, ``..`` or
+    unsupported file types.
     """
     budget = budget or Budget()
     reader = _Reader(file, file.seek(0, 2), budget)
@@ -169,7 +165,7 @@ def _members(reader: _Reader) -> Iterator[Member]:
 
 
 def _checked_size(head: bytes) -> int:
-    """Verify a header's checksum, also that of historic signed bytes; return the size field."""
+    """Return the size field. Verify the checksum first, also that of historic signed bytes."""
     given = head[148:156]
     sums = head[:148] + b" " * 8 + head[156:]
     total = sum(sums)
@@ -180,7 +176,7 @@ def _checked_size(head: bytes) -> int:
 
 
 def _octal(text: bytes) -> int:
-    """Decode a number of a header: octal digits, or two's complement if the first bit is 1."""
+    """Decode a number: octal digits, or two's complement if the first bit is 1."""
     if text[0] & 0x80:
         top = 1 << 8 * len(text) - 1
         number = int.from_bytes(text, "big") - top
@@ -262,7 +258,7 @@ def _name(head: bytes) -> bytes:
 
 
 def _field(text: bytes, more: _More, key: bytes) -> int:
-    """Return a numeric field of a member, from its extended header or its own header."""
+    """Return a numeric field, from the extended header or the member's own."""
     if not (given := more.fields.get(key)):
         return _octal(text)
     found = _NUMBER.fullmatch(given)

@@ -1,1 +1,1 @@
-"""Run jobs in Linux guests: the protocol with the agent, on the host side."""
+"""Run jobs in guests, on the host side: driver, agent protocol, terminals, displays."""

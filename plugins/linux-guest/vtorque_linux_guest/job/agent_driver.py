@@ -1,6 +1,6 @@
 """Base of drivers for guests with the agent: wait until ready, and run the job.
 
-The job shell imports this module only for ``run``, so other imports are in the methods.
+The job shell uses only ``run``, so the imports for other methods are in them.
 """
 
 # ruff: noqa: PLC0415
@@ -22,20 +22,18 @@ from vtorque_linux_guest.job import run_job
 
 
 class AgentDriver:
-    """All parts of a driver that use the ports of :func:`vtorque_linux_guest.api.ports`.
+    """The driver methods that use the ports of :func:`vtorque_linux_guest.api.ports`.
 
     Stateless. It is also a ``ClockDriver`` and a ``LeavableDriver``, so its guests can be
     suspended, checkpointed and migrated.
     """
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait until the guest's agent reports READY. If the guest fails, keep its logs.
+        """Wait until the guest's agent reports READY. If the guest fails, keep its logs. As root.
 
         The job's owner may read the guest's console from now on. ``deadline`` is in
-        time.monotonic() seconds. Raises HostFault with the setup's error message, or if the guest
-        died or timed out.
-
-        Privileges: root.
+        time.monotonic() seconds. Raises HostFault if the setup fails, or the guest died or timed
+        out.
         """
         from vtorque_linux_guest.job import ready
 
@@ -53,8 +51,8 @@ class AgentDriver:
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell keep waiting if their connection breaks. As root.
 
-        Both wait for this many seconds from now, of the node's and of the guest's time; 0 stops it.
-        Raises HostFault if the guest does not confirm before ``deadline``.
+        Both wait for this many seconds from now; 0 stops it. Raises HostFault if the guest does not
+        confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import ready
 
@@ -84,8 +82,8 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 def _let_watch(console: Path, uid: int) -> None:
     """Let the job's owner read a guest's console log. Best effort: some guests have none.
 
-    virtlogd creates the file, in root's directory, when the guest starts. After 2 MiB it starts a
-    new file, which only root can read.
+    virtlogd creates it in root's directory. After 2 MiB it starts a new one, which only root can
+    read.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -77,9 +77,8 @@ class Connection:
     def hello(self, deadline: float) -> None:
         """Begin a session, until `deadline` (time.monotonic() seconds).
 
-        Bytes that the guest sent before its answer are skipped. The agent ends whatever still runs
-        from an older session. Raises GuestSilent, GuestDied, or StreamError for another protocol
-        version.
+        Earlier bytes from the guest are skipped. The agent ends what still runs from an older
+        session. Raises GuestSilent, GuestDied, or StreamError for another protocol version.
         """
         self._nonce = os.urandom(8)
         self._stdin_window = 0
@@ -99,10 +98,7 @@ class Connection:
     def _ask(
         self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
     ) -> bytes:
-        """Send a HELLO and repeat it after growing pauses; return the answer.
-
-        Bytes after the answer go to the decoder.
-        """
+        """Send a HELLO and repeat it after growing pauses; return the answer."""
         prefix = hello_prefix(self._nonce)
         seen, skipped = bytearray(), 0
         again = time.monotonic()

@@ -13,7 +13,7 @@ _ATTRIBUTE = "system.posix_acl_default"
 
 
 def warnings(directories: Iterable[str], umask: int) -> list[str]:
-    """Return a warning for each directory that has a default ACL; none if the umask is 0.
+    """Return a warning for each directory with a default ACL, unless the umask is 0.
 
     Privileges: the job's user, in the job shell.
     """

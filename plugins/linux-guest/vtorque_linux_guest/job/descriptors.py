@@ -18,7 +18,7 @@ _CTRL_D = b"\x04"
 
 
 class Sink:
-    """Output that is queued for one descriptor. The caller limits the size of the queue."""
+    """A queue of output for one descriptor. The caller limits its size."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -30,7 +30,7 @@ class Sink:
         mode = os.fstat(fd).st_mode
         self.polled = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
         self.instant = True
-        """True if a write without poll does not block, except on a disk."""
+        """True if a write without poll does not block, except to wait for a disk."""
         if stat.S_ISSOCK(mode):
             duplicate = socket.socket(fileno=os.dup(fd))
             self._close = duplicate.close
@@ -91,7 +91,7 @@ class Source:
         self._typed = _typed_ahead(fd) if terminal else 0
 
     def read(self, limit: int) -> bytes | None:
-        """Return up to `limit` bytes, b"" at the end or on an error, None if none are available."""
+        """Return up to `limit` bytes, b"" at the end or on an error, None if none are ready."""
         try:
             data = os.read(self.fd, min(limit, CHUNK))
         except (BlockingIOError, InterruptedError):
@@ -105,9 +105,9 @@ class Source:
 def _typed_ahead(terminal: int) -> int:
     """Return the number of bytes that were typed before a terminal became raw.
 
-    For each Ctrl-D among them the kernel has stored a NUL (n_tty.c, ``__DISABLED_CHAR``). Without
-    restoring it, the guest's shell would wait forever for the end of input, for example under
-    script(1) in a service.
+    The kernel has stored a NUL for each Ctrl-D among them (n_tty.c, ``__DISABLED_CHAR``). Unless it
+    is restored, the guest's shell waits forever for the end of input, for example under script(1)
+    in a service.
     """
     import termios  # noqa: PLC0415 - few jobs have a terminal
 

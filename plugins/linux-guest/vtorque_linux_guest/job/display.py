@@ -1,8 +1,7 @@
 """Forward the X display of an interactive job (``-I -X``) into its guest.
 
-ssh forwards the display's port in the guest (ssh(1), ``-R``). The guest is hostile, but its
-connections can only reach this one display. Formats: X(7) for display names, Xau(3) for the file of
-cookies.
+ssh forwards the display's port in the guest (ssh(1), ``-R``). The guest is hostile, but can only
+reach this one display. Formats: X(7), display names; Xau(3), file of cookies.
 
 Privileges: the job's user, in the job shell.
 """
@@ -40,7 +39,7 @@ _MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may say before
 
 
 class NoDisplay(Exception):
-    """The guest cannot use the display; the message says why."""
+    """The guest cannot use the display, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Display:
 
     @property
     def file(self) -> GuestFileData:
-        """The authority file of the guest, with the cookie for any host name."""
+        """The guest's authority file, with the cookie for any host name."""
         parts = (b"", b"%d" % self.number, _COOKIE, self.cookie)
         data = b"".join(len(part).to_bytes(2, "big") + part for part in parts)
         return GuestFileData(_FILE, _WILD.to_bytes(2, "big") + data)
@@ -88,7 +87,7 @@ def of(environ: Mapping[str, str]) -> Display:
 
 
 def _cookie(path: Path, number: int) -> bytes | None:
-    """Return the first cookie that an X client on this node would use."""
+    """Return the cookie that an X client on this node would use."""
     here = (_LOCAL, os.fsencode(socket.gethostname()))
     try:
         # Code in guests writes to the user's home, too: nobody waits for a FIFO.
@@ -104,8 +103,6 @@ def _cookie(path: Path, number: int) -> bytes | None:
 
 
 def _entries(file: io.BytesIO) -> Iterator[tuple[int, bytes, bytes, bytes, bytes]]:
-    """Yield family, address, display, kind and cookie of each entry of an authority file."""
-
     def part() -> bytes:
         return file.read(int.from_bytes(file.read(2), "big"))
 
@@ -118,7 +115,7 @@ def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display
     """Forward the job shell's display into the guest while the context is active.
 
     ssh runs in its own session, so the job's signals do not reach it. If the job shell is killed,
-    the command in the guest gets the end of its input and exits. Raises NoDisplay.
+    the command in the guest reads the end of its input and exits. Raises NoDisplay.
     """
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():

@@ -1,7 +1,6 @@
-"""The driver of Linux guests: their devices, context and resources.
+"""The driver of Linux guests: their devices, context and resources. As root, on the node.
 
-Runs as root on the node. The job shell imports this module only for ``run``, so other imports are
-in the methods.
+The job shell uses only ``run``, so the imports for other methods are in them.
 """
 
 # ruff: noqa: PLC0415
@@ -22,16 +21,16 @@ from vtorque_linux_guest.settings import Settings
 
 
 class LinuxDriver(AgentDriver):
-    """See :class:`vtorque_core.api.guest_driver.GuestDriver`."""
+    """The driver of Linux guests; see :class:`vtorque_core.api.guest_driver.GuestDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
-        """Return ports, seed, shares and, for an image with a kernel, its direct boot."""
+        """Return the virtual hardware: ports, seed, shares, disk and direct boot."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.elements(guest)
 
     def context(self, guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-        """Return the environment and the mounts of the shares and of the user's disk."""
+        """Return the environment and the mounts of shares and the user's disk."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.context(guest)
@@ -39,16 +38,13 @@ class LinuxDriver(AgentDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return the seed and the files of ``vmgr ssh``.
-
-        Raises Refused or HostFault for context items that this guest does not support.
-        """
+        """Return the seed and the files of ``vmgr ssh``. Raises Refused and HostFault."""
         from vtorque_linux_guest.boot import hardware
 
         return hardware.resources(guest, items, site[Settings])
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait until a guest without a seed reports that it waits for one. Raises HostFault."""
+        """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 
         if not has_agent(guest.image):  # it would look for a seed, and not for long

@@ -48,9 +48,9 @@ class Events:
     def wake_by_signals(self) -> None:
         """Make each signal wake poll(2), even before its handler runs. Main thread only.
 
-        Python runs handlers between bytecode instructions. If a signal arrives just before poll(2),
-        its handler would run only when poll(2) returns, which may be never. A previous descriptor
-        of signal.set_wakeup_fd still gets the signals.
+        Python runs handlers between bytecode instructions, so the handler of a signal that arrives
+        just before poll(2) would run only when poll(2) returns. A previous descriptor of
+        signal.set_wakeup_fd still gets the signals.
         """
         self._told = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
@@ -67,7 +67,7 @@ class Events:
                 os.write(self._told, numbers)
 
     def close(self) -> None:
-        """Close the pipe. The caller must restore signal handlers first."""
+        """Close the pipe. Restore signal handlers first."""
         if self._told is not None:
             signal.set_wakeup_fd(self._told)
             self._empty()

@@ -47,7 +47,7 @@ class GuestFailed(StreamError):
 
 
 class NotStarted(StreamError):
-    """The agent could not start the program; `reason` says why. The session remains usable."""
+    """The agent could not start the program. The session remains usable."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -133,7 +133,7 @@ def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
 
 
 def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
-    """Return a HELLO; `window` is the number of bytes per stream accepted before any CREDIT."""
+    """Return a HELLO; the sender accepts `window` bytes per stream before any CREDIT."""
     return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
 
 
@@ -148,7 +148,7 @@ def hello_prefix(nonce: bytes) -> bytes:
 
 
 def shown(text: bytes) -> str:
-    """Return guest text in printable form: no control characters, at most 4096 bytes."""
+    """Return guest text in printable form, at most 4096 bytes of it."""
     decoded = text[:TEXT_SHOWN].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in decoded).strip()
 
@@ -166,7 +166,7 @@ def winsize(rows: int, columns: int) -> bytes:
 class Decoder:
     """Splits a byte stream into frames. It buffers at most one incomplete frame.
 
-    `taken` is the total size of the frames returned so far.
+    `taken` is the total size of the returned frames.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
 """Fetch the logs of a guest that failed to get ready, through its agent.
 
-The guest is hostile, so bytes and time are limited. The logs are stored unchanged, as untrusted
-data.
+The guest is hostile: bytes and time are limited, and the stored logs are untrusted.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 
 def ready_by(guest: GuestPlan, deadline: float) -> float:
-    """Return the deadline for READY that leaves time to fetch the logs before ``deadline``.
+    """Return the deadline for READY that leaves time to fetch logs before ``deadline``.
 
-    Both are in time.monotonic() seconds. A micro guest has no logs, so it gets all the time.
+    Both are in time.monotonic() seconds. A micro guest has no logs.
     """
     if boots_micro(guest.image):
         return deadline
@@ -48,7 +47,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
 
 
 def told(reader: StatusReader, deadline: float) -> Iterator[bytes]:
-    """Yield a guest's logs from its agent, for at most SECONDS and until ``deadline``."""
+    """Yield a guest's logs, for at most SECONDS and until ``deadline``."""
     end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()

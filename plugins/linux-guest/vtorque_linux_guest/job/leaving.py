@@ -1,8 +1,8 @@
 """Hand over a running script to another job shell when its guest is checkpointed.
 
-This job shell detaches, or only sends its state and continues with the guest. Root creates a FIFO
-in the guest's run directory to request the state, and removes it when it has read the state. The
-state belongs to the user, so it is untrusted.
+This job shell detaches, or only sends its state and continues. Root creates a FIFO in the guest's
+run directory to request the state, and removes it after reading. The state belongs to the user, so
+it is untrusted.
 
 Privileges: the job's user.
 """
@@ -29,7 +29,10 @@ def is_asked(guest: ReadyGuest) -> bool:
 
 
 def leave(guest: ReadyGuest, state: SessionState) -> None:
-    """Send root the state for another job shell. Return when root has read it, or gave up."""
+    """Send root the state for another job shell.
+
+    Returns when root has read it or withdrawn the request.
+    """
     while is_asked(guest):
         with suppress(OSError):  # nobody reads it now
             _write(guest.run_dir / LEAVE, state.to_json)
@@ -46,7 +49,10 @@ class Telling:
         self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
 
     def __call__(self, state: Callable[[], SessionState]) -> bool:
-        """Send the state if root is reading; return whether root still requests it."""
+        """Send the state if root is reading; return whether root still requests it.
+
+        The state is empty if something other than the script runs.
+        """
         if time.monotonic() >= self._again:
             with suppress(OSError):  # nobody reads it now, or asks
                 _write(self._path, lambda: state().to_json() if self._runs() else "")
@@ -69,7 +75,7 @@ def _write(path: Path, text: Callable[[], str]) -> None:
 
 
 def left(guest: ReadyGuest) -> SessionState | None:
-    """Return the state of another job shell that this one continues, if any. Raises HostFault."""
+    """Return the state from another job shell, if this one continues it. Raises HostFault."""
     try:
         return SessionState.from_json((guest.run_dir / LEFT).read_text())
     except FileNotFoundError:

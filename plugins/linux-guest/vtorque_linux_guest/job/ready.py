@@ -1,7 +1,6 @@
 """Wait until a guest is READY. An unprivileged process parses its messages.
 
-That process sends root bytes with a type letter: steps, the logs of a guest that fails, and a
-verdict.
+That process sends root bytes with a type letter: steps, logs and a verdict.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ def await_ready(
 ) -> None:
     """Return when the guest is ready. If it fails, keep its logs. As root.
 
-    ``port`` is connected to its status port; ``deadline`` is in time.monotonic() seconds. Raises
-    HostFault with the setup's error message, or if the guest died or timed out. Raises Refused if
-    the user's cloud-config or disk caused the failure.
+    ``port`` is the status port; ``deadline`` is in time.monotonic() seconds. Raises HostFault if
+    the setup fails, or the guest died or timed out. Raises Refused if the user's cloud-config or
+    disk caused the failure.
     """
     log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
@@ -74,10 +73,7 @@ def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
 
 
 def set_clock(port: socket.socket, deadline: float) -> None:
-    """Set a guest's clock to the current time and wait for confirmation. As root.
-
-    Raises HostFault.
-    """
+    """Set a guest's clock to the current time. As root. Raises HostFault."""
     if wrong := _wrong(_sets, port, deadline):
         raise HostFault(wrong)
 
@@ -91,7 +87,7 @@ def hold(port: socket.socket, seconds: int, deadline: float) -> None:
 def _wrong(
     work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float, *more: int
 ) -> str:
-    """Run ``work`` in an unprivileged process; return its error message, or "" on success."""
+    """Run ``work`` in an unprivileged process; return its error message, or ""."""
     until = deadline + _MORE
     said = read_apart(work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX)
     try:
@@ -132,7 +128,6 @@ def _awaits(deadline: float, port: int) -> Iterator[bytes]:
 
 
 def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[bytes]:
-    """Read the guest's messages until it is ready or has failed; then fetch its logs, if any."""
     with socket.socket(fileno=port) as connection:
         reader = StatusReader(connection)
         try:

@@ -1,7 +1,7 @@
 """Run a job in a ready guest: prologue, script, epilogues, and their signals.
 
-Runs in the job shell as the job's user, in the main thread, because it sets signal handlers. The
-guest is hostile: :mod:`vtorque_linux_guest.job.stream` validates everything that it sends.
+Runs in the main thread of the job shell, because it sets signal handlers, as the job's user.
+:mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     After TERM and ``script.grace`` seconds the whole job is killed, including epilogues.
 
     Returns:
-        The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. The
-        prologue's code if that failed; the script then does not run. An epilogue's code if it
-        failed and the script succeeded.
+        The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. The code of
+        a failed prologue, after which the script does not run. The code of a failed epilogue if the
+        script succeeded.
 
     Raises:
         GuestDied: the guest is gone or violated the protocol.
@@ -110,7 +110,6 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
 
 
 def _home_and_cwd() -> list[str]:
-    """Return the node's paths of working directory and home, or [] if one is missing."""
     with contextlib.suppress(OSError, KeyError):
         return [os.getcwd(), pwd.getpwuid(os.getuid()).pw_dir]  # noqa: PTH109
     return []
@@ -161,10 +160,7 @@ class _Ending:
             self._cancelling.start()
 
     def _cancel(self, number: int) -> None:
-        """Run the commands for cancellation, then forward TERM.
-
-        In a thread, because the script runs.
-        """
+        """Run the commands for cancellation, then forward TERM. In a thread."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if self.on_cancel is not None:
             self.on_cancel(self._grace / 2)
@@ -188,7 +184,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Job:
-    """One job in its guest, and the session in which its parts run one after another."""
+    """One job in its guest. All its parts run in one session, one after another."""
 
     guest: ReadyGuest
     script: Script
@@ -210,7 +206,7 @@ class _Job:
         return self._rest(self._main())
 
     def go_on(self, state: SessionState) -> int:
-        """Continue a running script that another job shell started, then run the epilogues."""
+        """Continue a running script of another job shell, then run the epilogues."""
         return self._rest(self._main(state))
 
     def _rest(self, code: int) -> int:
@@ -252,7 +248,6 @@ class _Job:
             self.ending.main_ended()
 
     def _with_display(self, start: Start, around: contextlib.ExitStack) -> Start:
-        """Forward the batch system's X display to the program, or print why that is impossible."""
         from vtorque_linux_guest.job import display  # noqa: PLC0415
 
         try:
@@ -263,7 +258,7 @@ class _Job:
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
     def _script_start(self, pty: Pty | None) -> Start:
-        """Run the script by a login shell, the ``-S`` shell, its ``#!`` line or a plain shell."""
+        """Run the script by a login shell, ``-S`` shell, its ``#!`` line or the user's shell."""
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
@@ -346,7 +341,6 @@ class _Job:
         return f"image {self.guest.image}" if self.guest.image else "the image"
 
     def _explain_failure(self, reason: str) -> str:
-        """Return the agent's reason, or advice if a program is missing."""
         if found := MISSING_INTERPRETER.fullmatch(reason):
             script, interpreter = found.groups()
             return (
@@ -390,7 +384,7 @@ def _program_of_env(start: Start | SessionState) -> str:
 
 
 def _limits(script: Script) -> dict[int, tuple[int, int]]:
-    """Return the limits by number, which are the same on host and guest (setrlimit(2))."""
+    """Return the limits by number, the same on host and guest (setrlimit(2))."""
     return {
         int(getattr(resource, f"RLIMIT_{name}")): limit
         for name, limit in script.limits.items()
@@ -408,8 +402,8 @@ def _again(
 ) -> tuple[socket.socket, float] | None:
     """Reconnect; return the connection and its deadline, or None if the guest is gone.
 
-    Only root can announce that a connection may break; otherwise a break means that the guest
-    ended. If the guest is being checkpointed instead, set ``ending.leaves``.
+    Without root's announcement, a broken connection means that the guest ended. If the guest is
+    being checkpointed, set ``ending.leaves``.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)

@@ -1,4 +1,4 @@
-"""The state with which another job shell resumes a session and its running program."""
+"""The state with which another job shell resumes a session and its program."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Self
 class SessionState:
     """State of a session and its run between two frames; pairs are for stdout and stderr.
 
-    It stays valid while the guest keeps all later bytes: once the guest is paused or held
-    (``HOLD``). Positions count the bytes of all frames in one direction.
+    It is valid while the guest keeps all later bytes: once the guest is paused or held (``HOLD``).
+    Positions count the bytes of all frames in one direction.
     """
 
     nonce: bytes

@@ -1,6 +1,6 @@
 """Run the site's epilogue in each guest before it ends, from root on each node.
 
-In the first guest, the job shell runs it if the script ended by itself; it runs only once. An
+It runs only once: in the first guest, the job shell has run it if the script ended by itself. An
 unprivileged process parses the guest's answers.
 """
 
@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 class SiteEpilogue(Resource):
     """A guest whose site epilogue must still run; releasing it runs the epilogue.
 
-    It is acquired when the guest is ready, so it is always released before the guest ends.
-    ``seconds`` is the time limit of the scripts.
+    It is acquired when the guest is ready, so it is released before the guest ends. ``seconds`` is
+    the time limit of the scripts.
     """
 
     kind = "linux-epilogue"

@@ -15,9 +15,9 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class Mode(IntEnum):
-    """How to run the command: directly, or by the user's shell (from the guest's configuration).
+    """Run the command directly, or by the user's shell (from the guest's configuration).
 
-    LOGIN runs it by a login shell: the first argument, or the user's shell if that is empty.
+    LOGIN uses a login shell: the first argument, or the user's shell if that is empty.
     """
 
     DIRECT = 0
@@ -66,7 +66,7 @@ class Start:
     mode: Mode = Mode.DIRECT
 
     def encode(self) -> bytes:
-        """Return the FILE and START frames. Raises BadStart, naming the problem and the limit."""
+        """Return the FILE and START frames. Raises BadStart."""
         return b"".join(self._file_frames()) + self._start_frames()
 
     def _file_frames(self) -> list[bytes]:

@@ -19,7 +19,7 @@ LOG_MAX = 65536
 
 
 class StatusReader:
-    """Reads the lines of one connection to the status port (`sock`, a connected Unix socket)."""
+    """The lines of one connection to the status port (`sock`, a connected Unix socket)."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -31,13 +31,12 @@ class StatusReader:
     def steps(self, deadline: float) -> Iterator[str]:
         """Yield each new step's name, printable, until the guest reports READY.
 
-        As soon as the agent answers, set its clock. A clock read from the RTC (rtc(4)) is up to a
-        second late, and later after a pause. make(1) and rsync(1) compare it with the times of
+        The first step also sets the guest's clock. A clock read from the RTC (rtc(4)) is up to a
+        second late, after a pause even more. make(1) and rsync(1) compare it with the times of
         files from the node.
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
-        GuestDied, GuestSilent (naming the last step), or StreamError for invalid or excessive
-        output.
+        GuestDied, GuestSilent (with the last step), or StreamError for invalid or excessive output.
         """
         self._ask(b"STATUS\n", deadline)
         while True:
@@ -72,8 +71,8 @@ class StatusReader:
         """Make the guest's session wait if the connection to its job shell breaks from now on.
 
         It waits for this many seconds of the guest's time; 0 stops it. Raises StreamError if there
-        is no session to resume, or if the agent is too old. An old agent ignores HOLD, so a LOG
-        request follows. Otherwise raises as :meth:`steps`.
+        is no session to resume, or if the agent is too old. An old agent does not answer HOLD, so a
+        LOG request follows it. Otherwise raises as :meth:`steps`.
         """
         self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
         said = ""
@@ -85,7 +84,7 @@ class StatusReader:
             raise StreamError("no job shell holds a session with the guest that could go on")
 
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
-        """Yield the last `LOG_MAX` bytes of a file in the guest, or nothing if it does not exist.
+        """Yield the last `LOG_MAX` bytes of a file in the guest, or nothing if it is missing.
 
         The bytes are untrusted. Raises as :meth:`steps`, after the bytes received so far. An agent
         that does not support LOG raises GuestSilent.

@@ -1,7 +1,7 @@
 """The host side of the run port: a program in the guest, its streams, signals and exit status.
 
-Runs in the job shell, as the unprivileged user. The guest is hostile: whatever it sends, these
-functions return, raise a `StreamError`, or wait as for a silent job.
+Runs in the job shell, as the job's user. The guest is hostile: whatever it sends, these functions
+return, raise a `StreamError`, or wait as for a silent job.
 """
 
 import select
@@ -51,7 +51,7 @@ class Session(Connection):
     """A connection to the agent over `sock`, the run port's Unix socket; not thread-safe.
 
     Call `hello` first, then `run` any number of times, one after another. After any StreamError
-    except NotStarted and BadStart, only `hello` (a new session) or closing the socket is useful.
+    except NotStarted and BadStart, call `hello` for a new session or close the socket.
 
     If the connection breaks during a run, the session calls `again`. It returns a new connection
     and its deadline (time.monotonic() seconds), or None if the guest is gone. Its argument returns
@@ -81,10 +81,10 @@ class Session(Connection):
     ) -> ExitStatus:
         """Run one program and return when it has ended and all its output is written.
 
-        If `start` is the state of a resumed session, continue the program that runs in it. If
-        `stdin` is None, the input is empty. The descriptors stay open and unchanged. If output
-        cannot be written (a closed pipe, a full disk), the stream is closed in the guest, so the
-        program gets SIGPIPE, and `ExitStatus.lost` names it.
+        If `start` is the state of a resumed session, continue its program. If `stdin` is None, the
+        input is empty. The descriptors stay open and unchanged. If output cannot be written (a
+        closed pipe, a full disk), the stream is closed in the guest, so the program gets SIGPIPE,
+        and `ExitStatus.lost` names it.
 
         Raises NotStarted, GuestDied, AgentError, RunAbandoned, BadStart, or StreamError if the
         guest violates the protocol.
@@ -111,8 +111,6 @@ class Session(Connection):
 
 
 class _Run:
-    """One run of a session, with its flow control."""
-
     def __init__(
         self,
         session: Session,
@@ -261,7 +259,7 @@ class _Run:
             self._source = None
 
     def _flush(self, index: int) -> None:
-        """Write pending output. Grant the guest the written bytes, a quarter window at a time."""
+        """Write pending output; grant the guest the written bytes, a quarter window at a time."""
         sink = self._sinks[index]
         written = sink.flush()
         self._owed[index] += written
@@ -328,7 +326,7 @@ class _Run:
         self._s._decoder.taken = 0
 
     def _last_words(self) -> None:
-        """After the guest died, write its received output for at most LAST_WORDS seconds."""
+        """Write what the guest had sent before it died, for at most LAST_WORDS seconds."""
         self._exit = ExitStatus(None, None)
         deadline = time.monotonic() + LAST_WORDS
         while any(sink.pending for sink in self._sinks):
