@@ -1,13 +1,10 @@
 """Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
 
-Also imported for :func:`die_with`.
-
-A separate program, because its caller has threads, and fork is unsafe with threads. Exits with 0
+A separate program, because its caller has threads and fork is unsafe with threads. It exits with 0
 when the daemon has been executed, otherwise with 1 and the reason on stderr.
 
-POSIX locks are not inherited, so the daemon acquires the lock itself and keeps it over execve(2).
-Until then the daemon dies with its parents (prctl(2), PR_SET_PDEATHSIG), because without a lock
-nobody could find it.
+POSIX locks are not inherited. The daemon therefore acquires the lock itself and keeps it over
+execve(2). Until then it dies with its parents, because without a lock nobody could find it.
 """
 
 from __future__ import annotations

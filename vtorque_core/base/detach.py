@@ -1,7 +1,4 @@
-"""Continue in a new process while the hook that started the work returns. As root.
-
-For batch systems whose daemon waits for its hooks.
-"""
+"""Continue in a new process, for batch systems whose daemon waits for its hooks. As root."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from collections.abc import Callable
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
     """Run ``work`` in a child that outlives this process.
 
-    ``work`` gets a function to call when this process no longer needs to wait. The child has a new
-    session and no inherited open files. Raises OSError if fork(2) fails.
+    Args:
+        work: gets a function to call when this process no longer needs to wait.
 
     Returns:
         0 when the child calls that function; the child's exit status if it ends before.
+
+    Raises:
+        OSError: fork(2) fails.
     """
     reader, writer = os.pipe()
     if child := os.fork():

@@ -1,7 +1,7 @@
 """Names of this repository's distributions, the only ones that messages tell people to install.
 
-Whoever registers an advised name on an index gets code executed as root. Messages therefore name
-only these distributions, and install them from a directory of wheels.
+Anyone who registers a recommended name on an index could have code executed as root. Messages
+therefore recommend only these distributions, installed from a directory of wheels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque":
 
 
 def how_to_install(distribution: str, version: str = "") -> str:
-    """Return the command that installs a distribution, or a hint for third-party ones."""
+    """Return the command that installs a distribution, or a hint for a third-party one."""
     wanted = distribution + (f"=={version}" if version else "")
     name = distribution.removeprefix("vtorque-")
     if distribution not in (CORE, TESTING, *PLUGINS.values()):

@@ -54,11 +54,11 @@ class VtorqueError(Exception):
 
 
 class Refused(VtorqueError):
-    """The request is invalid or against the site's policy. Never the node's fault, never retried.
+    """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
     Args:
         refusals: each a :class:`Refusal` or its message.
-        parts: other fields of the Refusals given as messages.
+        parts: other fields of the refusals given as messages.
     """
 
     exit_code = EXIT_USAGE
@@ -71,7 +71,7 @@ class Refused(VtorqueError):
 
 
 class HostFault(VtorqueError):
-    """This node cannot run the job (libvirt down, disk full, boot failure); another node may.
+    """This node cannot run the job, but another node may.
 
     Attributes:
         detail: further printable lines for the user, such as the end of a guest's console.
@@ -96,7 +96,7 @@ class InUse(HostFault):
 
 
 class Conflict(VtorqueError):
-    """Contradicting contributions of two plugins. The message names both distributions."""
+    """Two plugins contradict each other. The message names both distributions."""
 
 
 class ConfigError(VtorqueError):
@@ -112,10 +112,7 @@ class UsageError(VtorqueError):
 
 
 class OutputError(VtorqueError):
-    """Standard output cannot be written. The command's effects remain.
-
-    The message is empty after SIGPIPE, as with ``| head``.
-    """
+    """Standard output cannot be written. The message is empty after SIGPIPE, as with ``| head``."""
 
     def __init__(self, error: OSError) -> None:
         gone = isinstance(error, BrokenPipeError)

@@ -1,7 +1,7 @@
 """All calls to libvirt; the only module that imports it, and only when needed.
 
-Every call runs in a daemon thread with a deadline. A hanging libvirtd costs that time and raises
-HostFault; the thread is abandoned, and the process can still end.
+Every call runs in a daemon thread with a deadline. If libvirtd hangs, the thread is abandoned. All
+functions raise HostFault if libvirt fails or does not answer in time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def _libvirt() -> ModuleType:
 
 
 def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
-    """Return ``work()``, or abandon it and raise HostFault after ``timeout`` seconds."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -81,7 +80,7 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return ``work(connection)``. Turns failures into HostFault and drops broken connections."""
+    """Return ``work(connection)``; reconnect if the connection is broken."""
     module = _libvirt()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -133,7 +132,7 @@ def close() -> None:
 def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
-    """Return ``work(domain)``, or None if the domain does not exist. Raises HostFault."""
+    """Return ``work(domain)``, or None if the domain does not exist."""
     return call(uri, what, lambda c: _if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
@@ -154,9 +153,9 @@ def _if_there(work: Callable[[], T]) -> T | None:
 def create_domain(
     uri: str, xml: str, timeout: float = CALL_TIMEOUT, *, paused: bool = False
 ) -> None:
-    """Start a transient domain. libvirt validates the XML against its schema.
+    """Start a transient domain after libvirt has validated the XML.
 
-    Raises HostFault. After a timeout the domain may still appear, so release it anyway.
+    After a timeout the domain may still appear, so release it anyway.
     """
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
     flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
@@ -166,7 +165,7 @@ def create_domain(
 def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
     """Write the memory of a paused domain to a file. The domain stays paused.
 
-    Aborts after ``timeout`` seconds. Concurrent calls for one domain fail. Raises HostFault.
+    Aborts after ``timeout`` seconds. Concurrent calls for one domain fail.
     """
     forget = _libvirt().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
@@ -179,7 +178,7 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
 def _or_given_up(
     uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
 ) -> None:
-    """Run a long operation on a domain, and abort it on failure. Raises HostFault."""
+    """Run a long operation on a domain, and abort it on failure."""
     try:
         found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
@@ -190,7 +189,7 @@ def _or_given_up(
 
 
 def give_up(uri: str, uuid: str) -> None:
-    """Ask libvirt to abort a domain's current operation, if it is not too late."""
+    """Ask libvirt to abort a domain's current operation. Ignores errors."""
     with contextlib.suppress(HostFault):
         on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, _LOOKUP)
 
@@ -209,7 +208,7 @@ def _of_memory(domain: str, path: str) -> str:
 
 
 def is_busy(uri: str, uuid: str) -> bool:
-    """Return True while a domain is being saved or migrated, by any process. Raises HostFault."""
+    """Return True while any process saves or migrates a domain."""
     nothing = _libvirt().VIR_DOMAIN_JOB_NONE
     return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
 
@@ -220,9 +219,9 @@ def saved_xml(uri: str, path: str) -> str:
 
 
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Start a saved domain, paused, with XML that has the new file paths. Raises HostFault.
+    """Start a saved domain, paused, with XML that has the new file paths.
 
-    After a timeout the domain may still appear, as with :func:`create_domain`.
+    After a timeout the domain may still appear.
     """
     paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
@@ -231,13 +230,13 @@ def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT)
 def migrate_domain(
     uri: str, uuid: str, to: str, xml: str, timeout: float, *, paused: bool = False
 ) -> None:
-    """Migrate a domain to the libvirtd at the URI ``to``, where it gets this XML.
+    """Migrate a domain to the libvirtd at the URI ``to``, with new domain XML.
 
-    Uses a peer-to-peer tunnel (VIR_MIGRATE_TUNNELLED), so the migration continues if the caller is
-    killed. Aborts after ``timeout`` seconds. After HostFault ask both nodes which one has the
-    domain.
+    A peer-to-peer tunnel (VIR_MIGRATE_TUNNELLED) lets the migration continue if the caller is
+    killed. The call aborts after ``timeout`` seconds. After HostFault, ask both nodes which one has
+    the domain.
 
-    With ``paused`` the domain is paused on both nodes, and its disks must exist on the destination,
+    With ``paused`` the domain is paused on both nodes. Its disks must exist on the destination,
     which libvirt cannot check.
     """
     module = _libvirt()
@@ -252,7 +251,7 @@ def migrate_domain(
 
 
 def migratable_xml(uri: str, uuid: str) -> str:
-    """Return the XML with which another libvirtd can receive the domain. Raises HostFault."""
+    """Return the XML with which another libvirtd can receive the domain."""
     flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
     found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
     if found is None:
@@ -263,7 +262,7 @@ def migratable_xml(uri: str, uuid: str) -> str:
 def versions(uri: str) -> dict[str, str]:
     """Return the versions, by name, that two nodes must share to migrate a domain.
 
-    Raises HostFault. The processor is its model and all its features (formatcaps.html, "cpu").
+    "processor" is the CPU model with all its features (formatcaps.html, "cpu").
     """
 
     def work(connection: Any) -> dict[str, str]:
@@ -282,7 +281,7 @@ def versions(uri: str) -> dict[str, str]:
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Resume a paused domain; no error if it runs. Raises HostFault, also if it has ended."""
+    """Resume a paused domain; no error if it runs already."""
     done = _libvirt().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
@@ -290,7 +289,7 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Pause a domain. Raises HostFault, also if it has ended."""
+    """Pause a domain; no error if it is paused already."""
     done = _libvirt().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
@@ -298,9 +297,9 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
-    """Return libvirt's ``cpu_shares`` of a domain, and set new ones unless 0. Raises HostFault.
+    """Return a domain's ``cpu_shares``, and set new ones unless 0.
 
-    Returns 0 if the domain has ended, or without CPU control groups.
+    Returns 0 if the domain has ended or there are no CPU control groups.
     """
     module = _libvirt()
 
@@ -325,10 +324,10 @@ def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a warm (paused) guest gets when a job claims it.
+    """Changes to a warm (paused) guest when a job claims it.
 
     Attributes:
-        devices: XML of devices to plug in. The last is plugged in while the domain runs: it shows
+        devices: XML of devices to plug in. The last is plugged in while the domain runs, to tell
             the guest that the others are present.
         metadata: XML in the namespace ``uri`` with the prefix ``key``.
         cpus: host CPU ids for all threads; empty: any.
@@ -344,7 +343,7 @@ class Taken:
 
 
 def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT) -> None:
-    """Give a paused domain devices, metadata and CPUs, and resume it. Raises HostFault."""
+    """Add devices, metadata and CPUs to a paused domain, and resume it."""
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 
     def work(domain: Any) -> bool:
@@ -402,7 +401,7 @@ def _running_id(connection: Any, uuid: str) -> int | None:
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
-    """Destroy the domain if it has still this id. Return the error, or an empty string."""
+    """Destroy the domain if it still has this id. Return the error, or an empty string."""
     module = _libvirt()
     domain = _if_there(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
@@ -417,16 +416,16 @@ def _destroy(connection: Any, uuid: str, doomed: int) -> str:
 
 
 def domain_runs(uri: str, uuid: str) -> bool:
-    """Return True if the domain exists and runs or is paused. Raises HostFault."""
+    """Return True if the domain exists and runs or is paused."""
     module = _libvirt()
     alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
     return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
 
 
 def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
-    """Return "runs", "still" (paused) or "" (no such domain). Raises HostFault.
+    """Return "runs", "still" (paused) or "" (no such domain).
 
-    An incoming migration is paused until it is complete.
+    The domain of an incoming migration counts as paused until the migration is complete.
     """
     module = _libvirt()
     state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], _LOOKUP)
@@ -481,7 +480,7 @@ def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
     """Define a network, set it to autostart, and start it unless it is active.
 
     Changes to an active network take effect at its next start. ``keep`` leaves an existing
-    definition unchanged. Raises HostFault.
+    definition unchanged.
     """
 
     def start(connection: Any) -> None:

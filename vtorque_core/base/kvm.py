@@ -1,9 +1,9 @@
 """Test if KVM works on this node, by executing guest instructions.
 
-Neither opening ``/dev/kvm`` nor creating a virtual machine nor running one instruction is proof:
-some nested KVMs emulate every instruction, hundreds of times slower than the processor and slower
-than TCG. So the probe times a loop in 64-bit mode with paging, in a child that is killed on timeout
-(Linux, Documentation/virt/kvm/api.rst).
+Opening ``/dev/kvm``, creating a virtual machine or running one instruction proves nothing: some
+nested KVMs emulate every instruction and are slower than TCG. The probe therefore times a loop in
+64-bit mode with paging, in a child that is killed on timeout (Linux,
+Documentation/virt/kvm/api.rst).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Accel:
-    """How this node's guests are executed. ``warning`` is for the job's output and doctor."""
+    """Execution mode of this node's guests, with a warning for the job's output and doctor."""
 
     type: Literal["kvm", "tcg"]
     warning: str | None = None
@@ -78,7 +78,7 @@ class Accel:
 class Probe:
     """Result of a probe.
 
-    An empty ``failure`` means that KVM works; ``note`` says what was not tested.
+    An empty ``failure`` means that KVM works; ``note`` names what is untested.
     """
 
     failure: str = ""
@@ -86,14 +86,12 @@ class Probe:
 
 
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
-    """Return how guests of this node are executed.
-
-    As root it also gives QEMU's group access to KVM.
+    """Return how guests of this node are executed. As root, also give QEMU's group access to KVM.
 
     Args:
         accel: ``[node] accel``: auto, kvm or tcg.
-        run_dir: root caches the result there until reboot, in ``accel.json``.
-        user: who must be able to use KVM (``[node] qemu_user``); None: the caller.
+        run_dir: root caches the result there until reboot.
+        user: user that must be able to use KVM (``[node] qemu_user``); None: the caller.
 
     Raises:
         HostFault: the site requires KVM, which does not work; or the user's group or setfacl(1) is
@@ -157,7 +155,6 @@ def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
 
 
 def _group_of(user: str) -> int:
-    """Return the group named like QEMU's user, as domains use. Raises HostFault."""
     try:
         return grp.getgrnam(user).gr_gid
     except KeyError:

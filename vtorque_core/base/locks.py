@@ -1,8 +1,7 @@
 """File locks of this node (flock(2)), which end with their holder.
 
-Acquire the job's lock before the node's lock. A process may acquire a lock again that it holds: the
-prologue holds the job's lock while it tears down a failed start. Only the node's lock works in
-threads.
+Acquire the job's lock before the node's lock. A process may acquire a job's lock again, as the
+prologue does to tear down a failed start. Only the node's lock works in threads.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Busy(HostFault):
 
 
 def take_lock(path: Path, wait: float) -> int:
-    """Acquire a lock file and return its descriptor. Creates the file and its directory (0700).
+    """Acquire a lock file and return its descriptor. Create the file and its directory (0700).
 
     Args:
         path: the lock file, in a directory that only root can write.
@@ -108,7 +107,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
-    """Hold the lock of all attempts of a job; removes the file afterwards. Raises Busy."""
+    """Hold the lock of all attempts of a job, and remove its file afterwards. Raises Busy."""
     path = paths.job_lock(job_id)
     if str(path) in _held:
         yield
@@ -125,10 +124,7 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
 
 
 def job_lock_holder(paths: Paths, job_id: str) -> int | None:
-    """Return the pid of the process that holds a job's lock, or None. As root.
-
-    The pid cannot have been reused, because the holder exists as long as the lock.
-    """
+    """Return the pid of the process that holds a job's lock, or None. As root."""
     with (
         contextlib.suppress(FileNotFoundError),
         safefs.closing(_opened(paths.job_lock(job_id))) as lock,
@@ -171,12 +167,12 @@ ANYBODYS, ONE_EACH = range(8), range(8, 18)
 def libvirt_worker(
     paths: Paths, uid: int, deadline: float, failed: threading.Event
 ) -> Iterator[None]:
-    """Hold the right to occupy one of libvirtd's workers with a guest start of this user.
+    """Limit how many of libvirtd's workers the guest starts of one user occupy.
 
-    A start occupies a worker until QEMU has started, and no user may occupy all. libvirtd has 20
-    workers (libvirtd.conf, max_workers), of which starts may use 18: eight for any user, and ten
-    with at most one per user. As root, in any thread. The locks are single bytes of the node's lock
-    file (fcntl(2), open file description locks), independent of flock(2).
+    A start occupies a worker until QEMU has started. Of libvirtd's 20 workers (libvirtd.conf,
+    max_workers), starts may use 18: eight for any user, and ten with at most one per user. The
+    locks are single bytes of the node's lock file (fcntl(2), open file description locks),
+    independent of flock(2). As root, in any thread.
 
     Args:
         paths: the site's paths.

@@ -1,7 +1,7 @@
-"""Names, paths, keys and addresses that are derived from a job id.
+"""Names, paths, keys and addresses that are derived from a job id. Pure functions.
 
 All nodes compute the same names without communication, and teardown finds resources after any
-crash. The functions are pure.
+crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMESPACE = "6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11"
 
 
 def absolute(value: Path | str) -> None:
-    """Raise ValueError unless a path of the site config is absolute and without ``..``."""
+    """Raise ValueError unless a path is absolute and without ``..``."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
         raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
@@ -102,7 +102,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class JobAttempt:
-    """One attempt of a job: the identity for everything that is acquired or kept for it.
+    """One attempt of a job, to which all acquired resources and records belong.
 
     Attributes:
         id, attempt: as in the batch system.
@@ -130,7 +130,7 @@ def boot_id() -> str:
 def safe_name(text: str) -> str:
     """Return a unique file name for ``text``: the text itself if harmless, otherwise with a hash.
 
-    The hash keeps ``22[0].server`` and ``22_0_.server`` apart.
+    The hash distinguishes ``22[0].server`` from ``22_0_.server``.
     """
     safe = _UNSAFE.sub("_", text)
     if safe == text and len(text) <= _MAX_KEY and not text.startswith((".", "-")) and text:

@@ -1,6 +1,6 @@
-"""Run system tools as root so that they die with the process that started them.
+"""Run system tools as root, so that they die with the process that started them.
 
-Tools that parse untrusted files run as nobody or another unprivileged user instead.
+Tools that parse untrusted files run as an unprivileged user instead.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv`` and that the kernel kills when its starter ends.
 
     The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
-    prctl(2)). If the starter has already ended, the command exits with 126. Children of ``argv``
-    are not covered. PR_SET_NO_NEW_PRIVS disables set-user-ID programs.
+    prctl(2)). If it has already ended, the command exits with 126. Children of ``argv`` are not
+    killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS).
 
-    A shell runs first and is replaced by ``argv``, so variables that are not identifiers are lost,
-    and PWD is added.
+    A shell starts ``argv``: it drops variables whose names are not identifiers, and adds PWD.
 
     Args:
         argv: the command.
@@ -36,11 +35,10 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 
 
 def alone() -> tuple[str, ...]:
-    """Return a command prefix that runs a tool as nobody in a pid namespace of its own.
+    """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
     When the tool ends, the kernel kills all its processes (pid_namespaces(7)). Otherwise a
-    compromised parser could still write to a file after its validation. Empty unless as root, for
-    tests.
+    compromised parser could still change a file after its validation. Empty unless root, for tests.
     """
     if not effective_root():
         return ()
@@ -59,8 +57,8 @@ def run_tool(
 ) -> str:
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
-    The tool is killed when the calling thread dies, so that it creates nothing after teardown (see
-    :func:`guarded`).
+    The tool is killed when the calling thread ends (:func:`guarded`), so that it creates nothing
+    after teardown.
 
     Args:
         argv: the tool and its arguments.

@@ -1,10 +1,9 @@
 """Create and remove files as root without following paths that others control.
 
 A directory is trusted if it and its parents belong to root (or the calling user, in tests and
-personal sites) and nobody else can write there. A sticky directory such as /tmp counts as
-unwritable, because others cannot replace its entries. All operations are relative to an open
-descriptor of a trusted directory, and never follow a link in the last component; on the way only
-root's links are followed.
+personal sites) and nobody else can write there. A sticky directory such as /tmp is trusted, because
+others cannot replace its entries. All operations are relative to a descriptor of a trusted
+directory. They never follow a link in the last component, and elsewhere only root's links.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 
 
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
-    """Return True if another user than root and ``uid`` may write a file or directory.
+    """Return True if a user other than root and ``uid`` may write a file or directory.
 
     A user's private group counts as the user (umask 002) unless there is an ACL, whose mask appears
     as the group's permission (acl(5)). The mode of a symbolic link is meaningless.
@@ -152,7 +151,7 @@ def write_new(
 def replace(
     path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
-    """Write a file atomically with rename(2). Otherwise as :func:`write_new`."""
+    """Write a file atomically with rename(2). Otherwise like :func:`write_new`."""
     fresh = beside(path)
     remove_file(fresh)
     write_new(fresh, content, mode=mode, uid=uid, gid=gid, ready=ready)
@@ -161,9 +160,7 @@ def replace(
 
 
 def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
-    """Set an ACL that gives permissions to some users and nobody else (acl(5)).
-
-    The format is that of linux/posix_acl_xattr.h.
+    """Set an ACL that gives permissions to some users and nobody else (linux/posix_acl_xattr.h).
 
     Args:
         descriptor: the open file or directory.
@@ -189,9 +186,9 @@ def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Replace the contents of a file atomically; owner, mode and links stay. Raises HostFault.
+    """Replace a file's contents durably and atomically; keep owner, mode and links.
 
-    Creates a missing file with mode 0644. The file is on disk on return.
+    Creates a missing file with mode 0644. Raises HostFault.
     """
     with naming(path):
         real = path.resolve()
@@ -203,10 +200,7 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def beside(path: str) -> str:
-    """Return the name of the temporary file of :func:`replace`.
-
-    It starts with a dot, so that run-parts(8) and Slurm ignore it.
-    """
+    """Return the name of the temporary file of :func:`replace`. Programs ignore it for its dot."""
     directory, _, name = path.rpartition("/")
     return f"{directory}/.{name}.new"
 
@@ -229,7 +223,7 @@ def remove_file(path: str) -> None:
 def remove_tree(path: str) -> None:
     """Remove a directory and its contents if it exists.
 
-    Does not follow links. Raises HostFault if there is a mount inside.
+    Raises HostFault if there is a mount inside.
     """
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         try:

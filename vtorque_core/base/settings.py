@@ -1,4 +1,4 @@
-"""How a key of the site config is declared: a field of a dataclass with its documentation."""
+"""Declare keys of the site config as fields of a dataclass, with their documentation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def setting(
     *,
     secret_file: bool = False,
 ) -> Any:
-    """Declare one key of the site config, such as a plugin's ``[plugin.<name>]``, as a field.
+    """Declare one key of the site config, such as one of ``[plugin.<name>]``, as a field.
 
     Args:
-        default: without one the key must be set by the site.
+        default: if missing, the site must set the key.
         doc: one line for ``vtorque config example``.
         unit: ``"MiB"`` or ``"s"``: the TOML value may then be a size or duration in text.
-        check: called with a value other than the default; raises ValueError with what is wrong.
+        check: called with a value other than the default; raises ValueError if it is invalid.
         secret_file: the value is the path of a file that only root may read.
     """
     about = {"doc": doc, "unit": unit, "check": check, "secret_file": secret_file}

@@ -18,8 +18,8 @@ _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML 
 def size_mib(text: str) -> int:
     """Return the MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
 
-    K, M, G and T are binary (1024), with or without ``iB`` or ``B``, in any case. Raises ValueError
-    for zero, fractions of a MiB and absurdly large sizes.
+    Units are binary (1024), with or without ``iB`` or ``B``, in any case. Raises ValueError for
+    zero, fractions of a MiB and absurdly large sizes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -49,7 +49,7 @@ def count(text: str) -> int:
 def boolean(text: str) -> bool:
     """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case.
 
-    0 and 1 are refused, because 0 meant enabled in the vTorque of 2017.
+    Raises ValueError, also for 0 and 1, because 0 meant enabled in the vTorque of 2017.
     """
     word = text.strip().lower()
     if word in _TRUE:

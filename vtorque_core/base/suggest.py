@@ -8,8 +8,8 @@ from collections.abc import Iterable
 def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return at most ``most`` similar names, the most similar first.
 
-    Swapped letters come first. They are the most common typing error, but difflib rates them low:
-    ``rma`` is as close to ``vrdma`` as to ``ram``.
+    Swapped letters are the most common typing error, but difflib rates them low, so they come
+    first.
     """
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 

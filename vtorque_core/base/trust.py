@@ -1,7 +1,4 @@
-"""Check that only root can write a file, or replace it or any of its parent directories.
-
-Root-side code checks the site config, plugins before import, and secrets.
-"""
+"""Check that only root can write a file, or replace it or any of its parent directories."""
 
 from __future__ import annotations
 
@@ -20,13 +17,12 @@ def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None 
     """Check ``path`` and every directory and symbolic link on the way from ``/``.
 
     A sticky directory (``/tmp``) is accepted, because others cannot rename or remove root's entries
-    (inode(7)). Group write permission counts as others', except for a user's private group; it also
-    shows an ACL's mask (acl(5)).
+    (inode(7)). Group write permission is refused, except for a user's private group without an ACL.
 
     Args:
         path: must exist; relative to the current directory.
         uid: an owner to accept beside root, in tests.
-        known: cache of checked directories. Only root can have changed them since.
+        known: cache of checked directories.
 
     Raises:
         ConfigError: names the path and what to do.
@@ -35,7 +31,6 @@ def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None 
 
 
 def _follow(path: Path, uid: int, links: int, known: dict[Path, Path]) -> Path:
-    """Resolve symbolic links and check each directory and link. Raises ConfigError."""
     if path == path.parent:
         _check(path, uid)
         return path
@@ -53,10 +48,7 @@ def _follow(path: Path, uid: int, links: int, known: dict[Path, Path]) -> Path:
 
 
 def require_secret(path: Path, uid: int = 0) -> None:
-    """Check that only root can read a file, in addition to :func:`require_root_owned`.
-
-    Raises ConfigError, also if the file is missing or not regular.
-    """
+    """Check that only root can read and replace a regular file. Raises ConfigError."""
     require_root_owned(path, uid)
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -90,10 +82,10 @@ def _check(here: str | Path, uid: int) -> bool:
 
 
 def require_own_code(uid: int = 0) -> None:
-    """Check that nobody else can change the code of this process.
+    """Check that nobody else can change the code of this process. Raises ConfigError.
 
     Checks the interpreter, the import path and all files of vtorque_core. Plugins are checked
-    before their import, the rest by ``vtorque doctor``. Raises ConfigError.
+    before their import.
     """
     package = Path(__file__).parents[1]
     for place in dict.fromkeys((sys.executable, *sys.path, str(package))):
