@@ -1,4 +1,4 @@
-"""``vtorque config``: check, show, example. Mounted lazily; any user may call it."""
+"""``vtorque config``: check and show the site config. For all users."""
 
 from __future__ import annotations
 

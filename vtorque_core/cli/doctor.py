@@ -1,4 +1,4 @@
-"""``vtorque doctor``: is this node fit for jobs, and what to do where not."""
+"""``vtorque doctor``: check if this node can run jobs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``vsub --dry-run``: print plan and virtual hardware of a request without submitting it.
 
-A submit host does not know a node's topology, so placement, addresses and paths are examples.
+A submit host does not know the nodes, so placement, addresses and paths are examples.
 """
 
 from __future__ import annotations
@@ -70,14 +70,12 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
 
 
 def _accelerator(site: Site) -> kvm.Accel:
-    """Return how guests run here. On a submit host: kvm, unless the site always emulates."""
     if site.owner or site.paths.run.is_dir():
         return kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     return kvm.Accel("tcg" if site.node.accel == "tcg" else "kvm")
 
 
 def _example(guest: GuestPlan, merged: MergedDomain, site: Site, accel: kvm.Accel) -> str:
-    """Return the domain XML with placeholders for daemons and filters."""
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}

@@ -1,4 +1,4 @@
-"""Start root's programs in a safe state: trusted code, nothing inherited from the caller."""
+"""Start root's programs safely: trusted code, nothing inherited from the caller."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ OWN = ("hook", "jobshell")
 def begin(module: str) -> None:
     """Make this process safe to run as root; no effect for other users.
 
-    Requires isolated mode (python(1), -I) and code that only root can write, which otherwise raises
-    ConfigError. Sets a fixed environment and umask. Call it before other imports. Executes
-    ``module`` again if the process is not isolated.
+    Call it before other imports. Executes ``module`` again unless Python is in isolated mode. Sets
+    a fixed environment and umask. Raises ConfigError if others than root can write the code.
     """
     if os.geteuid() != 0:
         return
@@ -59,10 +58,7 @@ def is_own() -> bool:
 
 @contextlib.contextmanager
 def telling(program: str) -> Iterator[None]:
-    """Turn deliberate errors and interrupts into one line and vTorque's exit status.
-
-    For commands of all users and for root's hooks. Prints nothing after SIGPIPE.
-    """
+    """Turn deliberate errors and interrupts into one line and vTorque's exit status."""
     open_streams()
     try:
         try:
@@ -92,8 +88,7 @@ def telling(program: str) -> Iterator[None]:
 class _Stream(io.TextIOWrapper):
     """Standard output that raises only OutputError, or standard error that raises nothing.
 
-    In hooks neither raises: the exit status belongs to the batch system, and the output to the
-    user.
+    In hooks neither raises, because the batch system interprets their exit status.
     """
 
     def write(self, text: str) -> int:
@@ -119,8 +114,8 @@ class _Stream(io.TextIOWrapper):
 def open_streams() -> None:
     """Open closed standard streams for this process and its children, and guard outputs.
 
-    Otherwise the next opened file would get the number of a standard stream. As in gnulib's
-    stdopen.c, a command that uses a closed stream fails. Hooks and job shells do not: Torque runs
+    Otherwise the next opened file would become a standard stream. A command that uses a closed
+    stream fails, as in gnulib's stdopen.c. Hooks and job shells do not: Torque runs
     epilogue.parallel without outputs if it cannot open the job's.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -140,10 +135,7 @@ def open_streams() -> None:
 
 
 def forget_coerced_locale() -> None:
-    """Remove the LC_CTYPE that Python sets in the C locale (PEP 538) from the environment.
-
-    For programs whose environment becomes a job's. proc_pid_environ(5) has the original one.
-    """
+    """Remove the LC_CTYPE that Python sets in the C locale (PEP 538), for jobs' environments."""
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
     if not any(each.startswith(b"LC_CTYPE=") for each in given):
         os.environ.pop("LC_CTYPE", None)
@@ -163,8 +155,7 @@ def become_clean(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
     Libraries obey variables of the caller: libvirt writes to the file in LIBVIRT_LOG_OUTPUTS.
-    OpenPBS's pbs_mom runs hooks with blocked signals (``allsigs`` in mom_main.c), which daemons
-    would inherit, and then ignore SIGTERM.
+    OpenPBS's pbs_mom runs hooks with blocked signals, which daemons would inherit.
     """
     fixed = clean(kept)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Prepare a personal site for a job: directories, the image, a warning about emulation."""
+"""Prepare a personal site for a job: directories, image, warning about emulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
 def prepare(site: Site, image: str | None) -> None:
-    """Create what is missing, and report it on stderr. As the site's owner.
+    """Create missing directories and the image, with messages on stderr. As the site's owner.
 
     Raises HostFault if the image cannot be built.
     """

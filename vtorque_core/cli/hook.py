@@ -1,7 +1,7 @@
 """Entry points for the batch system's root hooks and its job shell.
 
 ``vtorque hook [--config FILE] prologue|epilogue ARGV`` and ``vtorque jobshell [--config FILE]
-ARGV``, where ARGV are the arguments that the batch system passes.
+ARGV``, where ARGV are the arguments of the batch system.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> i
 
 
 def receive(config: Path) -> int:
-    """Have a guest that runs on another node come here, which that one's root asks for. As root."""
+    """Receive a running guest from another node, whose root calls this. As root."""
     from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import receive as module  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
@@ -68,9 +68,9 @@ def receive(config: Path) -> int:
 
 
 def epilogue(config: Path, argv: Sequence[str]) -> int:
-    """Release all resources in the job's journals. As root; ARGV begins with the job id.
+    """Release all resources in the job's journals. As root.
 
-    The tenth argument, if given, is the job's exit status, as with Torque.
+    ``argv`` begins with the job id. The tenth argument, if given, is the job's exit status.
     """
     from vtorque_core.node.end import epilogue as module  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def epilogue(config: Path, argv: Sequence[str]) -> int:
 def jobshell(config: Path, argv: Sequence[str]) -> int:
     """Run a job script in its guest instead of a shell. As the job's owner.
 
-    With ``--await-job JOB`` as ARGV, only wait for this node's guests.
+    With ``--await-job JOB`` as ``argv``, only wait for this node's guests.
     """
     from vtorque_core.node.shell import around_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
@@ -95,7 +95,6 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
 
     def plugins_with(name: str) -> Plugins:
-        """Return the plugins with ``name`` loaded, even if the site config disables it."""
         return plugins if name in plugins.names else Plugins.load(node=False, only={name})
 
     forget_coerced_locale()

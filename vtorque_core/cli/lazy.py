@@ -1,4 +1,4 @@
-"""Click group that imports a command's module when the command is used."""
+"""Click groups that import a command's module when the command is used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. The site config, also one given after it, determines the plugins."""
+        """Find the command with the plugins of the given site config, even if the option follows.
+        """
         for word, following in pairwise([*args, ""]):
             if word == "--":  # what follows is another program's
                 break
@@ -71,7 +72,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _of_plugins(self, ctx: click.Context) -> Mapping[str, _Brought]:
-        """Return the commands that enabled plugins add; none if the config is invalid."""
         from vtorque_core.site.load import load  # noqa: PLC0415
 
         given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
@@ -111,8 +111,6 @@ class LazyGroup(click.Group):
 
 @dataclass(frozen=True)
 class _Brought:
-    """A command of a plugin."""
-
     plugins: Plugins
     config: Path
     plugin: str
@@ -120,7 +118,7 @@ class _Brought:
 
     @cached_property
     def command(self) -> click.Command | None:
-        """The loaded command; None, after a warning, if it cannot be imported."""
+        """Load the command. Print a warning and return None if it cannot be imported."""
         try:
             command = self.item.load()
             if command.name != self.item.words.split()[-1]:  # another host would call another one

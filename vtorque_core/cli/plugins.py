@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def _loaded(item: Command) -> str:
-    """Return the words of a command after importing it. Raises any exception of the import."""
     item.load()
     return item.words
 
@@ -47,7 +46,7 @@ class Row:
         state: on, off or broken.
         why: why the plugin is not on, or slow.
         brings: names of its contributions by kind.
-        wrong: errors of the author in a plugin that is on.
+        wrong: programming errors in a plugin that is on.
     """
 
     name: str

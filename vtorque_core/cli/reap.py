@@ -82,16 +82,12 @@ def reap(
 
 
 def _found(site: Site, journals: int, job_id: str) -> str:
-    """Return a line that names the state directory, because a machine may have several."""
     what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing to release"
     return f"{site.paths.state} ({site.path}): {what}" + (f" of {job_id}" if job_id else "")
 
 
 def _sweep(site: Site) -> None:
-    """Remove unused image versions, and packet filters of inactive networks.
-
-    Best effort: without nft or libvirtd, the next job reports the problem.
-    """
+    """Remove unused image versions, and packet filters of inactive networks. Ignores errors."""
     from vtorque_core.images import store  # noqa: PLC0415
     from vtorque_core.resources import netfilter  # noqa: PLC0415
 

@@ -1,7 +1,4 @@
-"""``vsub``: the site's submit command with ``-vm key=value[,key=value...]``.
-
-Runs as the user, and imports only what a submission needs.
-"""
+"""``vsub``: the site's submit command with ``-vm key=value[,key=value...]``. As the user."""
 
 from __future__ import annotations
 
@@ -104,10 +101,7 @@ def submit(argv: Sequence[str]) -> int:
 
 
 def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    """Return the site config and the arguments after a leading ``--config FILE``.
-
-    Later occurrences may belong to the script. Raises UsageError.
-    """
+    """Return the site config and the arguments after a leading ``--config FILE``."""
     if argv[:1] != [CONFIG]:
         return CONFIG_PATH, argv
     if len(argv) == 1:
@@ -130,7 +124,8 @@ def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> N
 
 
 def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
-    """Return the MiB of a guest's RAM disk; 0 without one, or if the image is not readable here."""
+    """Return the MiB of a guest's RAM disk; 0 if there is none or the image is not readable here.
+    """
     disk = image.disk if image is not None and wanted[FS_TYPE] == "ramdisk" else None
     return ramdisk_mib(disk) if disk is not None and os.access(disk, os.R_OK) else 0
 
@@ -149,7 +144,7 @@ def help_text(site: Site, plugins: Plugins) -> str:
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:
-    """Return the site's limits of a key as ``; min 1; max 8``, or an empty string."""
+    """Return the site's limits of a key, such as ``; min 1; max 8``, or an empty string."""
     words = {"allow": "one of", "deny": "not"}
     return "".join(
         f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"

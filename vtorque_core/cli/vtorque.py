@@ -1,7 +1,6 @@
 """``vtorque``: start of the admin command, of root's hooks and of the job shell.
 
-Installed hooks and job shells name this module. They avoid click, whose import would take a fifth
-of their start.
+Hooks and job shells avoid click, whose import would take a fifth of their start.
 """
 
 from __future__ import annotations
