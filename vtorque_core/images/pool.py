@@ -1,7 +1,7 @@
 """Find and check images in the pool and in the node's cache. As any user.
 
-Hashing all files would take longer than a boot, so :func:`lookup` compares size, modification time
-and inode with the sidecar. A pool or image that others than root can write is refused.
+Hashing all files would take too long, so :func:`lookup` compares size, modification time and inode
+with the sidecar. A pool or image that others than root can write is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Accept = Callable[[Sidecar], None]
 
 @dataclass(frozen=True)
 class Listed:
-    """A usable image with the size of its files in bytes, apparent and on disk."""
+    """A usable image with the bytes of its files, apparent and on disk."""
 
     sidecar: Sidecar
     size: int
@@ -78,14 +78,13 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
     """Return one image after checking its files by size, time and inode. Any user.
 
     Args:
-        pool: directory of the sidecar.
+        pool: directory of the images.
         name: untrusted.
-        cache: the node's copies; a copy with the same contents is preferred. Without a pool the
-            cache is used alone.
+        cache: the node's copies, preferred if identical; used alone if the pool is missing.
         accept: called with the sidecar; raises Refused for an unacceptable image.
 
     Raises:
-        Refused: no such image, invalid sidecar, changed files, or files that others can write.
+        Refused: the image is missing, invalid or changed, or others can write it.
         HostFault: the pool is missing.
     """
     check_name(name)
@@ -112,10 +111,7 @@ def has_copy(cache: Path, wanted: Sidecar) -> bool:
 
 
 def listing(pool: Path) -> list[Listed | Broken]:
-    """Return every image by name with its size, without hashing. 2,000 images take 0.1 s.
-
-    Raises as :func:`check_pool`.
-    """
+    """Return every image by name with its size, without hashing. Raises as :func:`check_pool`."""
     check_pool(pool)
     return list(_listing(pool))
 
@@ -144,8 +140,7 @@ def select(
     """Return the requested image: by name, or the only one of a distro and architecture.
 
     None and empty text match any. A named image must also match distro and arch, if given.
-    ``distro`` may be a family (``redhat`` for Rocky Linux), in any case. Raises Refused and
-    HostFault.
+    ``distro`` may be a family (``redhat`` for Rocky Linux). Raises Refused and HostFault.
     """
     if name:
         image = lookup(pool, name, cache, accept)
@@ -172,7 +167,6 @@ def select(
 
 
 def _distros(image: Image) -> list[str]:
-    """Return the names of an image's distribution and family."""
     names = (image.distro, image.labels.get("family", ""))
     return list(dict.fromkeys(name.lower() for name in names if name))
 
@@ -185,7 +179,7 @@ def describe(pool: Path, name: str) -> Sidecar:
 
 
 def read_sidecar(pool: Path, name: str) -> Sidecar:
-    """Return the sidecar, like :func:`describe`, after name and pool have been checked."""
+    """Return the sidecar like :func:`describe`, after name and pool have been checked."""
     path = f"{pool}/{name}/{SIDECAR}"
     try:
         if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):
@@ -209,7 +203,6 @@ def read_sidecar(pool: Path, name: str) -> Sidecar:
 
 
 def _checked(pool: Path, name: str) -> Listed:
-    """Return an image whose files match their records by stat(2)."""
     sidecar = read_sidecar(pool, name)
     directory = f"{pool}/{name}/{sidecar.version}"
     size = blocks = 0
@@ -246,7 +239,6 @@ def _part(path: str, name: str) -> os.stat_result:
 
 
 def _own(path: str) -> os.stat_result:
-    """Return the status of a path that only root may write, below a checked directory."""
     status = os.lstat(path)
     if not _is_own(status):
         _check_slowly(Path(path))
@@ -280,9 +272,8 @@ def bad(name: str, reason: str) -> Refused:
 def ramdisk_mib(image: Path) -> int:
     """Return the MiB that an overlay of a disk image can grow to.
 
-    The virtual size is in bytes 24 to 31 of a qcow2 header, or the file size of a raw image. The
-    tables of the overlay take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and
-    first level less than 2 MiB.
+    The virtual size is in bytes 24 to 31 of a qcow2 header. The overlay's tables take 10 bytes per
+    64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

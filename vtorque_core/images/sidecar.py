@@ -150,10 +150,7 @@ def _sha256(lines: Iterable[str]) -> str:
 
 
 def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
-    """Return the version name for files with these hashes.
-
-    128 bits of SHA-256 suffice against deliberate collisions (2^64).
-    """
+    """Return the version name for files with these hashes: 128 bits of SHA-256."""
     lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
     return "v" + _sha256(lines)[:32]
 

@@ -1,8 +1,7 @@
-"""Signatures of images by keys that the site trusts.
+"""Signatures of images by keys that the site trusts, made and verified by ssh-keygen.
 
-The signed data is the sidecar's name, file hashes and boot settings. ssh-keygen makes and verifies
-signatures (PROTOCOL.sshsig of OpenSSH, ``-Y`` of ssh-keygen(1)). An allowed signers file lists the
-keys (ssh-keygen(1), ALLOWED SIGNERS).
+They sign the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH). An allowed
+signers file lists the keys (ssh-keygen(1), ALLOWED SIGNERS).
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ def acceptor(signers: str) -> Callable[[Sidecar], None]:
 
 
 def signer_of(sidecar: Sidecar, signers: Path) -> str:
-    """Return the allowed signer of an image. As any user; takes 20 ms.
-
-    ssh-keygen parses the signature as nobody.
+    """Return the allowed signer of an image. As any user; as root, ssh-keygen runs as nobody.
 
     Args:
         sidecar: of the image.
@@ -86,7 +83,6 @@ def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
 
 
 def _read(signers: Path) -> bytes:
-    """Return the allowed signers file after checking that only root can write it."""
     try:
         require_root_owned(signers, uid=os.geteuid())
         with signers.open("rb") as file:
@@ -145,6 +141,6 @@ def keygen(
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return ssh-keygen's error. The first line is more specific than the last."""
+    """Return the first line of ssh-keygen's error, which is the most specific."""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return printable(words[0] if words else f"exit code {done.returncode}", 200)

@@ -6,10 +6,9 @@
     <pool>/.staging-*             image being built; the builder holds a lock
     <pool>/.trash-*               files being removed; never read
 
-Changes are renames under the pool's lock, so a kill leaves the old or the new state. It may also
-leave staging, trash and unnamed versions, which the next change removes (:func:`sweep`). A version
-is removed when no name refers to it, its time has passed, and no open journal of this node names it
-(:class:`vtorque_core.resources.lease.ImageUse`). All functions except readers run as root.
+Changes are renames under the pool's lock, and the next change removes what a killed one left behind
+(:func:`sweep`). A version is removed when no name refers to it, its time has passed, and no open
+journal of this node names it. All functions except readers run as root.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ def current(home: Path) -> str | None:
 
 
 def in_use(paths: Paths | None) -> Uses:
-    """Return the versions that open jobs of this node use. As root.
-
-    Raises JournalError for an unreadable journal, because the answer is then unknown.
-    """
+    """Return the versions that open jobs of this node use. As root. Raises JournalError."""
     found: dict[str, tuple[str, ...]] = {}
     for state in walk(paths) if paths is not None else ():
         for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
@@ -132,9 +128,9 @@ def _until(home: Path, version: str) -> float:
 
 @contextmanager
 def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
-    """Yield an empty root-only directory in the pool for a builder; removed afterwards.
+    """Sweep the pool, and yield an empty root-only directory in it, removed afterwards.
 
-    Sweeps the pool first. ``paths``: this node's, if its jobs use the pool.
+    ``paths``: this node's, if its jobs use the pool.
     """
     sweep(pool, paths)
     with locked(pool):
@@ -151,8 +147,8 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
 def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    ``over_only`` removes only expired versions. Use it on a node that does not change the pool
-    itself, because another host's current build looks like a leftover. Raises HostFault.
+    ``over_only`` removes only expired versions, for nodes that do not change the pool themselves:
+    another host's current build looks like a leftover. Raises HostFault.
     """
     with safefs.naming(pool), locked(pool):
         uses = _uses_or_none(paths)
@@ -204,7 +200,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove a version that its last job has just released, if expired and without a name.
+    """Remove an expired version without a name that its last job has just released.
 
     Called under the node's lock. Does nothing if this node cannot change the pool.
     """
@@ -228,7 +224,7 @@ def trash(pool: Path, path: Path) -> None:
 
 
 def empty_trash(pool: Path) -> None:
-    """Remove the trash, without the lock because large files take time."""
+    """Remove the trash. Needs no lock."""
     for left in pool.glob(f"{_TRASH}*"):
         shutil.rmtree(left, ignore_errors=True)
 
