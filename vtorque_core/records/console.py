@@ -1,6 +1,6 @@
 """Read and keep the end of a guest's serial console. As root, in prologue and epilogue.
 
-The guest controls every byte. The length is limited, and control sequences are escaped or dropped.
+The guest controls every byte. The length is limited, and control sequences are removed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def heading(hostname: str) -> str:
 
 
 def _settled(descriptor: int, size: int, seconds: float) -> int:
-    """Return the file's size when it stops growing, or after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(_POLL)
@@ -88,7 +87,7 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
     """Keep the end of the console and of cloud-init's log of failed guests.
 
-    ``dead`` has the indexes of guests that have ended. If the start failed, all guests count.
+    ``dead``: indexes of guests that have ended. If the start failed, all guests count.
     """
     failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
     for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):

@@ -5,16 +5,12 @@ One file of JSON lines, ``<state>/journal/<job key>.jsonl``, mode 0600, root. Li
     job       first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
     acquire   seq, plugin, kind, scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC);
               fsynced before create() runs
-    created   seq: create() has returned. Without it a node-wide resource does not count as
-    existing,
-              and one whose creator was killed may still appear
+    created   seq: create() has returned; before that, a node-wide resource does not exist
     released  seq; failed: seq, error, try. Optional, because teardown must work on a full disk
     phase     name, guest, t: timeline; cpu, mib: the guest's usage (api.batch_system.Usage)
 
-An incomplete or invalid last line is left by a crash and ignored, because its create() did not run.
-Any other invalid line is an error.
-
-Hold the job's lock (:func:`vtorque_core.base.locks.job_lock`) to start or change a journal.
+A crash may leave an incomplete last line, which is ignored because its create() did not run. Any
+other invalid line is an error. Hold the job's lock to start or change a journal.
 """
 
 from __future__ import annotations
@@ -161,11 +157,9 @@ class Journal:
             plugin: whose hook acquires it; ``"core"`` for the core.
             phase: phase of the life cycle, for messages and the report.
             guest: index on this node; None: the whole job.
-            needs: records that must be released after this one. Always included are directories and
-                (except for files) leases of the guest and the job, and the warm guest; for a
-                domain, all
-                    earlier
-                records of the guest and the job.
+            needs: further records to release after this one. Directories, leases and the warm guest
+                of the guest and the job are implied (files need no leases); a domain needs all
+                their earlier records.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -257,10 +251,10 @@ class Journal:
         self._note({"op": "failed", "seq": seq, "error": error, "try": tries})
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        """Append a line, unless an earlier append has failed, so that there are no gaps.
+        """Append a line, unless an earlier append has failed.
 
-        Otherwise a lease could appear released before the resource that uses it. The next teardown
-        would then release that resource again, while another job holds the lease.
+        After a gap, a lease could appear released before the resource that uses it. Teardown would
+        then release that resource again, while another job holds the lease.
         """
         with self._mutex:
             if self._broken:
@@ -302,7 +296,6 @@ def _create(resource: Resource) -> None:
 
 
 def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]]) -> None:
-    """Create the resource unless another job's record shows that it exists."""
     now = boot_id()
     alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
     if not alive or resource.lost():

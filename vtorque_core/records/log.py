@@ -1,11 +1,10 @@
-"""Write a job's log on this node: log records of core and plugins.
+"""Write a job's log on this node. As root, in prologue, starter, epilogue and reaper.
 
-As root, in prologue, starter, epilogue and reaper. While a log is :func:`opened`, all messages of
-``vtorque_*`` loggers of this process and its children go to ``log.jsonl`` in the job's kept
-records. A nested log (of the reaper in a prologue) replaces the outer one until it ends.
+While a log is :func:`opened`, messages of ``vtorque_*`` loggers of this process and its children go
+to ``log.jsonl`` in the job's kept records. A nested log replaces the outer one until it ends.
 
-Nothing raises, and only the disk can block. :func:`entry` limits and escapes text from guests and
-users. For reading see :mod:`vtorque_core.api.job_log`.
+Nothing raises, and only the disk can block. :func:`entry` limits and escapes untrusted text. For
+reading see :mod:`vtorque_core.api.job_log`.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class Log:
 
 
 def of_ended(paths: Paths, job: JobAttempt) -> Log:
-    """Return the log for the teardown of a job, with the start's settings if they are known."""
+    """Return the log for the teardown of a job, with the start's settings if known."""
     log = Log(paths, job, parse("INFO"))
     known = log.place.facts()
     log.job = replace(job, node=str(known.get("node") or socket.gethostname()))
@@ -155,8 +154,6 @@ def facts() -> dict[str, Any]:
 
 
 class _Handler(logging.Handler):
-    """Handler of the root logger; passes log records to the innermost open log."""
-
     def emit(self, record: logging.LogRecord) -> None:
         if _open:
             _open[-1].take(record)
@@ -191,7 +188,7 @@ def opened(log: Log) -> Iterator[Log]:
 def reopened() -> Iterator[None]:
     """Reopen the current log in a forked process that runs independently.
 
-    Does not close the inherited descriptors, because their numbers may have been reused.
+    Inherited descriptors are not closed, because their numbers may have been reused.
     """
     before = _open.copy()
     _open.clear()
@@ -242,7 +239,6 @@ def set_levels() -> None:
 
 
 def _plugin_of(record: logging.LogRecord) -> str:
-    """Return the plugin that the core acts for, or the plugin whose package logs."""
     plugin = plugin_of(record.name)
     return (_plugin.get() or plugin) if plugin == "core" else plugin
 
@@ -269,7 +265,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """Return text as :func:`vtorque_core.base.errors.printable`, also fast for long text."""
+    """Return text like :func:`vtorque_core.base.errors.printable`, also fast for long text."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 
@@ -289,9 +285,7 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 
 def to_syslog(text: str) -> None:
-    """Send one error line to syslog. Never blocks; the line is lost if syslog is full.
-
-    Format: RFC 3164, facility daemon (3), severity error (3), as syslog(3) of glibc.
+    """Send one error line to syslog (RFC 3164). Never blocks; the line is lost if syslog is full.
     """
     line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shown(text, MAX_MESSAGE)}"
     with (

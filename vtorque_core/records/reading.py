@@ -52,7 +52,7 @@ class JobHeader:
         plugins: ``"distribution version"`` of all participating plugins by name.
         whole_node: as in :class:`vtorque_core.api.batch_system.BatchJob`.
         off: plugins that ``[[limits]]`` disable for the job.
-        spare: name of the service that keeps this warm guest (:func:`spares`); empty for a job.
+        spare: name of the service that keeps this warm guest; empty for a job.
     """
 
     job: JobAttempt
@@ -88,8 +88,7 @@ class Record:
         tries: number of failed releases.
         error: of the last one.
         created: create() has returned.
-        clock: ``time`` by CLOCK_MONOTONIC (clock_gettime(2)), comparable within one boot; None in
-            older journals.
+        clock: ``time`` by CLOCK_MONOTONIC; None in older journals.
     """
 
     seq: int
@@ -119,7 +118,7 @@ class Record:
 
 @dataclass(frozen=True)
 class PhaseMark:
-    """A point of the timeline. ``usage`` is that of its guest so far."""
+    """A point of the timeline, with the guest's usage so far."""
 
     name: str
     guest: int | None
@@ -140,7 +139,7 @@ class JournalState:
 
     @property
     def key(self) -> str:
-        """Job key (:func:`vtorque_core.base.names.job_key`) of the journal and the directories."""
+        """Job key of the journal and the directories."""
         return self.path.name.removesuffix(".jsonl")
 
     @property
@@ -180,8 +179,13 @@ def walk(
 ) -> Iterator[JournalState]:
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    Skips journals that are removed meanwhile. ``troubled`` gets unreadable and empty journals with
-    the error. Without it empty ones are skipped, and an unreadable one raises JournalError.
+    Args:
+        paths: the site's paths.
+        job_id: None: all jobs.
+        troubled: called for unreadable and empty journals. Without it, empty ones are skipped.
+
+    Raises:
+        JournalError: a journal is unreadable, and ``troubled`` is None.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):
@@ -214,10 +218,7 @@ def spares(held: Sequence[JournalState]) -> list[JournalState]:
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
-    """Return the states of a job's journals (None: all), oldest attempt first.
-
-    Raises JournalError.
-    """
+    """Return the states of a job's journals, oldest attempt first. Raises JournalError."""
     return sorted(walk(paths, job_id), key=lambda state: state.header.job.attempt)
 
 
@@ -227,10 +228,7 @@ def lock_name(path: Path) -> str:
 
 
 def read_if_any(path: Path) -> JournalState | None:
-    """Return what a journal says; None if it is missing or empty, so that it names no resource.
-
-    Raises JournalError.
-    """
+    """Read a journal; return None if it is missing or empty. Raises JournalError."""
     try:
         return read(path)
     except (FileNotFoundError, EmptyJournal):

@@ -1,8 +1,4 @@
-"""Timeline of a job: the time of each phase, for ``vmgr report`` and the log's last line.
-
-When a job has released everything, its journal is deleted and the timeline is kept
-(:mod:`vtorque_core.api.kept_records`).
-"""
+"""Timeline of a job: the time of each phase, for ``vmgr report`` and the log's last line."""
 
 from __future__ import annotations
 
@@ -37,8 +33,8 @@ def keep_start(paths: Paths, state: JournalState) -> None:
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
 
-    A phase of the job lasts until the next one, the last phase until ``until``. A mark of a guest
-    is measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
+    A phase of the job lasts until the next one, the last until ``until``. A mark of a guest is
+    measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
     ``peak_mib``.
     """
     marks = state.phases
@@ -58,7 +54,7 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
 
 
 def say(state: JournalState, until: float) -> None:
-    """Log the durations of start, run and end in one line. ``until`` is the end in Unix time."""
+    """Log the durations of start, run and end in one line. ``until``: the end in Unix time."""
     times: dict[str, float] = {}
     stage = "start"
     for span in spans(state, until):
