@@ -61,8 +61,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command with the plugins of the given site config, even if the option follows.
-        """
+        """Find the command, with the plugins of the site config that its own options may name."""
         for word, following in pairwise([*args, ""]):
             if word == "--":  # what follows is another program's
                 break

@@ -11,9 +11,9 @@ _CONTENT = 0x2  # IN_MODIFY
 
 
 def events() -> int:
-    """Return a nonblocking descriptor that is readable after a change.
+    """Return a nonblocking descriptor that becomes readable after a change in a watched directory.
 
-    The events read from it only mean that something changed.
+    Treat its events only as a sign that something has changed.
     """
     return int(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
@@ -21,7 +21,7 @@ def events() -> int:
 def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
     """Watch a directory for new and removed files and, with ``content``, for writes.
 
-    Returns a number for :func:`unwatch`, which removed directories do not need. Raises OSError.
+    Returns a number for :func:`unwatch`; a removed directory needs no call. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     mask = _NAMES | (_CONTENT if content else 0)

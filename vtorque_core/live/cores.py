@@ -1,7 +1,7 @@
 """Resize the exclusive cores of running guests, for a plugin's node-wide manager.
 
-The manager is a root process of a ``scope="node"`` resource, without plan and site config. It reads
-the journals. Only :func:`resize` changes leases and pins.
+The manager is a root process of a ``scope="node"`` resource. It has no plan and no site config, and
+reads the journals. Only :func:`resize` changes leases and pins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GuestCores:
 def guests_with(paths: Paths, use: str) -> list[GuestCores]:
     """Return this node's starting and running guests with exclusive cores for a use.
 
-    As root. Raises JournalError.
+    Privileges: root. Raises JournalError.
     """
     found = []
     for state in walk(paths):
@@ -73,18 +73,13 @@ def resize(
 ) -> Resized:
     """Change the number of a running guest's cores for a use, and pin all threads of the job.
 
-    As root. The result is as near to ``count`` as the claim and the job's free CPUs allow. CPUs are
-    taken from other threads before they become exclusive, and returned in the reverse order, so a
-    core never has two owners. Repeat a call with the same count to repair the pinning after a
-    killed manager.
+    The result is as near to ``count`` as the claim and the job's free CPUs allow. No core ever has
+    two owners: other threads leave a CPU before it becomes exclusive, and return after its release.
+    If the manager was killed, repeat the call to repair the pinning.
 
-    Args:
-        paths: the site's paths.
-        job: job key.
-        guest: index on this node.
-        use: of the claim.
-        count: requested number of cores.
-        wait: seconds for the job's lock, which prologue and epilogue hold.
+    Waits ``wait`` seconds for the job's lock, which prologue and epilogue hold.
+
+    Privileges: root.
 
     Raises:
         FileNotFoundError: the job has ended.
@@ -118,14 +113,13 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
 def _near(
     state: JournalState, guest: int, floating: tuple[int, ...], machine: Topology
 ) -> tuple[int, ...]:
-    """Return the shared CPUs on the NUMA nodes of the guest's memory, otherwise all."""
+    """Return the shared CPUs on the NUMA nodes of the guest's memory, or all if there are none."""
     nodes = {r.args.get("node") for r in state.leases if r.guest == guest}
     near = tuple(cpu for cpu in floating if set(machine.nodes_of((cpu,))) & nodes)
     return near or floating
 
 
 def _domains(state: JournalState) -> dict[int, dict[str, str]]:
-    """Return the domain records of running guests by guest index."""
     return {
         r.guest: {key: str(value) for key, value in r.args.items()}
         for r in state.open
@@ -136,7 +130,7 @@ def _domains(state: JournalState) -> dict[int, dict[str, str]]:
 def moved_bytes(uri: str, uuid: str) -> int | None:
     """Return the bytes that a guest's disks and NICs have transferred; None if it has ended.
 
-    As in ``virsh domstats --block --interface``. Raises HostFault.
+    Raises HostFault.
     """
     ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
 

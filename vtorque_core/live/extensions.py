@@ -1,8 +1,8 @@
 """Load entry points that other distributions provide for a plugin.
 
 An extensible plugin defines an entry point group, ``vtorque1.<plugin>``. Extensions are trusted
-like plugins: root imports only code that others cannot write, and they are disabled with the
-plugins of their distribution.
+like plugins: root imports only code that nobody else can write. Disabling the plugins of a
+distribution also disables its extensions.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from vtorque_core.site.config import Site
 
 @dataclass(frozen=True)
 class Extensions:
-    """Entry points of one group, without those of disabled plugins. None is imported yet."""
+    """Entry points of one group, not yet imported, without those of disabled plugins."""
 
     group: str
     found: tuple[EntryPoint, ...]
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Import the function of this name; as root only if nobody else can write it.
+        """Import and return the function of this name. As root, only if nobody else can write it.
 
-        Raises ConfigError unless there is exactly one trusted callable, or any exception of its
-        module.
+        Raises:
+            ConfigError: there is not exactly one entry point of this name, it is not callable, or
+                others can write it.
+            Exception: any error that the module raises.
         """
         named = [point for point in self.found if point.name == name]
         if len(named) != 1:
@@ -47,10 +49,12 @@ class Extensions:
 
 
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
-    """Return the site config and the extensions of a group. As root.
+    """Return the site config and the extensions of a group.
 
-    Of acting modules it imports only those of the extended plugin and of its extensions, so other
-    plugins' settings are missing in the config. Raises ConfigError and Conflict.
+    Imports only the acting modules of the extended plugin and of the extensions' distributions. The
+    config lacks the settings of others.
+
+    Privileges: root. Raises ConfigError and Conflict.
     """
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {

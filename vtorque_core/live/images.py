@@ -1,7 +1,7 @@
 """Read and change images: the pool, nodes' caches, the site's settings.
 
-Mostly exports of the core's own functions: names imported ``as`` themselves (PEP 484). Users read,
-only root changes.
+Most names are re-exports from the core. Any user may call the functions that read; those that
+change images need root, or the owner of a personal site.
 """
 
 from __future__ import annotations
@@ -50,14 +50,18 @@ from vtorque_core.site.policy import options_for
 
 
 def site_of(config: Path) -> Site:
-    """Return the site config as any user. Raises ConfigError."""
+    """Return the site config. For any user. Raises ConfigError."""
     return load(config, node=False)[0]
 
 
 def root_site(config: Path) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes images.
 
-    Creates the pool of a personal site. Raises UsageError for other users than root elsewhere.
+    Creates the pool of a personal site.
+
+    Raises:
+        UsageError: the caller is neither root nor the owner of a personal site.
+        ConfigError: the config is invalid.
     """
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
@@ -68,7 +72,7 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
 
 
 def refused_by(site: Site, name: str) -> Refusal | None:
-    """Return the refusal of an image name by ``[options.img]`` allow and deny, or None."""
+    """Return the refusal of an image by ``allow`` and ``deny`` of ``[options.img]``, or None."""
     options = options_for(site, facts_of_user()) if site.limits else site.options
     limits = options.get(IMG.key, Limits())
     if limits.allow is None and not limits.deny:
@@ -77,22 +81,28 @@ def refused_by(site: Site, name: str) -> Refusal | None:
 
 
 def check_allowed(site: Site, name: str) -> None:
-    """Raise Refused if the site's policy does not let users have this image. Root sees all."""
+    """Raise Refused if the site's policy forbids this image to the caller. Root may use all."""
     against = refused_by(site, name)
     if against is not None and not effective_root():
         raise Refused(against)
 
 
 def default(site: Site) -> str | None:
-    """Return the default image (``[options.img] default``)."""
+    """Return the default image (``[options.img] default``), or None."""
     found: str | None = site.options.get(IMG.key, Limits()).default
     return found
 
 
 def set_default(config: Path, name: str) -> None:
-    """Set the default image in the config. As root.
+    """Set the default image in the config.
 
-    Raises Refused, HostFault, and as :func:`root_site`.
+    Privileges: as for :func:`root_site`.
+
+    Raises:
+        Refused: the image is unusable.
+        HostFault: the config cannot be edited or written.
+        ConfigError: the site's policy excludes the image.
+        UsageError: missing privileges.
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)

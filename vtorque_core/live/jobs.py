@@ -1,7 +1,7 @@
 """List the jobs of this node with their guests and counters, for a plugin's node-wide process.
 
-The process belongs to a ``scope="node"`` resource: root, without plan. The information comes from
-journals, kept records and libvirt. Nothing is changed.
+The process belongs to a ``scope="node"`` resource, runs as root and has no plan. The information
+comes from journals, kept records and libvirt. The functions change nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunningGuest:
         index: on this node, from 0.
         rank: in the job, from 0.
         name, uuid, uri: of its libvirt domain.
-        vcpus, ram_mib: 0: unknown.
+        vcpus, ram_mib: 0 if unknown.
         io_cores: number of exclusive host cores for I/O.
         started: Unix time of its boot.
         ready: Unix time of READY; None: not ready yet.
@@ -65,8 +65,8 @@ class RunningJob:
 
     Attributes:
         job: its node is empty if unknown.
-        phases: (name, Unix time); the last phase is current.
-        kept: place of its records.
+        phases: (name, Unix time) of each phase, the current one last.
+        kept: directory of its kept records.
     """
 
     job: JobAttempt
@@ -76,14 +76,17 @@ class RunningJob:
 
 
 class Running:
-    """The jobs of this node. Only changed journals are read again."""
+    """Reader of this node's jobs that parses only changed journals again."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._known: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
 
     def jobs(self) -> list[RunningJob]:
-        """Return all jobs, as root. Unreadable journals are skipped (doctor reports them)."""
+        """Return all jobs with a readable journal. ``vtorque doctor`` reports the others.
+
+        Privileges: root.
+        """
         now: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
         for path in journals(self._paths):
             try:
@@ -136,11 +139,13 @@ class Running:
 
 
 def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return ``virsh domstats`` (vCPU, balloon, interface, block) by UUID, in one call.
+    """Return ``virsh domstats`` (vCPU, balloon, interface, block) of all running domains, by UUID.
 
-    Covers all running domains of the node. A domain blocked by another call has fewer values.
-    Raises HostFault after ``timeout`` seconds, because a guest can block its QEMU; the next call
-    then omits this guest.
+    All in one libvirt call. A domain that is busy with another call has fewer values.
+
+    Raises:
+        HostFault: no answer within ``timeout`` seconds, as when a guest blocks its QEMU. The next
+            call omits that guest.
     """
 
     def work(connection: Any) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Find kept records of jobs, on this node and where plugins have stored them.
+"""Find kept records of jobs, on this node and where plugins have stored copies.
 
-Root reads only the records of this node. Owners can forge the others.
+Users can forge copies, so root reads only the records of this node.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class KeptJob:
     """The last attempt of a job.
 
     Attributes:
-        places: one per node, at least one.
         uid: of the owner.
-        facts: of each place; those of copies are untrusted.
+        places: directories with records, at least one, one per node.
+        facts: facts of each place. Facts of copies are untrusted.
     """
 
     id: str
@@ -46,12 +46,18 @@ class KeptJob:
 
 
 def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
-    """Return the kept records of a job, or of an array's elements; oldest first.
+    """Return the kept records of a job, of an array's elements, or of all jobs; oldest first.
 
-    As root of all users, otherwise the caller's own. The server's name may be omitted. An array is
-    ``22[]``, ``22[].server`` or ``22``, an element ``22[3]`` or ``22_3``. None: all jobs. Raises
-    Refused
-    if there are none, or ConfigError.
+    Privileges: root finds the jobs of all users, other users find their own.
+
+    Args:
+        config: the site config; None: the default one.
+        wanted: job id, with or without the server's name. An array is ``22[]``, ``22[].server`` or
+            ``22``, an element ``22[3]`` or ``22_3``. None: all jobs.
+
+    Raises:
+        Refused: nothing is found.
+        ConfigError: the config is invalid.
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
     uid = None if os.geteuid() == 0 else os.getuid()
@@ -77,7 +83,7 @@ def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
 
 
 def _meant(places: list[Place], wanted: str) -> list[Place]:
-    """Return the places of the job with that id or, if there is none, of matching jobs."""
+    """Return the places of the job with exactly this id or, if there is none, of matching jobs."""
     exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
     if exact and not any(_called(place.facts()) != wanted for place in exact):
         return exact
@@ -85,7 +91,7 @@ def _meant(places: list[Place], wanted: str) -> list[Place]:
 
 
 def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
-    """Return True if ``wanted`` names this job or its array."""
+    """Return True if ``wanted`` names the job with these facts, or its array."""
     number, dot, server = wanted.partition(".")
     array = number.endswith("[]")
     element = r"(\[\d+\]|_\d+)" + ("" if array else "?")
@@ -104,7 +110,7 @@ def _text(value: object) -> str:
 
 
 def _grouped(places: list[Place]) -> list[KeptJob]:
-    """Return one job per id and owner with its last attempt; a node's own records before copies."""
+    """Return the last attempt of each job. A node's own records take precedence over copies."""
     attempts: dict[tuple[int, str], dict[str, tuple[Place, Mapping[str, Any]]]] = {}
     for place in places:
         facts = place.facts()
@@ -123,6 +129,9 @@ def _grouped(places: list[Place]) -> list[KeptJob]:
 
 @contextmanager
 def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
-    """Log messages to a job's log on this node in this context. As root, in one thread."""
+    """Write log messages in this context to a job's log on this node.
+
+    Privileges: root. Not for concurrent threads.
+    """
     with log.opened(log.of_ended(paths, job)):
         yield

@@ -1,8 +1,8 @@
-"""Public, for a plugin's processes of the node: hold a job's lock, and read and mark its journal.
+"""Lock a job, read its journal and record its phase, for a plugin's processes on a node.
 
 While a process holds a job's lock, no other process starts, changes or releases the job.
 
-Privileges: root, on the node.
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -25,22 +25,29 @@ A prologue or an epilogue may hold it for minutes, so callers retry later or rep
 
 @dataclass(frozen=True)
 class LockedJob:
-    """A job whose lock this process holds. ``state``: its journal when the lock was acquired."""
+    """A job whose lock this process holds.
+
+    Attributes:
+        state: journal at the time the lock was acquired.
+    """
 
     paths: Paths
     state: JournalState
 
     @property
     def domains(self) -> dict[str, bool]:
-        """The UUID of each domain that the job has had here, and whether it was created."""
+        """UUID of each domain that the job has had on this node, and whether it was created."""
         records = self.state.records.values()
         return {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
 
     def enter(self, phase: str) -> bool:
-        """Record a phase of the job; return False if the job was in it already.
+        """Record a phase of the job. Return False if it is the current one already.
 
-        Takes the node's lock, because the ledger reads from the phase whether a job's cores are in
-        use. Raises HostFault.
+        Acquires the node's lock, because the ledger derives from the phase whether a job's cores
+        are in use.
+
+        Raises:
+            HostFault: the lock is held, or the journal cannot be written.
         """
         with node_lock(self.paths), Journal.open(self.paths, self.state.path) as journal:
             if read(self.state.path).phase == phase:
@@ -50,7 +57,7 @@ class LockedJob:
 
 
 def journal_of(paths: Paths, key: str) -> JournalState | None:
-    """Return what the journal of a job attempt says now; None if nothing of it is here.
+    """Return the current journal of a job attempt, or None if this node has none.
 
     Raises JournalError.
     """
@@ -59,11 +66,13 @@ def journal_of(paths: Paths, key: str) -> JournalState | None:
 
 @contextmanager
 def locked_job(paths: Paths, key: str) -> Iterator[LockedJob | None]:
-    """Hold a job's lock; yield None if nothing of the attempt ``key`` is here.
+    """Hold the lock of a job attempt. Yield None if this node has no journal of it.
 
     A process that holds the lock may acquire it again. Not for threads.
 
-    Raises Busy if another process holds the lock for ``WAIT`` seconds, JournalError.
+    Raises:
+        Busy: another process holds the lock for ``WAIT`` seconds.
+        JournalError: the journal is unreadable.
     """
     with job_lock(paths, lock_name(paths.journal / f"{key}.jsonl"), WAIT):
         state = journal_of(paths, key)

@@ -1,6 +1,8 @@
-"""Public, for a plugin's commands: guests that run go to another node. As root.
+"""Migrate running guests to another node, for a plugin's commands.
 
-What is done where it comes to: ``vtorque_receive``, called by ``vtorque hook receive``.
+On the destination node ``vtorque hook receive`` calls the hook ``vtorque_receive``.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -34,14 +36,19 @@ _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
 
 @dataclass(frozen=True)
 class Node:
-    """What this node's config says: libvirt's URI, and the seconds that a start may take."""
+    """Settings of this node for a migration.
+
+    Attributes:
+        uri: of libvirt.
+        start_timeout: seconds that a start may take.
+    """
 
     uri: str
     start_timeout: float
 
     @classmethod
     def of(cls, config: Path) -> Self:
-        """Return it. Raises ConfigError."""
+        """Read the settings from the site config. Raises ConfigError."""
         site, _ = load(config, node=False)
         return cls(site.node.libvirt_uri, site.node.start_timeout)
 
@@ -49,9 +56,10 @@ class Node:
 def told(
     job: RunningJob, guests: Sequence[Saveable], nodes: Sequence[str], to: str
 ) -> dict[str, Any]:
-    """Return what the node ``to`` is told of its guests; ``nodes``: where the job's are then.
+    """Return the description of a job's guests for the destination node ``to``.
 
-    Raises HostFault: one has ended, or libvirt does not answer.
+    ``nodes`` are the job's nodes after the migration. Raises HostFault if a guest has ended or
+    libvirt does not answer.
     """
     return {
         "job": job.job.id,
@@ -79,18 +87,21 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
 
 
 def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
-    """Have libvirt move a guest to the libvirtd at the URI ``to``, with the XML of there.
+    """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
-    One with a disk of its own, which has gone before, stands still, and does so there. Within
-    :func:`vtorque_core.live.saving.of_libvirt`. Raises HostFault: :func:`settled` and the other
-    node say who has it.
+    A guest with its own disk is paused on both nodes, and its disk must have been copied before.
+    Call this within :func:`vtorque_core.live.saving.of_libvirt`.
+
+    Raises:
+        HostFault: the migration failed, or its result after ``seconds`` is unknown. Ask
+            :func:`settled` and the destination which node has the guest.
     """
     guest, paused = each.guest, each.disk is not None
     hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
 
 
 def disks(paths: Paths, key: str) -> dict[str, Path]:
-    """Return the own disk of each of a job's guests that has one here, by UUID."""
+    """Return the own disk, by UUID, of each guest of a job that has one on this node."""
     if (state := journal_of(paths, key)) is None:
         return {}
     own = own_disks(state)
@@ -99,9 +110,15 @@ def disks(paths: Paths, key: str) -> dict[str, Path]:
 
 
 def settled(uri: str, uuid: str, seconds: float) -> State:
-    """Return what a domain does here once libvirt moves it no more: it may for who was killed.
+    """Wait until libvirt no longer migrates a domain, and return the domain's state on this node.
 
-    Empty: it is not here. Raises HostFault: it is still being moved, or libvirt does not answer.
+    libvirt may still migrate it for a killed process.
+
+    Returns:
+        "runs", "still" (paused), or "" if the domain is not on this node.
+
+    Raises:
+        HostFault: the migration continues after ``seconds``, or libvirt does not answer.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(uri, uuid):
@@ -112,30 +129,33 @@ def settled(uri: str, uuid: str, seconds: float) -> State:
 
 
 def state(uri: str, uuid: str) -> State:
-    """Return what a domain does on this node; empty: there is none. Raises HostFault."""
+    """Return a domain's state on this node like :func:`settled`, without waiting.
+
+    Raises HostFault.
+    """
     return hypervisor.domain_state(uri, uuid)
 
 
 def stand_still(guest: RunningGuest) -> None:
-    """Have a guest stand still that is about to go. Raises HostFault, also if it has ended."""
+    """Pause a guest before its migration. Raises HostFault, also if it has ended."""
     with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
         hypervisor.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 
 def go_on(uri: str, uuid: str) -> None:
-    """Have a guest run here that has not left, or has come. Raises HostFault."""
+    """Resume a guest that has not left this node, or has arrived. Raises HostFault."""
     hypervisor.resume_domain(uri, uuid)
 
 
 def end(uri: str, uuid: str) -> None:
-    """End what libvirt has left of a guest that runs on the other node. Raises HostFault."""
+    """Destroy the rest of a domain that runs on the other node. Raises HostFault."""
     hypervisor.destroy_domain(uri, uuid)
 
 
 def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
-    """Release the domains of guests that run on another node; the job's others run on here.
+    """Release the domains of guests that have migrated, and continue the job with its other guests.
 
-    The guests' other resources are released with the job. Raises HostFault.
+    Other resources of the migrated guests are released with the job. Raises HostFault.
     """
     with Journal.open(job.paths, job.state.path) as journal:
         for record in job.state.open:
@@ -146,10 +166,10 @@ def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
 
 
 def arrived(job: LockedJob, uuids: Collection[str]) -> None:
-    """Complete the start of guests that have come, if its process was killed. Idempotent.
+    """Complete the start of guests that have migrated here, if its process was killed. Idempotent.
 
-    ``uuids``: the guests that have come. The resources of the others stay until the job's end.
-    Raises HostFault.
+    ``uuids`` are the domains that have arrived. Resources of other guests remain until the job
+    ends. Raises HostFault.
     """
     marks = [each.name for each in job.state.phases if each.guest is None]
     if marks[marks.index(ARRIVES) :].count(suspend.RUNS):

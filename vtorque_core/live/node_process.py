@@ -33,14 +33,17 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 
 @dataclass(frozen=True)
 class NodeProcess(Process):
-    """A root process that the first job starts and the last job ends.
+    """A root process that the node's first job starts and its last job ends.
 
-    It is ``python -m`` of ``module``, whose ``main`` calls :func:`begin`. Define the subclass
-    elsewhere, because hooks do not need that program. There is one per node, identified only by its
-    lock ``<run>/<name>.lock``; changed settings apply to the next one.
+    Subclass it with ``name`` and ``module``. The process runs ``python -m`` of ``module``, whose
+    ``main`` calls :func:`begin`. Define the subclass in another module, because hooks do not need
+    that program.
 
-    All jobs wait for the start. Therefore the process is spawned, which takes 1 ms, and runs with a
-    high nice value until it begins. It inherits the lock (flock(2)) as standard input.
+    There is one process per node, identified only by its lock ``<run>/<name>.lock``. Changed
+    settings apply to the next one.
+
+    All jobs wait for the start. The process is therefore spawned (1 ms), with a high nice value
+    until it calls :func:`begin`. It inherits the lock (flock(2)) as standard input.
     """
 
     scope: ClassVar = "node"
@@ -57,7 +60,7 @@ class NodeProcess(Process):
         return cls(argv, lock=str(paths.run / f"{cls.name}.lock"))
 
     def create(self) -> None:
-        """Start the process. Raises HostFault if it cannot be executed or the lock is held."""
+        """Start the process. Raises HostFault if it cannot be executed or its lock is held."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             safefs.naming(f"{self.argv[0]}: lock {self.lock}"),
@@ -80,11 +83,10 @@ class NodeProcess(Process):
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
 
     def _holder(self, descriptor: int) -> int | None:
-        """Return the process whose standard input holds the lock, even before its first line.
+        """Return the process whose standard input holds the lock.
 
-        Reads the kernel's fdinfo (proc(5)), because opening the file itself could block on users'
-        file
-        systems.
+        Reads fdinfo (proc(5)), because opening standard input itself could block on a user's file
+        system.
         """
         file = os.fstat(descriptor)
         device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
@@ -102,7 +104,7 @@ class NodeProcess(Process):
     def start(cls, job: NodeJob, without: str) -> None:
         """Start the process with the site's config, unless it runs. Never waits.
 
-        On a fault, such as a full /run, the job continues, and a warning says what it is
+        If the start fails, as with a full /run, the job continues. A warning says what it lacks:
         ``without``.
         """
         try:
@@ -119,13 +121,15 @@ def _be_nice(pid: int, value: int) -> None:
 
 
 def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
-    """Initialize the process: log to ``<state>/<name>.log``, create files with mode 0600.
+    """Initialize the process: log to ``<state>/<name>.log``, and create files with mode 0600.
 
-    Returns the site's paths and the further arguments. Raises OSError.
+    ``nice`` is the nice value of the process and its session from now on.
 
-    Args:
-        name: of the process.
-        nice: nice value from now on, also of the session.
+    Returns:
+        The site's paths, and the further arguments (:meth:`NodeProcess.of`).
+
+    Raises:
+        OSError: the log cannot be opened.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415
@@ -144,8 +148,8 @@ def become(uid: int, largest: int = 0) -> None:
     """Drop all privileges in all threads (setresuid(2), "C library/kernel differences").
 
     Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers,
-    after opening everything that needs root. The process cannot gain privileges, has at most 1 GiB
-    of memory and 128 threads per uid, and dies with its parent.
+    after opening everything that needs root. The process cannot regain privileges, has at most 1
+    GiB of memory and 128 threads per uid, and dies with its parent.
 
     Args:
         uid: the new uid, which needs no account.

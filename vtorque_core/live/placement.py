@@ -1,7 +1,4 @@
-"""Show the owners of a node's cores and memory by the ledger. As root.
-
-Exports of the core's own functions: names imported ``as`` themselves (PEP 484). Imports libvirt.
-"""
+"""Show the owners of a node's cores and memory. As root. Re-exports from the core; need libvirt."""
 
 from vtorque_core.plan.placement import ledger as ledger
 from vtorque_core.plan.placement import node_hardware as node_hardware

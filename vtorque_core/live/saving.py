@@ -1,7 +1,9 @@
-"""Public, for a plugin's process of the node: save a job's guests to files. As root.
+"""Save the guests of a job to files, for a plugin's process on the node.
 
-A guest is saved while it stands still (:mod:`vtorque_core.live.suspend`). How it goes on as a guest
-of another job: :class:`vtorque_core.api.guest_plan.SavedGuest`.
+A guest must be paused to be saved (:mod:`vtorque_core.live.suspend`). For its restore in another
+job see :class:`vtorque_core.api.guest_plan.SavedGuest`.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
 @dataclass(frozen=True)
 class Saveable:
-    """What has to be saved of a guest. ``leased``: (pool, item) of what it needs again.
+    """A guest with the data that must be saved.
 
-    ``disk``: its own disk, a layer over its image's or a copy of that; None: it has none.
+    Attributes:
+        leased: (pool, item) of leases that the restored guest needs again.
+        state_dir: its directory on disk.
+        disk: its own disk, an overlay or a copy of its image; None: none.
     """
 
     guest: RunningGuest
@@ -47,10 +52,14 @@ class Saveable:
 
 @contextmanager
 def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[Saveable]]]:
-    """Hold the lock of a job that is in ``phase``; yield it and the job's guests, in order.
+    """Hold the lock of a job in ``phase``, and yield it with the job's guests in order.
 
-    Messages go to the job's log alone. Raises HostFault if the job ends or is in another phase,
-    Busy, Refused.
+    Log messages go only to the job's log.
+
+    Raises:
+        HostFault: the job has ended or is in another phase.
+        Busy: the lock is held.
+        Refused: the job uses warm guests, which cannot be saved.
     """
     with suspend.locked(paths, job) as locked, suspend.logged(paths, job, phase):
         if locked.state.phase != phase:
@@ -78,21 +87,23 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
 
 
 def own_disks(state: JournalState) -> dict[int | None, Path]:
-    """Return the own disk of each guest that has one, by its index on its node."""
+    """Return the own disk of each guest that has one, by index on its node."""
     paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
     return {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
 
 
 def has_user_disk(run_dir: Path) -> bool:
-    """Return whether a guest has a disk file of its user's. As root."""
+    """Return True if a guest uses a disk file of the job's owner."""
     return any(_disks(run_dir))
 
 
 def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
-    """Return what stat(2) says of the disk files of its user's that a guest has, by name.
+    """Return the stat(2) results of the owner's disk files that a guest uses, by name.
 
-    As root, in a child with a deadline: a file system that hangs is waited for. Raises HostFault:
-    what serves one has ended, or its file system lets root not look.
+    Call it in a child with a deadline, because a user's file system can hang.
+
+    Raises:
+        HostFault: a disk's daemon has ended, or its file system denies access to root.
     """
     return {lock.stem: served(lock) for lock in _disks(run_dir)}
 
@@ -102,24 +113,30 @@ def _disks(run_dir: Path) -> Iterator[Path]:
 
 
 def runs(guest: RunningGuest) -> bool:
-    """Return whether its domain is there. Raises HostFault."""
+    """Return True if the guest's domain exists. Raises HostFault."""
     return hypervisor.domain_runs(guest.uri, guest.uuid)
 
 
 def break_off(guest: RunningGuest) -> None:
-    """Have libvirt save a guest, or send it to another node, no further; it may be done already."""
+    """Ask libvirt to abort saving or migrating a guest, if it is not too late. Ignores errors."""
     hypervisor.give_up(guest.uri, guest.uuid)
 
 
 def end(guest: RunningGuest, seconds: float) -> None:
-    """End a guest that is saved. Gone is fine. Raises HostFault."""
+    """Destroy a saved guest within ``seconds``; a missing one is fine. Raises HostFault."""
     hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
 
 
 def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
-    """Have the script's guest and the job shell wait for each other, see LeavableDriver. They run.
+    """Let the script's guest and the job shell wait for each other when their connection breaks.
 
-    Raises HostFault. To be called within :func:`vtorque_core.api.read_apart.reader`.
+    They wait ``seconds``. The guests must run and confirm until ``deadline``
+    (``time.monotonic()``). Call this within :func:`vtorque_core.api.read_apart.reader`. See
+    :class:`vtorque_core.api.guest_driver.LeavableDriver`.
+
+    Raises:
+        HostFault: the guest does not confirm in time.
+        Refused: guests of this type cannot be saved.
     """
     kind, driver = suspend.driver_of(paths, job)
     first = min(job.guests, key=lambda guest: guest.rank)
@@ -137,10 +154,14 @@ def of_libvirt(
     failed: threading.Event,
     patience: float,
 ) -> Iterator[None]:
-    """Have a worker of libvirt's for so long (s); end daemons that the user stops meanwhile.
+    """Hold a libvirt worker for a long operation, and kill daemons that the user stops meanwhile.
 
-    And all of the guest's if libvirt cannot even break off then what it does. ``patience``: seconds
-    for the worker, or until another guest of the job has ``failed``.
+    The operation may take ``seconds``. If libvirt cannot even abort it then, all daemons of the
+    guest are killed.
+
+    Raises:
+        HostFault: no worker is free within ``patience`` seconds, or ``failed`` is set because
+            another guest has failed.
     """
     locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + patience
     with (
@@ -151,10 +172,13 @@ def of_libvirt(
 
 
 def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
-    """Save a guest that stands still to a file; it stands still further. Raises HostFault.
+    """Save a paused guest to a file; it stays paused. Call this in one thread per guest.
 
-    By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
-    that is waited for.
+    First waits for an operation that libvirt still performs for a killed caller. Does nothing if
+    the domain no longer exists.
+
+    Raises:
+        HostFault: the guest is not saved after ``seconds``, or libvirt fails.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:

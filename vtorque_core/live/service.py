@@ -1,8 +1,4 @@
-"""Information about the node for plugins' own commands and services.
-
-:func:`node_of` is for a batch system that a plugin implements itself. Others get the same from
-``vtorque setup install``.
-"""
+"""Information about this installation for plugins' own commands and services."""
 
 from __future__ import annotations
 
@@ -23,9 +19,10 @@ from vtorque_core.site.personal import VARIABLES
 
 
 def node_of(config: Path | None) -> tuple[Site, Installation]:
-    """Return the site config, and how hooks, job shell and reaper are called with it.
+    """Return the site config, and the command lines of hooks, job shell and reaper with it.
 
-    ``config`` None is the default config. Raises ConfigError.
+    For a batch system that a plugin implements itself. Others get the same from ``vtorque setup
+    install``. ``config`` None is the default config. Raises ConfigError.
     """
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
@@ -33,7 +30,7 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
 
 
 def place_of(config: Path) -> Installation:
-    """Return how hooks, job shell and reaper are called with a site config. As any user.
+    """Return the command lines of hooks, job shell and reaper with a config. For any user.
 
     Faster than :func:`node_of`, because it imports no acting modules. Raises ConfigError.
     """
@@ -42,9 +39,9 @@ def place_of(config: Path) -> Installation:
 
 
 def own_variables() -> dict[str, str]:
-    """Return the environment variables that locate a personal site, after its config was read.
+    """Return the environment variables that locate a personal site; empty as root.
 
-    For services that start processes with a clean environment. Empty as root.
+    For services that start processes with a clean environment. Load the config before.
     """
     if os.geteuid() == 0:
         return {}
@@ -54,7 +51,9 @@ def own_variables() -> dict[str, str]:
 def batch_system(config: Path) -> tuple[Site, BatchSystem]:
     """Return the site config and its batch system.
 
-    Raises ConfigError, or Refused if it is missing.
+    Raises:
+        ConfigError: the config is invalid.
+        Refused: no plugin provides the batch system.
     """
     site, plugins = load(config, node=False)
     return site, plugins.batch_system(site.batch.system)
@@ -63,7 +62,7 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
 def on_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield the plugins' information about jobs on their nodes (or an error) and the plugin's name.
+    """Yield information of plugins about jobs on their nodes, or an error, with the plugin's name.
 
     Raises ConfigError.
     """

@@ -1,8 +1,7 @@
 """Boot and end warm guests, for a plugin's node-wide process.
 
-See :mod:`vtorque_core.node.start.spare`. The core lets jobs claim matching warm guests, ends them
-if a job needs their memory, and ends all of them after the plugin's process. The plugin decides
-their number and sizes.
+The plugin decides their number and sizes. The core lets jobs claim matching warm guests, ends them
+if a job needs their memory, and ends all of them after the plugin's process.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _MORE = 60.0  # seconds that the boot of a guest may need beside the guest's own
 
 @dataclass(frozen=True)
 class Spare:
-    """A warm guest, booted before there was a job for it.
+    """A warm guest, booted before there is a job for it.
 
     Attributes:
         key: name of its journal.
         name: of its libvirt domain; empty: none yet.
-        waits: it is paused, and a job may claim it.
+        waits: True if it is paused and a job may claim it.
         since: Unix time since when it waits.
         mib: memory that it holds.
         job: job that has claimed it; empty: none.
@@ -51,7 +50,7 @@ class Spare:
 
 
 def spares(paths: Paths) -> list[Spare]:
-    """Return all warm guests of this node. As root. Raises JournalError."""
+    """Return all warm guests of this node, without unreadable journals. Privileges: root."""
     held = list(walk(paths, troubled=lambda *_: None))
     jobs = {str(r.args["key"]): s.header.job.id for s in held for r in s.open if r.kind == SPARE}
     return [_spare(s, paths, jobs.get(s.key, "")) for s in held if s.header.spare]
@@ -73,12 +72,17 @@ def _spare(state: JournalState, paths: Paths, job: str) -> Spare:
 
 
 def dead(spare: Spare) -> bool:
-    """Return True if its domain no longer exists, as after a reboot. As root. Raises HostFault."""
+    """Return True if a warm guest's domain no longer exists, as after a reboot.
+
+    Privileges: root. Raises HostFault.
+    """
     return not hypervisor.domain_runs(spare.uri, spare.uuid)
 
 
 def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
-    """Boot a warm guest in a separate process; return its key when it waits. As root.
+    """Boot a warm guest in a separate process; return its key when it waits for a job.
+
+    Privileges: root.
 
     Args:
         config: the site config.
@@ -87,7 +91,7 @@ def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> st
         wanted: ``-vm`` keys and values: img, vcpus, ram.
 
     Raises:
-        HostFault: the node has no room, or the boot fails. Nothing is left.
+        HostFault: the node has no room, or the boot fails. All resources are released.
     """
     site, _ = load(config, node=False)
     words = (f"{key}={value}" for key, value in wanted.items())
@@ -96,9 +100,12 @@ def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> st
 
 
 def end(paths: Paths, key: str) -> bool:
-    """End a warm guest in a separate process unless a job has it; return True if it has ended.
+    """End a warm guest in a separate process. Return False if a job has claimed it.
 
-    As root. Raises HostFault if resources remain.
+    Privileges: root.
+
+    Raises:
+        HostFault: resources remain.
     """
     program = (sys.executable, "-I", "-m", _END, str(paths.state), str(paths.run), key)
     return run_tool(*program).strip() == "ended"

@@ -1,12 +1,12 @@
-"""Public, for a plugin's process of the node: have a job's guests stand still, and go on. As root.
+"""Pause and resume the guests of a job, for a plugin's process on the node.
 
-All that is changed is the guests' domains and one mark in the job's journal, its phase. The guests
-of a job that is paused or suspended stand still and keep their memory. The CPUs of one that is
-suspended are free: only the batch system can say so.
+Only the domains and the job's phase in the journal change. Guests of paused and suspended jobs keep
+their memory. The CPUs of a suspended job are free, so only the batch system may suspend.
 
-A guest, or a daemon of its user's, can have libvirt wait. So each change is made by a process of
-its own, within limits, and a file says that it is not over: whoever comes after a killed one does
-it again.
+A guest or a user's daemon can block libvirt. Each change therefore runs in a separate process with
+time limits. A file marks the change as incomplete, so that it is repeated if its process is killed.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
-    """Return whether the job shell on this node was stopped; None: there is none to be seen.
+    """Return True if the job shell on this node is stopped; None if it cannot be found.
 
-    It is found by its lock on ``Paths.job_shell``, a file of root's that a plugin acquires before
-    the guests boot and that the job's user alone may read. The user may have another process of
-    theirs hold it: what this says is no more than what they want.
+    It is found by its lock on ``Paths.job_shell``, a root-owned file that a plugin creates before
+    the guests boot. The job's owner controls this lock, so treat the result as untrusted input.
     """
     with suppress(OSError):
         pid = holder_of(paths.job_shell(job.job.key))
@@ -63,27 +62,33 @@ def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
 
 
 def phase(job: RunningJob) -> str:
-    """Return ``RUNS``, ``PAUSED`` or ``SUSPENDED``; empty: its guests start, or end."""
+    """Return ``RUNS``, ``PAUSED`` or ``SUSPENDED``; empty while guests start or end."""
     last = job.phases[-1][0] if job.phases and job.guests else ""
     return last if last in _PHASES else ""
 
 
 def stands_still(job: RunningJob) -> bool:
-    """Return True if :func:`begin` has paused the job's guests on this node."""
+    """Return True if the job's guests on this node are paused or suspended."""
     return phase(job) in (PAUSED, SUSPENDED)
 
 
 def is_half_done(paths: Paths, job: RunningJob) -> bool:
-    """Return whether a change has begun and not ended well: its guests may be as they are not."""
+    """Return True if a change has begun and not completed: the recorded phase may be wrong."""
     return _half_done(paths, job).exists()
 
 
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
-    """Have the job come into a phase on this node, all its guests at once. Twice is fine.
+    """Change the phase of a job on this node in a new process, for all guests at once. Idempotent.
 
-    Returns the process that does it, readable when it has ended; :meth:`Child.check` then, and
-    its ``error``: an epilogue is at work, the job has ended, libvirt's words. To be called without
-    threads. ``why``: for the job's log. Raises OSError if the host cannot fork.
+    ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, and ``why`` a reason for the job's log. Call
+    this without other threads.
+
+    Returns:
+        The process, readable when it has ended. Then call :meth:`Child.check`; its ``error`` has
+        the reason of a failure.
+
+    Raises:
+        OSError: fork(2) fails.
     """
 
     def work() -> None:
@@ -94,17 +99,18 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
 
 
 def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    """Do what :func:`begin` does, in this process, and log it to the log that is open.
+    """Change the phase of a job like :func:`begin`, but in this process and with the open log.
 
-    For a process that does more: it may hold the job's lock. Raises HostFault.
+    The caller may hold the job's lock. Raises HostFault.
     """
     (_resume if to == RUNS else _suspend)(paths, job, to, why)
 
 
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
-    """Have each guest set its clock, which has stood still, too. Best effort; the job's log tells.
+    """Set the clocks of guests that were paused, in a new process.
 
-    Returns as :func:`begin`; to be called within :func:`vtorque_core.api.read_apart.reader`.
+    Best effort: errors go to the job's log. Call this within
+    :func:`vtorque_core.api.read_apart.reader`. Returns the process, as :func:`begin` does.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 
@@ -130,7 +136,12 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 @contextmanager
 def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
-    """Hold the lock of a job that has not ended. Raises HostFault if it has ended, Busy."""
+    """Hold the lock of a job that has not ended.
+
+    Raises:
+        HostFault: the job has ended.
+        Busy: the lock is held.
+    """
     with locked_job(paths, job.job.key) as held:
         if held is None:
             raise HostFault("it has ended")
@@ -139,7 +150,7 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
 
 @contextmanager
 def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
-    """Give what marks the phase in the journal unless it has that already."""
+    """Yield a function that records the phase; mark the change as incomplete until then."""
     with locked(paths, job) as held:
         if held.state.phase and held.state.phase not in _PHASES:
             raise HostFault("it is being ended")
@@ -155,7 +166,8 @@ def _half_done(paths: Paths, job: RunningJob) -> Path:
 
 @contextmanager
 def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
-    """Log to the job's log alone, as of a phase. For a process of its own: it keeps no handler."""
+    """Log only to the job's log, with this phase. Removes other handlers: for a separate process.
+    """
     logging.getLogger().handlers.clear()
     told = log.of_ended(paths, job.job)
     told.phase = phase
@@ -166,10 +178,7 @@ def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 def _all(
     paths: Paths, job: RunningJob, work: Callable[[str, str, float], None], seconds: float
 ) -> None:
-    """Do it for all guests at once, by as many of libvirtd's workers as a user may have.
-
-    Raises HostFault.
-    """
+    """Run ``work`` for all guests in parallel, with as many libvirt workers as a user may hold."""
     deadline, failed = time.monotonic() + seconds, threading.Event()
 
     def one(guest: RunningGuest) -> None:
@@ -187,9 +196,11 @@ def _all(
 
 
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
-    """Return the type of the job's guests and its driver, of the plugins that the journal names.
+    """Return the type of the job's guests, and its driver from the plugins that the journal names.
 
-    Raises OSError, VtorqueError.
+    Raises:
+        HostFault: the job has ended.
+        OSError, VtorqueError: the driver cannot be loaded.
     """
     kind = str(job.kept.facts().get("guest_type", ""))
     if (state := journal_of(paths, job.job.key)) is None:
