@@ -166,8 +166,7 @@ def _half_done(paths: Paths, job: RunningJob) -> Path:
 
 @contextmanager
 def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
-    """Log only to the job's log, with this phase. Removes other handlers: for a separate process.
-    """
+    """Log only to the job's log, with this phase. Removes other handlers of this process."""
     logging.getLogger().handlers.clear()
     told = log.of_ended(paths, job.job)
     told.phase = phase

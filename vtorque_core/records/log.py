@@ -285,8 +285,7 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 
 def to_syslog(text: str) -> None:
-    """Send one error line to syslog (RFC 3164). Never blocks; the line is lost if syslog is busy.
-    """
+    """Send one error line to syslog (RFC 3164). Never blocks; a busy syslog loses the line."""
     line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shown(text, MAX_MESSAGE)}"
     with (
         contextlib.suppress(OSError),

@@ -32,7 +32,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
 
 
 def dear(plugins: Plugins, name: str) -> str:
-    """Return a complaint if the import of the declaring module is too slow, or an empty string."""
+    """Return a complaint if importing the declaring module is too slow, or an empty string."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
         return ""
@@ -44,7 +44,6 @@ def dear(plugins: Plugins, name: str) -> str:
 
 
 def _files(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and file of each module of a package."""
     top = sys.modules[package]
     if top.__file__ and not hasattr(top, "__path__"):
         yield package, Path(top.__file__)
@@ -67,7 +66,6 @@ def _not_public(node: ast.AST) -> str:
 
 
 def _kind_unknown(node: ast.AST, called: str, known: set[type]) -> str:
-    """Return a complaint about an acquired resource class that no hook returns."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
         return ""
     made = node.args[0]

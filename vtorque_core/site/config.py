@@ -1,8 +1,7 @@
 """Read and validate the site config, ``/etc/vtorque/vtorque.toml``, and locate each value.
 
-It is read in two steps: ``[plugins]`` selects the plugins, and these define the other tables.
-:func:`vtorque_core.site.load.load` does both. Without the file all values are defaults. All errors
-are ConfigError with file, line and key.
+``[plugins]`` is read first, because the plugins define other tables. Without the file all values
+are defaults. Errors are ConfigError with file, line and key.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Raw:
     """The parsed file before validation; ``data`` is empty if the file does not exist.
 
     Attributes:
-        personal: a personal site (:mod:`personal`); its defaults are in ``data``.
+        personal: a personal site; its defaults are in ``data``.
     """
 
     path: Path
@@ -49,7 +48,7 @@ class Raw:
     personal: bool = False
 
     def line(self, key: str) -> int | None:
-        """Return the line of a dotted key, or of its table; see :mod:`toml_lines`."""
+        """Return the line of a dotted key, or of its table."""
         from vtorque_core.site.toml_lines import line_of  # noqa: PLC0415 (for messages only)
 
         return line_of(self.text, key)
@@ -105,7 +104,7 @@ class Site:
 
     @property
     def templates(self) -> Path:
-        """Directory of the site's own domain templates, which may not exist."""
+        """Directory of the site's own domain templates; may be missing."""
         return self.path.parent / "templates"
 
     def __getitem__(self, settings: type[S]) -> S:
@@ -120,7 +119,7 @@ class Site:
         return self.raw.origin(key)
 
     def place(self, key: str) -> str:
-        """Return the name of a dotted key's place in messages; ``limits.1`` is an entry."""
+        """Return the location of a dotted key for messages; ``limits.1`` is an entry."""
         table, _, name = key.rpartition(".")
         entry = ""
         if table.startswith("limits."):
@@ -197,7 +196,7 @@ def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
     Args:
         raw: from :func:`read_toml`.
         plugins: loaded according to ``[plugins]``.
-        node: the acting modules are loaded too, so a table without a plugin is an error.
+        node: acting modules are loaded too, so a table without a plugin is an error.
 
     Raises:
         ConfigError: the first problem and the number of others.
@@ -217,7 +216,7 @@ def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
 
 
 def paths_of(raw: Raw) -> Paths:
-    """Return only ``[paths]``, for teardown, which must work if all else is broken."""
+    """Return only ``[paths]``, for teardown, which must work if everything else is broken."""
     builder = _Builder(raw)
     table: Paths | None = builder.table(Paths, "paths")
     builder.raise_first()
@@ -225,8 +224,6 @@ def paths_of(raw: Raw) -> Paths:
 
 
 class _Builder:
-    """Builds a Site from a Raw and collects the problems."""
-
     plugins: Plugins
     wanted: schema.PluginsTable
     registered: Mapping[str, Option[Any]]
@@ -302,7 +299,6 @@ class _Builder:
             return None
 
     def named(self, name: str, tables: Any = None) -> Iterator[str]:
-        """Yield the names of the tables below ``[name]``, or of ``tables``."""
         tables = self.raw.data.get(name, {}) if tables is None else tables
         if not isinstance(tables, Mapping):
             self.problem(name, "", f"must be tables [{name}.<name>]")

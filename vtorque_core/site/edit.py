@@ -1,4 +1,4 @@
-"""Set one key of the site config and keep everything else, including comments. As root."""
+"""Set one key of the site config without changing the rest, including comments. As root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEW = "# vTorque site config. All keys with their defaults: vtorque config exam
 def with_text(text: str, table: str, key: str, value: str) -> str:
     """Return a TOML text with ``key`` of ``table`` (``options.img``) set to ``value``.
 
-    Raises HostFault if the present notation of the key is too complex to edit.
+    Raises HostFault if the present notation is too complex to edit.
     """
     line = re.compile(
         rf"""((?:^|[\s{{,.])["']?{re.escape(key)}["']?[ \t]*=[ \t]*)"""

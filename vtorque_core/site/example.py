@@ -40,10 +40,7 @@ _JOB_LIMITS = """\
 
 
 def example(plugins: Plugins) -> str:
-    """Return a commented config with every table, key, default, unit and meaning of these plugins.
-
-    The text is a valid config, also with all ``#`` before keys removed.
-    """
+    """Return a valid config with every key, default, unit and meaning as comments."""
     parts = [_HEAD]
     for name, cls in TABLES.items():
         parts.append(_table(name, _first_line(cls), _keys(cls)))
@@ -175,7 +172,6 @@ def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _empty(kind: Any) -> str:
-    """Return the minimal value of a type, for a required key."""
     origin = get_origin(kind)
     if origin is Literal:
         return show(get_args(kind)[0])

@@ -1,7 +1,7 @@
 """Types of the items that plugins may return from each hook, checked at run time.
 
-A test compares them with the annotations in :mod:`vtorque_core.api.hooks`. Reading the annotations
-would make every ``vsub`` import all those types.
+A copy of the annotations in :mod:`vtorque_core.api.hooks`, because reading those would slow down
+every ``vsub``.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ def wanted(hook: str) -> tuple[type[Any], ...]:
 
 
 def problem(hook: str, item: object) -> str:
-    """Return what is wrong with an item, or an empty string.
-
-    The text continues a sentence: ``answered str where a Refusal belongs``.
-    """
+    """Return the problem of an item, or an empty string: ``answered str where ... belongs``."""
     types = wanted(hook)
     belongs = _names(types)
     if hook in _CLASSES:
@@ -74,7 +71,6 @@ def problem(hook: str, item: object) -> str:
 
 
 def _undocumented(item: object, types: tuple[type[Any], ...]) -> str:
-    """Return a complaint about an option or setting without documentation, or an empty string."""
     if isinstance(item, values.Option):
         return "" if item.help else f"the option {item.key} has no help"
     fields = getattr(item, "__dataclass_fields__", {}) if types == (object,) else {}

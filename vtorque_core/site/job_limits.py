@@ -1,7 +1,7 @@
 """Limits for jobs of a queue, group and so on: ``[[limits]]``.
 
-An entry can set everything of ``[options.<key>]``, and enable or disable plugins. Matching entries
-apply in the order of the file. Each value overrides earlier entries and ``[options]``.
+An entry can set everything of ``[options.<key>]``, and enable or disable plugins. Each matching
+entry overrides earlier ones and ``[options]``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def _fits(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
 def read_jobs(
     table: Mapping[str, Any], told: Collection[str], system: str
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return the selectors of an entry, and the problems by key.
+    """Return the selectors of an entry, and problems by key.
 
-    ``told`` are the facts that the batch system ``system`` reports.
+    ``told``: facts that ``system`` reports.
     """
     found: dict[str, tuple[str, ...]] = {}
     problems: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """Compute the size of guests whose vCPUs or RAM follow the job's grant. Pure.
 
-Guests get all CPUs of the job; QEMU's own threads share them. QEMU's memory, RAM disks and the
-needs of plugins are subtracted from the job's grant. The host's reserve (``[node] host_reserve_*``)
-is not.
+Guests get all CPUs of the job. QEMU's memory, RAM disks and the needs of plugins are subtracted
+from the grant, the host's reserve is not.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Granted:
     Attributes:
         cpus: number of CPUs for the guests' vCPUs.
         mib: memory in MiB, including QEMU's.
-        reserved: how many of the CPUs are reserved for the host and cannot be exclusive.
+        reserved: number of these CPUs that are reserved for the host and cannot be exclusive.
     """
 
     cpus: int | None = None

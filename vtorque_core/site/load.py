@@ -1,7 +1,7 @@
 """Load plugins and site config, on both sides of the trust boundary.
 
-A user may name any config for ``vsub``, because the node decides again by its own. As root, config
-and plugins must be writable by root only; each is checked when read.
+A user may name any config for ``vsub``, because the node uses its own. As root, only config and
+plugins are read that nobody else can write.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Limits:
     def under(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        Unless ``surely``, ``over`` may not apply: its limits then only remove the ones that they
+        Unless ``surely``, ``over`` may not apply, and only removes the limits that it would
         override.
         """
         found = over if surely else Limits(self.default)
@@ -79,14 +79,9 @@ def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
 def refusal(
     option: Option[Any], limits: Limits, value: Any, text: str, place: Callable[[str], str]
 ) -> Refusal | None:
-    """Return the refusal of ``value``, or None if it is allowed.
+    """Return the refusal of a typed ``value``, or None if it is allowed.
 
-    Args:
-        option: the option.
-        limits: of the site.
-        value: typed value.
-        text: as the user wrote it.
-        place: returns where a dotted key is set.
+    ``text`` is the value as the user wrote it. ``place`` returns where a dotted key is set.
     """
 
     def refused(message: str, name: str, limit: str) -> Refusal:
@@ -135,7 +130,7 @@ def read_limits(
 ) -> tuple[Limits, dict[str, str]]:
     """Return the limits in ``[options.<key>]``, and problems by key.
 
-    The default must be within the limits, because a job without the option must not be refused.
+    The default must be within the limits, so that a job without the option is not refused.
 
     Args:
         option: the option.

@@ -1,7 +1,7 @@
 """Personal site: vTorque for a user without root, on a machine without the admin's site.
 
-Everything belongs to the user, in XDG base directories. Jobs and QEMU run as the user (libvirt's
-session mode). All processes must find the same directories, so pass :data:`VARIABLES` on.
+All files belong to the user, in XDG base directories. Jobs and QEMU run as the user (libvirt's
+session mode). All processes need the same :data:`VARIABLES`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def is_meant(path: Path) -> bool:
 
 
 def config() -> Path:
-    """Return the path of the personal config, which may not exist."""
+    """Return the path of the personal config, which may be missing."""
     return _home("XDG_CONFIG_HOME") / "vtorque.toml"
 
 
 def require_own_directories() -> None:
     """Check that nobody else can change config, state and libvirt's files. Raises ConfigError.
 
-    After ``su``, for example, the variables can name another user's directories.
+    The variables can name another user's directories, for example after ``su``.
     """
     libvirt = ("XDG_CONFIG_HOME", "XDG_CACHE_HOME")  # libvirtd of a session uses both
     places = [(each, config() if each == libvirt[0] else _home(each)) for each in _DEFAULTS]
@@ -65,7 +65,7 @@ def require_own_directories() -> None:
 
 
 def account() -> pwd.struct_passwd:
-    """Return the caller's account. Raises ConfigError if passwd has none, as in some containers."""
+    """Return the caller's account. Raises ConfigError without one, as in some containers."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid)
@@ -75,10 +75,9 @@ def account() -> pwd.struct_passwd:
 
 
 def defaults() -> Mapping[str, Mapping[str, Any]]:
-    """Return the personal site's defaults, as TOML values, and set XDG_RUNTIME_DIR.
+    """Return the personal site's defaults, as TOML values, and set HOME and XDG_RUNTIME_DIR.
 
-    libvirt's client finds its daemon by the environment, which must be the same in all processes.
-    HOME is the account's, because ``su -m`` keeps another user's.
+    libvirt's client finds its daemon by them. ``su -m`` keeps another user's HOME.
     """
     state = _home("XDG_STATE_HOME")
     runtime = _runtime(state / "run")
@@ -106,9 +105,8 @@ def _home(variable: str) -> Path:
 def _runtime(link: Path) -> Path:
     """Return a private runtime directory: the session's, otherwise one in /tmp.
 
-    Processes without the variable, as of cron, also use systemd's. It exists while the user is
-    logged in. ``link``, in the user's state directory, points to the one in /tmp. Its name is
-    random, because another user could create a predictable one first.
+    ``link``, in the user's state directory, points to the one in /tmp. Its name is random, because
+    another user could create a predictable one first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):

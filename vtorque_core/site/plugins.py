@@ -70,8 +70,8 @@ class Contribution(Generic[T]):
 def entry_points(*groups: str) -> list[EntryPoint]:
     """Return the entry points of these groups in the order of ``sys.path``.
 
-    The library's ``entry_points()`` fails completely for one malformed file. Here an unreadable
-    distribution is skipped. Each process reads the files once.
+    Skips unreadable distributions; the library's ``entry_points()`` would fail for all. Each
+    process reads the files once.
     """
     return list(_entry_points(groups, tuple(sys.path)))
 
@@ -108,10 +108,7 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, except those of plugins that are not loaded.
-
-    Entry points of distributions without a plugin are included.
-    """
+    """Return the entry points of a group, except those of plugins that are not loaded."""
     brought: dict[str, set[str]] = {}
     for name, points in installed().items():
         for point in points:
@@ -135,10 +132,7 @@ def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
 
 
 def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
-    """Refuse a plugin that others can write, before its import as root.
-
-    ``known`` is as for :func:`require_root_owned`. Raises ConfigError.
-    """
+    """Refuse a plugin that others can write, before its import as root. Raises ConfigError."""
     from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
     from importlib.util import find_spec  # noqa: PLC0415
 
@@ -158,8 +152,6 @@ def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) ->
 
 
 class _Manager(pluggy.PluginManager):
-    """Plugin manager that examines only names with the hook prefix."""
-
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
 
@@ -172,8 +164,7 @@ class Plugins:
         distributions: distribution of each plugin.
         costs: CPU seconds of the import of each declaring module.
         off: installed plugins that the site disables.
-        withheld: plugins that are loaded but disabled for this job, and the setting; see
-            :meth:`without`.
+        withheld: loaded plugins that are disabled for this job, and the setting.
     """
 
     def __init__(self) -> None:
@@ -273,7 +264,7 @@ class Plugins:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the plugins that are loaded and work, the core first."""
+        """Names of the loaded plugins, the core first, without disabled ones."""
         found = {name for name, _ in self._modules.values()} - self.withheld.keys()
         return tuple(sorted(found, key=_order))
 
@@ -302,12 +293,11 @@ class Plugins:
     ) -> Iterator[Contribution[Any]]:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
-        An action hook yields one contribution with the item None. An item of a wrong type gives a
+        An action hook yields one contribution with the item None. An item of a wrong type becomes a
         TypeError, and ends the items of that plugin.
 
         Args:
-            hook: function of :mod:`vtorque_core.api.hooks`, which lets mypy check arguments and
-                items; or a hook's name.
+            hook: function of :mod:`vtorque_core.api.hooks`, or a hook's name.
             args: none; only for mypy.
             kwargs: the hook's arguments.
         """
@@ -367,7 +357,7 @@ class Plugins:
     ) -> list[T]:
         """Return the items of a hook that at most one plugin may answer for a job.
 
-        Raises as :meth:`collect`; Conflict that names both distributions.
+        Raises as :meth:`collect`, and Conflict, which names both distributions.
         """
         found = self.collect(hook, *args, **kwargs)
         owners = sorted({each.distribution for each in found})
@@ -410,7 +400,7 @@ class Plugins:
         raise KeyError(name)
 
     def why_withheld(self, hook: str, name: str) -> str:
-        """Return which plugin would define it but is disabled for the job, or an empty string."""
+        """Return which disabled plugin of the job would define ``name``, or an empty string."""
         for each in self.without({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
             if named == name and each.plugin in self.withheld:
@@ -457,7 +447,6 @@ def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
 
 
 def _how_to_get(system: str) -> str:
-    """Return how to install a batch system. Returns an empty string for a third-party one."""
     from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get  # noqa: PLC0415
 
     return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
@@ -489,10 +478,7 @@ def _order(name: str) -> tuple[bool, str]:
 
 
 def _unmarked(module: object) -> str:
-    """Return module, name and line of a function with a hook's name but without ``@hookimpl``.
-
-    Ignores imported functions. Returns an empty string if there is none.
-    """
+    """Return the location of a function with a hook's name but without ``@hookimpl``, if any."""
     if not isinstance(module, ModuleType):
         return ""
     for name, found in vars(module).items():
@@ -504,7 +490,6 @@ def _unmarked(module: object) -> str:
 
 
 def _where(module: object, name: str) -> str:
-    """Return ``module, line N`` of ``name``, or an empty string if the module has no file."""
     file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
     if not file:
         return ""

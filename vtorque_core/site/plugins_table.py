@@ -17,14 +17,8 @@ def plugin_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yield (key of ``[plugins]``, problem).
 
-    Plugins of this repository may be disabled where they are not installed, so that all hosts of a
-    site can share a config.
-
-    Args:
-        wanted: the table.
-        plugins: loaded accordingly.
-        system: ``[batch] system``.
-        origin: returns where a dotted key is set.
+    A plugin of this repository may be disabled where it is not installed, so that all hosts can
+    share a config. ``system`` is ``[batch] system``; ``origin`` returns where a key is set.
     """
     installed = {*plugins.distributions, *plugins.off}
     for name in wanted.disable:
@@ -55,7 +49,7 @@ def plugin_problems(
 def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
     """Return the problem of a plugin's switch in ``[[limits]]``, or an empty string.
 
-    ``system``: ``[batch] system``, whose plugin cannot be disabled.
+    The plugin of ``[batch] system`` cannot be disabled.
     """
     if not isinstance(on, bool):
         return f"is {printable(repr(on), 40)}, but must be true or false"

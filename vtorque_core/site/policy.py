@@ -1,8 +1,6 @@
-"""Apply the site's policy to a request.
+"""Apply the site's policy to a request: in ``vsub`` for early feedback, and bindingly on the node.
 
-The same code runs as the user in ``vsub``, for early feedback, and as root on the node, where it is
-binding. It uses only its arguments. :func:`decide` raises only Refused, whatever user, site or
-plugins do.
+:func:`decide` raises only Refused, whatever user, site or plugins do.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ _MAX_MESSAGE = 500  # characters of what a plugin says
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
-    An entry of ``[[limits]]`` that may or may not apply, because a fact is missing, refuses
-    nothing. So ``vsub`` accepts what the node, which has all facts, may accept.
+    An entry of ``[[limits]]`` that may not apply, because a fact is unknown, refuses nothing. The
+    node knows all facts and decides.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):
@@ -57,7 +55,7 @@ def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
 
 
 def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
-    """Yield the entries that apply or may apply to a job, and whether they surely do."""
+    """Yield the entries that apply or may apply to a job, and True if they surely do."""
     for entry in site.limits:
         counts = entry.counts(facts)
         if counts is not False:
@@ -90,8 +88,6 @@ def settle(
 ) -> tuple[JobRequest, list[str]]:
     """Return the request with numbers for the batch system's grant, and notes for the user.
 
-    Calls ``vtorque_parse_args`` last. Raises Refused.
-
     Args:
         wanted: from :func:`asked`.
         site: the site config for the job.
@@ -99,6 +95,9 @@ def settle(
         granted: resources on one node.
         image: the job's image, if readable.
         disk: MiB of a guest's RAM disk.
+
+    Raises:
+        Refused: also by a plugin (``vtorque_parse_args``).
     """
 
     def more(job: JobRequest) -> list[Extra]:
@@ -122,7 +121,6 @@ WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.m
 
 
 def _not_loaded(site: Site, plugins: Plugins) -> str:
-    """Return which installed plugins, which may define an unknown key, are not loaded, and why."""
     key = "disable" if site.plugins.disable else "enable"
     off = f"are disabled on this site by {site.origin(f'plugins.{key}')}"
     reasons = {"could not be loaded here": sorted(plugins.broken), off: plugins.off}
@@ -233,7 +231,6 @@ def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
 
 
 def _one_line(refused: Refusal) -> Refusal:
-    """Return a plugin's refusal with control characters escaped."""
     parts = {part.name: getattr(refused, part.name) for part in fields(Refusal)}
     said = {n: printable(str(p), _MAX_MESSAGE) for n, p in parts.items() if p is not None}
     return Refusal(**({"message": ""} | said))
@@ -301,14 +298,7 @@ def check_share(
 ) -> None:
     """Refuse a job that requests less from the batch system than its guests need.
 
-    Args:
-        needed: per node.
-        cpus: requested per node; None: not requested.
-        mib: requested per node; None: not requested.
-        resources: other requested resources.
-
-    Raises:
-        Refused: the request is too small.
+    All numbers are per node; None: not requested. Raises Refused.
     """
     fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
     shares = [(needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory")]

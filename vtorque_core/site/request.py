@@ -1,7 +1,7 @@
 """Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
 
-The submit side runs as the user. On the node the bytes are untrusted: :func:`read` parses them in
-an unprivileged process, and any error becomes Refused. :mod:`policy` validates the values.
+On the node the bytes are untrusted: :func:`read` parses them in an unprivileged process, and any
+error becomes Refused. :mod:`policy` validates the values.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class Request:
 def parse_vm(values: Iterable[str]) -> Pairs | None:
     """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
 
-    Blanks around a pair are dropped. A comma always separates pairs, as in the vTorque of 2017, so
-    no value can contain one. Raises Refused.
+    A comma always separates pairs, so no value can contain one. Raises Refused.
     """
     values = list(values)
     words = [word.strip() for value in values for word in value.split(",")]
@@ -129,12 +128,8 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
 def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
-    ``-vm none`` on the command line hides the script's pairs. Any pair on the command line hides
-    ``none`` in the script.
-
-    Args:
-        command_line: values of ``-vm`` arguments.
-        script: from :func:`vm_directives`.
+    ``-vm none`` on the command line hides the script's pairs. Any pair there hides ``none`` in the
+    script.
     """
     given = parse_vm(command_line)
     written = parse_vm(script)

@@ -1,7 +1,6 @@
 """Tables of the site config, with default, unit and meaning of every key.
 
-Every ``vsub`` imports this module, so it imports little. ``vtorque config example`` prints the
-texts.
+``vtorque config example`` prints the texts.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ _ENDS = ("]", '"""', "'''")  # of the values that take several lines
 def line_of(text: str, key: str) -> int | None:
     """Return the line (from 1) of a dotted key (``options.ram.max``), or None.
 
-    ``limits.1`` is the first of a list of tables. A key in an inline table has the table's line. A
-    missing key has the line of its nearest table.
+    ``limits.1`` is the first of a list of tables. Other keys have the line of their nearest table.
     """
     lines = _lines(text)
     parts = key.split(".")
@@ -54,7 +53,6 @@ def _numbered(key: str, arrays: Mapping[str, int]) -> str:
 
 
 def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a table and its subtables, outer ones first."""
     for key, value in data.items():
         yield above + key
         if isinstance(value, Mapping):

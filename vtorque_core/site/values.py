@@ -53,10 +53,7 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
 
 
 def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (valid values by key, problems by key) of a table.
-
-    Missing and unknown keys are problems too.
-    """
+    """Return (valid values by key, problems by key) of a table. Missing keys are problems too."""
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}
