@@ -1,10 +1,9 @@
 """Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
 
-A separate program, because its caller has threads and fork is unsafe with threads. It exits with 0
-when the daemon has been executed, otherwise with 1 and the reason on stderr.
+Exits with 0 when the daemon has been executed, otherwise with 1 and the reason on stderr.
 
-POSIX locks are not inherited. The daemon therefore acquires the lock itself and keeps it over
-execve(2). Until then it dies with its parents, because without a lock nobody could find it.
+POSIX locks are not inherited, so the daemon acquires the lock itself and keeps it over execve(2).
+Until then it dies with its parents. A separate program, because its caller has threads.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _libc = ctypes.CDLL(None)  # loaded here: in a forked child that could meet a he
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent ends (PR_SET_PDEATHSIG of prctl(2)).
 
-    Call it after any change of ids, which resets it. Exits at once if ``parent`` has already ended.
+    Call it after any change of ids, which resets it.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

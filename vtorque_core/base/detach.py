@@ -9,16 +9,9 @@ from collections.abc import Callable
 
 
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
-    """Run ``work`` in a child that outlives this process.
+    """Run ``work`` in a child that outlives this process. Raises OSError if fork(2) fails.
 
-    Args:
-        work: gets a function to call when this process no longer needs to wait.
-
-    Returns:
-        0 when the child calls that function; the child's exit status if it ends before.
-
-    Raises:
-        OSError: fork(2) fails.
+    Returns 0 when ``work`` calls its argument, or the child's exit status if it ends before.
     """
     reader, writer = os.pipe()
     if child := os.fork():

@@ -1,7 +1,6 @@
 """Names of this repository's distributions, the only ones that messages tell people to install.
 
-Anyone who registers a recommended name on an index could have code executed as root. Messages
-therefore recommend only these distributions, installed from a directory of wheels.
+Others could be registered by an attacker, whose code would run as root.
 """
 
 from __future__ import annotations

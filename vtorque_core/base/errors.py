@@ -1,8 +1,4 @@
-"""Exceptions and exit statuses of vTorque.
-
-Any other exception that reaches a command is a bug. Plugins may raise :class:`Refused` and
-:class:`HostFault`, which ``vtorque_core.api`` exports.
-"""
+"""Exceptions and exit statuses of vTorque. Any other exception in a command is a bug."""
 
 from __future__ import annotations
 
@@ -56,9 +52,7 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    Args:
-        refusals: each a :class:`Refusal` or its message.
-        parts: other fields of the refusals given as messages.
+    ``parts`` are fields of the refusals that are given as messages.
     """
 
     exit_code = EXIT_USAGE
@@ -90,7 +84,7 @@ class HostFault(VtorqueError):
 
 
 class InUse(HostFault):
-    """A resource is in use by another job, or another node has not prepared its part of the job."""
+    """A resource is in use by another job, or another node is not ready."""
 
     blames_node = False
 

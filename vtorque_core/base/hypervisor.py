@@ -1,7 +1,6 @@
 """All calls to libvirt; the only module that imports it, and only when needed.
 
-Every call runs in a daemon thread with a deadline. If libvirtd hangs, the thread is abandoned. All
-functions raise HostFault if libvirt fails or does not answer in time.
+Every call has a deadline. All functions raise HostFault if libvirt fails or does not answer.
 """
 
 from __future__ import annotations
@@ -137,7 +136,6 @@ def on_domain(
 
 
 def _if_there(work: Callable[[], T]) -> T | None:
-    """Return ``work()``, or None if libvirt reports a missing domain or network."""
     module = _libvirt()
     try:
         return work()
@@ -178,7 +176,6 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
 def _or_given_up(
     uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
 ) -> None:
-    """Run a long operation on a domain, and abort it on failure."""
     try:
         found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
@@ -195,10 +192,7 @@ def give_up(uri: str, uuid: str) -> None:
 
 
 def _of_memory(domain: str, path: str) -> str:
-    """Return snapshot XML for a domain's memory and devices, without disks.
-
-    libvirt then writes the file format of a saved domain (formatsnapshot.html, "memory").
-    """
+    """Return snapshot XML for a domain's memory and devices (formatsnapshot.html, "memory")."""
     snapshot = ElementTree.Element("domainsnapshot")
     ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
     disks = ElementTree.SubElement(snapshot, "disks")
@@ -232,12 +226,10 @@ def migrate_domain(
 ) -> None:
     """Migrate a domain to the libvirtd at the URI ``to``, with new domain XML.
 
-    A peer-to-peer tunnel (VIR_MIGRATE_TUNNELLED) lets the migration continue if the caller is
-    killed. The call aborts after ``timeout`` seconds. After HostFault, ask both nodes which one has
-    the domain.
+    The migration continues if the caller is killed, but not after ``timeout`` seconds. After
+    HostFault, ask both nodes which one has the domain.
 
-    With ``paused`` the domain is paused on both nodes. Its disks must exist on the destination,
-    which libvirt cannot check.
+    With ``paused`` the domain is paused on both nodes. Its disks must exist on the destination.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
@@ -260,10 +252,7 @@ def migratable_xml(uri: str, uuid: str) -> str:
 
 
 def versions(uri: str) -> dict[str, str]:
-    """Return the versions, by name, that two nodes must share to migrate a domain.
-
-    "processor" is the CPU model with all its features (formatcaps.html, "cpu").
-    """
+    """Return the versions, by name, that two nodes must share to migrate a domain."""
 
     def work(connection: Any) -> dict[str, str]:
         host = ElementTree.fromstring(connection.getCapabilities()).find("host/cpu")  # noqa: S314
@@ -327,8 +316,8 @@ class Taken:
     """Changes to a warm (paused) guest when a job claims it.
 
     Attributes:
-        devices: XML of devices to plug in. The last is plugged in while the domain runs, to tell
-            the guest that the others are present.
+        devices: XML of devices to plug in. The last is plugged in after the resume, as a signal
+            that the others are present.
         metadata: XML in the namespace ``uri`` with the prefix ``key``.
         cpus: host CPU ids for all threads; empty: any.
         host: number of CPUs of the host.
@@ -368,7 +357,7 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
-    """Kill a domain and wait until libvirt no longer lists it as running; a missing one is fine.
+    """Kill a domain and wait until it has ended; a missing one is fine.
 
     Spares a domain with the same UUID that was started later. Raises HostFault if QEMU still exists
     after ``deadline_s`` seconds (uninterruptible sleep).
@@ -401,7 +390,6 @@ def _running_id(connection: Any, uuid: str) -> int | None:
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
-    """Destroy the domain if it still has this id. Return the error, or an empty string."""
     module = _libvirt()
     domain = _if_there(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
@@ -423,10 +411,7 @@ def domain_runs(uri: str, uuid: str) -> bool:
 
 
 def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
-    """Return "runs", "still" (paused) or "" (no such domain).
-
-    The domain of an incoming migration counts as paused until the migration is complete.
-    """
+    """Return "runs", "still" (paused, or an incoming migration) or "" (no such domain)."""
     module = _libvirt()
     state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], _LOOKUP)
     if state in (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED):
@@ -479,8 +464,7 @@ def network_active(uri: str, name: str) -> bool:
 def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
     """Define a network, set it to autostart, and start it unless it is active.
 
-    Changes to an active network take effect at its next start. ``keep`` leaves an existing
-    definition unchanged.
+    ``keep`` leaves an existing definition unchanged.
     """
 
     def start(connection: Any) -> None:
@@ -496,7 +480,6 @@ def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
 
 
 def _with_known_uuid(connection: Any, xml: str) -> str:
-    """Add the UUID of the network that the XML replaces, which libvirt requires."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - from the core
     known = _find_network(connection, root.findtext("name") or "")
     if known is None or root.find("uuid") is not None:

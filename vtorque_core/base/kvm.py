@@ -1,9 +1,7 @@
 """Test if KVM works on this node, by executing guest instructions.
 
-Opening ``/dev/kvm``, creating a virtual machine or running one instruction proves nothing: some
-nested KVMs emulate every instruction and are slower than TCG. The probe therefore times a loop in
-64-bit mode with paging, in a child that is killed on timeout (Linux,
-Documentation/virt/kvm/api.rst).
+Some nested KVMs open and run, but emulate every instruction, slower than TCG. The probe therefore
+times a loop in 64-bit mode with paging (Linux, Documentation/virt/kvm/api.rst).
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     Args:
         accel: ``[node] accel``: auto, kvm or tcg.
         run_dir: root caches the result there until reboot.
-        user: user that must be able to use KVM (``[node] qemu_user``); None: the caller.
+        user: user that must be able to use KVM; None: the caller.
 
     Raises:
         HostFault: the site requires KVM, which does not work; or the user's group or setfacl(1) is
@@ -180,7 +178,6 @@ def _let_group(gid: int) -> None:
 
 
 def _read(path: Path, key: dict[str, Any]) -> Probe | None:
-    """Return the cached result of this boot, unless others could have written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

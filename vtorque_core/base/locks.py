@@ -1,7 +1,7 @@
 """File locks of this node (flock(2)), which end with their holder.
 
-Acquire the job's lock before the node's lock. A process may acquire a job's lock again, as the
-prologue does to tear down a failed start. Only the node's lock works in threads.
+Acquire the job's lock before the node's lock. A process may acquire a job's lock again. Only the
+node's lock works in threads.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ def lock_holder(descriptor: int) -> int | None:
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Return the pid of the POSIX lock on a file, or None. Raises OSError.
-
-    None also if a process on another machine holds the lock.
-    """
+    """Return the pid of a local process with a POSIX lock on a file, or None. Raises OSError."""
     with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
@@ -52,13 +49,7 @@ class Busy(HostFault):
 def take_lock(path: Path, wait: float) -> int:
     """Acquire a lock file and return its descriptor. Create the file and its directory (0700).
 
-    Args:
-        path: the lock file, in a directory that only root can write.
-        wait: seconds; 0 tries once.
-
-    Raises:
-        Busy: the lock is still held after ``wait`` seconds.
-        HostFault: the file cannot be created.
+    ``wait`` is in seconds; 0 tries once. Raises Busy, or HostFault if the file cannot be created.
     """
     end = time.monotonic() + wait
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -97,7 +88,6 @@ def flocked(descriptor: int, kind: int, end: float) -> bool:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Return True unless the last holder has removed or replaced the lock file."""
     try:
         there = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -167,21 +157,13 @@ ANYBODYS, ONE_EACH = range(8), range(8, 18)
 def libvirt_worker(
     paths: Paths, uid: int, deadline: float, failed: threading.Event
 ) -> Iterator[None]:
-    """Limit how many of libvirtd's workers the guest starts of one user occupy.
+    """Hold one of libvirtd's workers for a guest start, within the user's limit.
 
     A start occupies a worker until QEMU has started. Of libvirtd's 20 workers (libvirtd.conf,
-    max_workers), starts may use 18: eight for any user, and ten with at most one per user. The
-    locks are single bytes of the node's lock file (fcntl(2), open file description locks),
-    independent of flock(2). As root, in any thread.
+    max_workers), starts may use 18: eight for any user, and ten with at most one per user. As root,
+    in any thread.
 
-    Args:
-        paths: the site's paths.
-        uid: the job's owner.
-        deadline: of the start, in ``time.monotonic()`` seconds.
-        failed: set if another guest of the job has failed.
-
-    Raises:
-        HostFault: ``failed`` is set, or the deadline has passed.
+    Raises HostFault if ``failed`` is set or the ``deadline`` (``time.monotonic()``) has passed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.naming(paths.node_lock, stage="boot"):

@@ -1,8 +1,4 @@
-"""Names, paths, keys and addresses that are derived from a job id. Pure functions.
-
-All nodes compute the same names without communication, and teardown finds resources after any
-crash.
-"""
+"""Names, paths, keys and addresses that all nodes derive from a job id. Pure functions."""
 
 from __future__ import annotations
 
@@ -92,7 +88,7 @@ class Paths:
         return self.job_run(key) / "jobshell.lock"
 
     def job_lock(self, job_id: str) -> Path:
-        """Lock that excludes concurrent prologues and epilogues of a job."""
+        """Lock against concurrent prologues and epilogues of a job."""
         return self.run / "locks" / safe_name(job_id)
 
     def proof(self, job_id: str) -> Path:
@@ -105,9 +101,7 @@ class JobAttempt:
     """One attempt of a job, to which all acquired resources and records belong.
 
     Attributes:
-        id, attempt: as in the batch system.
-        owner, uid: the job's owner.
-        node: this node's name in the batch system; empty if the job is known from a journal only.
+        node: this node's name in the batch system; empty if unknown.
     """
 
     id: str
@@ -118,7 +112,7 @@ class JobAttempt:
 
     @property
     def key(self) -> str:
-        """Name of the attempt in journals and directories (:func:`job_key`)."""
+        """Name of the attempt in journals and directories."""
         return job_key(self.id, self.attempt)
 
 
@@ -171,7 +165,7 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
     Args:
         secret: the site secret, at least 32 bytes.
-        purpose: such as ``"ssh-user"``. Different purposes give independent bytes.
+        purpose: such as ``"ssh-user"``.
         parts: job id, attempt, rank; joined unambiguously.
         length: at most 8160 bytes (255 blocks).
     """
@@ -191,5 +185,5 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
 
 def guest_mac(secret: bytes, guest: str, nic: int, prefix: str) -> str:
-    """Return the MAC of a guest's NIC: three bytes of ``prefix``, and three derived bytes."""
+    """Return the MAC of a guest's NIC: ``prefix`` and three derived bytes."""
     return f"{prefix}:{derive(secret, 'mac', guest, nic, length=3).hex(':')}"

@@ -1,7 +1,4 @@
-"""Run system tools as root, so that they die with the process that started them.
-
-Tools that parse untrusted files run as an unprivileged user instead.
-"""
+"""Run system tools as root or unprivileged, so that they die with the process that started them."""
 
 from __future__ import annotations
 
@@ -20,15 +17,9 @@ _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     """Return a command that runs ``argv`` and that the kernel kills when its starter ends.
 
-    The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
-    prctl(2)). If it has already ended, the command exits with 126. Children of ``argv`` are not
-    killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS).
-
-    A shell starts ``argv``: it drops variables whose names are not identifiers, and adds PWD.
-
-    Args:
-        argv: the command.
-        rights: options of setpriv(1), applied first.
+    The starter is the thread that calls this and then starts the command. Children of ``argv`` are
+    not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS). The command's shell drops
+    variables whose names are not identifiers. ``rights`` are options of setpriv(1).
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
@@ -37,8 +28,8 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 def alone() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
-    When the tool ends, the kernel kills all its processes (pid_namespaces(7)). Otherwise a
-    compromised parser could still change a file after its validation. Empty unless root, for tests.
+    The tool's processes end with it, so that none can change a file after its validation. Empty
+    unless root, for tests.
     """
     if not effective_root():
         return ()
@@ -57,14 +48,8 @@ def run_tool(
 ) -> str:
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
-    The tool is killed when the calling thread ends (:func:`guarded`), so that it creates nothing
-    after teardown.
-
-    Args:
-        argv: the tool and its arguments.
-        timeout: in seconds.
-        stdin: standard input.
-        uid: run as this user, without groups and privileges; None: as root.
+    The tool is killed when the calling thread ends. Runs as root, or as ``uid`` without groups and
+    privileges. ``timeout`` is in seconds.
 
     Raises:
         HostFault: the tool is missing, fails or times out; with the end of its output.

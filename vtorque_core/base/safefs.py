@@ -1,9 +1,9 @@
 """Create and remove files as root without following paths that others control.
 
-A directory is trusted if it and its parents belong to root (or the calling user, in tests and
-personal sites) and nobody else can write there. A sticky directory such as /tmp is trusted, because
-others cannot replace its entries. All operations are relative to a descriptor of a trusted
-directory. They never follow a link in the last component, and elsewhere only root's links.
+A directory is trusted if it and its parents belong to root (or the calling user) and nobody else
+can write there, or replace entries (sticky directories). All operations are relative to a
+descriptor of a trusted directory. They never follow a link in the last component, and elsewhere
+only root's links.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
     """Return True if a user other than root and ``uid`` may write a file or directory.
 
-    A user's private group counts as the user (umask 002) unless there is an ACL, whose mask appears
-    as the group's permission (acl(5)). The mode of a symbolic link is meaningless.
+    A user's private group counts as the user (umask 002) unless there is an ACL (acl(5)).
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):
@@ -162,14 +161,8 @@ def replace(
 def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
     """Set an ACL that gives permissions to some users and nobody else (linux/posix_acl_xattr.h).
 
-    Args:
-        descriptor: the open file or directory.
-        uids: the users. If this is only the caller, nothing is set.
-        own: permissions of the owner: 4 read, 2 write, 1 execute.
-        theirs: permissions of the users.
-
-    Raises:
-        OSError: the file system has no ACLs.
+    ``own`` and ``theirs`` are the permissions of owner and users: 4 read, 2 write, 1 execute.
+    Nothing is set if the only user is the caller. Raises OSError without ACL support.
     """
     nobody = 0xFFFFFFFF
     others = sorted(set(uids) - {os.geteuid()})
@@ -200,7 +193,7 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def beside(path: str) -> str:
-    """Return the name of the temporary file of :func:`replace`. Programs ignore it for its dot."""
+    """Return the name of the temporary file of :func:`replace`, a hidden file."""
     directory, _, name = path.rpartition("/")
     return f"{directory}/.{name}.new"
 
@@ -241,7 +234,6 @@ def remove_tree(path: str) -> None:
 
 
 def _empty_all(directory: int, path: str) -> None:
-    """Empty a directory; retry if a tool whose caller was killed has just added a file."""
     end = time.monotonic() + _STRAGGLERS
     while True:
         try:
@@ -271,7 +263,6 @@ def _empty(directory: int, path: str, depth: int) -> None:
 
 
 def _mount_id(descriptor: int) -> str:
-    """Return the mount of a descriptor (proc(5)); st_dev does not distinguish bind mounts."""
     text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
     return next(line for line in text.splitlines() if line.startswith("mnt_id:"))
 

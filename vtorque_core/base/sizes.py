@@ -18,8 +18,7 @@ _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML 
 def size_mib(text: str) -> int:
     """Return the MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
 
-    Units are binary (1024), with or without ``iB`` or ``B``, in any case. Raises ValueError for
-    zero, fractions of a MiB and absurdly large sizes.
+    Units are binary (1024). Zero and fractions of a MiB are invalid.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -40,7 +39,7 @@ def show_mib(mib: int) -> str:
 
 
 def count(text: str) -> int:
-    """Return a non-negative integer of at most nine digits. Raises ValueError."""
+    """Return a non-negative integer of at most nine digits."""
     if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII):
         raise ValueError("is not a whole number")
     return int(text)
@@ -49,7 +48,7 @@ def count(text: str) -> int:
 def boolean(text: str) -> bool:
     """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case.
 
-    Raises ValueError, also for 0 and 1, because 0 meant enabled in the vTorque of 2017.
+    0 and 1 are invalid, because 0 meant enabled in the vTorque of 2017.
     """
     word = text.strip().lower()
     if word in _TRUE:
@@ -64,7 +63,7 @@ def boolean(text: str) -> bool:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of ``300``, ``90s``, ``5m``, ``2h``, ``500ms``. Raises ValueError."""
+    """Return the seconds of ``300``, ``90s``, ``5m``, ``2h``, ``500ms``."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a duration: write a whole number with ms, s, m, h or d, like 90s")
@@ -72,7 +71,7 @@ def duration(text: str) -> float:
 
 
 def walltime(text: str) -> int:
-    """Return the seconds of PBS's ``[[HH:]MM:]SS`` (pbs_resources(7)). Raises ValueError."""
+    """Return the seconds of PBS's ``[[HH:]MM:]SS`` (pbs_resources(7))."""
     parts = text.strip().split(":")
     if not 1 <= len(parts) <= 4 or not all(re.fullmatch(r"[0-9]{1,9}", p, re.ASCII) for p in parts):
         raise ValueError("is not a walltime: write [[HH:]MM:]SS")

@@ -6,11 +6,7 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return at most ``most`` similar names, the most similar first.
-
-    Swapped letters are the most common typing error, but difflib rates them low, so they come
-    first.
-    """
+    """Return at most ``most`` similar names, those with swapped letters first."""
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 
     word, names = name.lower()[:64], {each.lower(): each for each in sorted(known)}

@@ -16,8 +16,8 @@ _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None = None) -> None:
     """Check ``path`` and every directory and symbolic link on the way from ``/``.
 
-    A sticky directory (``/tmp``) is accepted, because others cannot rename or remove root's entries
-    (inode(7)). Group write permission is refused, except for a user's private group without an ACL.
+    A sticky directory (``/tmp``) is accepted, because others cannot replace root's entries. Group
+    write permission is refused, except for a user's private group.
 
     Args:
         path: must exist; relative to the current directory.
@@ -82,10 +82,9 @@ def _check(here: str | Path, uid: int) -> bool:
 
 
 def require_own_code(uid: int = 0) -> None:
-    """Check that nobody else can change the code of this process. Raises ConfigError.
+    """Check that nobody else can change interpreter, import path and code. Raises ConfigError.
 
-    Checks the interpreter, the import path and all files of vtorque_core. Plugins are checked
-    before their import.
+    Plugins are checked before their import.
     """
     package = Path(__file__).parents[1]
     for place in dict.fromkeys((sys.executable, *sys.path, str(package))):

@@ -29,14 +29,7 @@ from vtorque_core.site.request import Request
 def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     """Print the node's plan for a request and return the exit status. As the user.
 
-    Args:
-        request: the request.
-        config: the site config.
-        granted: resources that would be requested per node.
-        facts: known facts of the job.
-
-    Raises:
-        Refused, HostFault: as on the node.
+    Raises Refused and HostFault, as on the node.
     """
     site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)

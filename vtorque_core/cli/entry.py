@@ -36,8 +36,8 @@ OWN = ("hook", "jobshell")
 def begin(module: str) -> None:
     """Make this process safe to run as root; no effect for other users.
 
-    Call it before other imports. Executes ``module`` again unless Python is in isolated mode. Sets
-    a fixed environment and umask. Raises ConfigError if others than root can write the code.
+    Call it before other imports. Executes ``module`` again in isolated mode, and sets a fixed
+    environment and umask. Raises ConfigError if others than root can write the code.
     """
     if os.geteuid() != 0:
         return
@@ -114,9 +114,8 @@ class _Stream(io.TextIOWrapper):
 def open_streams() -> None:
     """Open closed standard streams for this process and its children, and guard outputs.
 
-    Otherwise the next opened file would become a standard stream. A command that uses a closed
-    stream fails, as in gnulib's stdopen.c. Hooks and job shells do not: Torque runs
-    epilogue.parallel without outputs if it cannot open the job's.
+    Otherwise the next opened file would become a standard stream. Commands that use a closed stream
+    fail; hooks do not, because Torque may run them without outputs.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -154,8 +153,8 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 def become_clean(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
-    Libraries obey variables of the caller: libvirt writes to the file in LIBVIRT_LOG_OUTPUTS.
-    OpenPBS's pbs_mom runs hooks with blocked signals, which daemons would inherit.
+    Libraries obey variables of the caller, and OpenPBS runs hooks with blocked signals, which
+    daemons would inherit.
     """
     fixed = clean(kept)
     os.environ.clear()

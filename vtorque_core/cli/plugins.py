@@ -119,7 +119,6 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
 
 
 def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
-    """Return the contributions by plugin, and mark plugins that fail as broken."""
     loaded.options(), loaded.guest_types(), loaded.batch_systems(), loaded.image_builders()
     found: dict[str, dict[str, list[str]]] = {}
     for kind, hook, name_of in _KINDS:

@@ -87,7 +87,6 @@ def _found(site: Site, journals: int, job_id: str) -> str:
 
 
 def _sweep(site: Site) -> None:
-    """Remove unused image versions, and packet filters of inactive networks. Ignores errors."""
     from vtorque_core.images import store  # noqa: PLC0415
     from vtorque_core.resources import netfilter  # noqa: PLC0415
 

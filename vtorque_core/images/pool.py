@@ -1,7 +1,7 @@
 """Find and check images in the pool and in the node's cache. As any user.
 
-Hashing all files would take too long, so :func:`lookup` compares size, modification time and inode
-with the sidecar. A pool or image that others than root can write is refused.
+Files are compared with the sidecar by size, modification time and inode, because hashing takes too
+long. An image that others than root can write is refused.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def check_name(name: str) -> None:
 
 
 def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
-    """Return one image after checking its files by size, time and inode. Any user.
+    """Return one image after checking its files by size, time and inode.
 
     Args:
         pool: directory of the images.
         name: untrusted.
         cache: the node's copies, preferred if identical; used alone if the pool is missing.
-        accept: called with the sidecar; raises Refused for an unacceptable image.
+        accept: raises Refused for an unacceptable image.
 
     Raises:
         Refused: the image is missing, invalid or changed, or others can write it.
@@ -139,7 +139,6 @@ def select(
 ) -> Image:
     """Return the requested image: by name, or the only one of a distro and architecture.
 
-    None and empty text match any. A named image must also match distro and arch, if given.
     ``distro`` may be a family (``redhat`` for Rocky Linux). Raises Refused and HostFault.
     """
     if name:
@@ -221,10 +220,7 @@ def _checked(pool: Path, name: str) -> Listed:
 
 
 def file_status(path: str, name: str) -> os.stat_result:
-    """Return the status of an image's file.
-
-    Raises Refused unless regular and writable by root only.
-    """
+    """Return the status of an image's file. Raises Refused unless regular and root's."""
     status = _part(path, name)
     if not stat.S_ISREG(status.st_mode):
         raise bad(name, f"{path.rpartition('/')[2]} is not a regular file")
@@ -272,8 +268,8 @@ def bad(name: str, reason: str) -> Refused:
 def ramdisk_mib(image: Path) -> int:
     """Return the MiB that an overlay of a disk image can grow to.
 
-    The virtual size is in bytes 24 to 31 of a qcow2 header. The overlay's tables take 10 bytes per
-    64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
+    The overlay's tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and
+    first level less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

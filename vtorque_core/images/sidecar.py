@@ -150,7 +150,7 @@ def _sha256(lines: Iterable[str]) -> str:
 
 
 def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
-    """Return the version name for files with these hashes: 128 bits of SHA-256."""
+    """Return the version name for files with these hashes."""
     lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
     return "v" + _sha256(lines)[:32]
 

@@ -1,7 +1,6 @@
 """Signatures of images by keys that the site trusts, made and verified by ssh-keygen.
 
-They sign the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH). An allowed
-signers file lists the keys (ssh-keygen(1), ALLOWED SIGNERS).
+They sign the sidecar's name, file hashes and boot settings (PROTOCOL.sshsig of OpenSSH).
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing,
 
 
 def signed_bytes(sidecar: Sidecar) -> bytes:
-    """Return the data that is signed, identical for every copy of the image.
-
-    ASCII JSON with sorted keys and without blanks: the sidecar without builder, times and
-    signature, with only the hashes of files.
-    """
+    """Return the signed data: the sidecar without builder, times and signature, as ASCII JSON."""
     facts = {key: value for key, value in sidecar.as_json().items() if key not in _NOT_SIGNED}
     facts["files"] = {file: record.sha256 for file, record in sidecar.files.items()}
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
@@ -50,15 +45,11 @@ def acceptor(signers: str) -> Callable[[Sidecar], None]:
 
 
 def signer_of(sidecar: Sidecar, signers: Path) -> str:
-    """Return the allowed signer of an image. As any user; as root, ssh-keygen runs as nobody.
-
-    Args:
-        sidecar: of the image.
-        signers: the allowed signers file, writable by root only.
+    """Return the allowed signer of an image. As any user.
 
     Raises:
         Refused: no signature, or not by a currently valid key.
-        HostFault: the file or ssh-keygen is missing, or others can write the file.
+        HostFault: the allowed signers file or ssh-keygen is missing, or others can write the file.
     """
     text = _read(signers)
     if not sidecar.signature:

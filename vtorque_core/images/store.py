@@ -6,9 +6,8 @@
     <pool>/.staging-*             image being built; the builder holds a lock
     <pool>/.trash-*               files being removed; never read
 
-Changes are renames under the pool's lock, and the next change removes what a killed one left behind
-(:func:`sweep`). A version is removed when no name refers to it, its time has passed, and no open
-journal of this node names it. All functions except readers run as root.
+Changes are renames under the pool's lock. A version is removed when no name refers to it, its time
+has passed, and no open journal of this node names it. All functions except readers run as root.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ Uses = Mapping[str, tuple[str, ...]]
 
 @contextmanager
 def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
-    """Hold the pool's lock exclusively, or ``shared`` against changes. Raises HostFault.
+    """Hold the pool's lock on this node, ``shared`` against changes only. Raises HostFault.
 
-    The lock is local to the node. If nodes share a pool, only one may change it at a time.
+    If nodes share a pool, only one may change it at a time.
     """
     with safefs.closing(os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)
@@ -110,10 +109,7 @@ def reinstate(home: Path, version: str) -> None:
 
 
 def old_versions(home: Path) -> list[tuple[str, float]]:
-    """Return (version, Unix time of expiry) of all versions without a name.
-
-    Raises ValueError if the current version is unknown.
-    """
+    """Return (version, Unix time of expiry) of all versions without a name. Raises ValueError."""
     now = current(home)
     found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
     return [(version, _until(home, version)) for version in sorted(found)]
@@ -147,8 +143,8 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
 def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
-    ``over_only`` removes only expired versions, for nodes that do not change the pool themselves:
-    another host's current build looks like a leftover. Raises HostFault.
+    ``over_only`` removes only expired versions, for nodes that do not change the pool themselves.
+    Raises HostFault.
     """
     with safefs.naming(pool), locked(pool):
         uses = _uses_or_none(paths)
@@ -176,10 +172,7 @@ def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
 
 
 def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
-    """Move unused files of an image to the trash, under the pool's lock; return the versions.
-
-    Raises ValueError if the current version is unknown.
-    """
+    """Move unused files of an image to the trash, under the pool's lock; return the versions."""
     gone = []
     now = time.time()
     for version, until in old_versions(home):
@@ -200,10 +193,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an expired version without a name that its last job has just released.
-
-    Called under the node's lock. Does nothing if this node cannot change the pool.
-    """
+    """Remove an expired version without a name that its last job has just released."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if current(home) == path.name or not path.exists() or _until(home, path.name) > time.time():

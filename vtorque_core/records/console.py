@@ -42,8 +42,7 @@ def tail(
 ) -> tuple[str, ...]:
     """Return the last ``lines`` nonblank lines, printable; empty without a console log.
 
-    Never raises. Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log
-    grows.
+    Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log grows.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, HostFault), os.fdopen(os.open(path, flags), "rb") as file:

@@ -157,9 +157,8 @@ class Journal:
             plugin: whose hook acquires it; ``"core"`` for the core.
             phase: phase of the life cycle, for messages and the report.
             guest: index on this node; None: the whole job.
-            needs: further records to release after this one. Directories, leases and the warm guest
-                of the guest and the job are implied (files need no leases); a domain needs all
-                their earlier records.
+            needs: further records to release after this one, beside those that every resource
+                needs.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -231,7 +230,7 @@ class Journal:
         return tuple(sorted(always | set(wanted)))
 
     def phase(self, name: str, guest: int | None = None, used: Usage | None = None) -> None:
-        """Add a point to the timeline. Never raises: no job may fail for its timeline."""
+        """Add a point to the timeline. Never raises."""
         line = {"op": "phase", "name": name, "guest": guest, "t": time.time()}
         if used is not None:
             line |= {"cpu": used.cpu_seconds, "mib": used.peak_mib}
@@ -253,8 +252,7 @@ class Journal:
     def _note(self, line: Mapping[str, Any]) -> None:
         """Append a line, unless an earlier append has failed.
 
-        After a gap, a lease could appear released before the resource that uses it. Teardown would
-        then release that resource again, while another job holds the lease.
+        After a gap, a lease could appear released before the resource that uses it.
         """
         with self._mutex:
             if self._broken:

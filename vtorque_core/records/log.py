@@ -1,10 +1,8 @@
 """Write a job's log on this node. As root, in prologue, starter, epilogue and reaper.
 
 While a log is :func:`opened`, messages of ``vtorque_*`` loggers of this process and its children go
-to ``log.jsonl`` in the job's kept records. A nested log replaces the outer one until it ends.
-
-Nothing raises, and only the disk can block. :func:`entry` limits and escapes untrusted text. For
-reading see :mod:`vtorque_core.api.job_log`.
+to ``log.jsonl`` in the job's kept records. Nothing raises. For reading see
+:mod:`vtorque_core.api.job_log`.
 """
 
 from __future__ import annotations
@@ -186,10 +184,7 @@ def opened(log: Log) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def reopened() -> Iterator[None]:
-    """Reopen the current log in a forked process that runs independently.
-
-    Inherited descriptors are not closed, because their numbers may have been reused.
-    """
+    """Reopen the current log in a forked process that runs independently."""
     before = _open.copy()
     _open.clear()
     mine = [opened(replace(log, _file=None, _torn=False, _told=set())) for log in before[-1:]]

@@ -50,7 +50,6 @@ class JobHeader:
 
     Attributes:
         plugins: ``"distribution version"`` of all participating plugins by name.
-        whole_node: as in :class:`vtorque_core.api.batch_system.BatchJob`.
         off: plugins that ``[[limits]]`` disable for the job.
         spare: name of the service that keeps this warm guest; empty for a job.
     """
@@ -65,7 +64,7 @@ class JobHeader:
     spare: str = ""
 
     def line(self) -> dict[str, Any]:
-        """Return the first line. It omits the node, because a journal belongs to one node."""
+        """Return the first line, without the node, because a journal belongs to one node."""
         line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(self.job)}
         del line["node"]
         return line | {
@@ -88,7 +87,7 @@ class Record:
         tries: number of failed releases.
         error: of the last one.
         created: create() has returned.
-        clock: ``time`` by CLOCK_MONOTONIC; None in older journals.
+        clock: ``time`` by CLOCK_MONOTONIC.
     """
 
     seq: int
@@ -158,7 +157,7 @@ class JournalState:
 
     @property
     def suspended(self) -> bool:
-        """True if the batch system has suspended the job (:mod:`vtorque_core.live.suspend`)."""
+        """True if the batch system has suspended the job."""
         return self.phase == SUSPENDED
 
     @property
@@ -179,13 +178,8 @@ def walk(
 ) -> Iterator[JournalState]:
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    Args:
-        paths: the site's paths.
-        job_id: None: all jobs.
-        troubled: called for unreadable and empty journals. Without it, empty ones are skipped.
-
-    Raises:
-        JournalError: a journal is unreadable, and ``troubled`` is None.
+    ``troubled`` is called for unreadable and empty journals. Without it, empty ones are skipped,
+    and an unreadable one raises JournalError.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):
@@ -223,7 +217,7 @@ def find(paths: Paths, job_id: str | None) -> list[JournalState]:
 
 
 def lock_name(path: Path) -> str:
-    """Return the name of a journal's job lock, also for an unreadable journal."""
+    """Return the name of a journal's job lock."""
     return path.name.removesuffix(".jsonl").rpartition(".")[0]
 
 
@@ -284,7 +278,6 @@ def _corrupt(path: Path, number: int, error: Exception) -> JournalError:
 
 
 def _whole_lines(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines and their length in bytes."""
     raw = data.split(b"\n")[:-1]  # what follows the last newline is empty or torn
     parsed: list[dict[str, Any]] = []
     size = 0
@@ -358,10 +351,7 @@ def _header(line: dict[str, Any]) -> JobHeader:
 
 
 def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource:
-    """Return the resource for ``release()``, with defaults for fields that are not journaled.
-
-    Raises OrphanError if the kind is unknown or has other fields.
-    """
+    """Return the resource for ``release()``. Raises OrphanError for an unknown kind or version."""
     kind = kinds.get(record.kind)
     if kind is None:
         raise OrphanError(f"no loaded plugin knows the kind {record.kind}")

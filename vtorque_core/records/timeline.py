@@ -26,16 +26,15 @@ def keep(paths: Paths, state: JournalState) -> None:
 
 
 def keep_start(paths: Paths, state: JournalState) -> None:
-    """Keep the phases of a job with ready guests, because its owner cannot read the journal."""
+    """Keep the phases of a started job for its owner, who cannot read the journal."""
     kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
 
-    A phase of the job lasts until the next one, the last until ``until``. A mark of a guest is
-    measured from the start of the job's phase. The mark ``used`` has ``cpu_seconds`` and
-    ``peak_mib``.
+    A mark of a guest is measured from the start of the job's phase. The mark ``used`` has
+    ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
     found = []
