@@ -157,8 +157,8 @@ class Journal:
             plugin: whose hook acquires it; ``"core"`` for the core.
             phase: phase of the life cycle, for messages and the report.
             guest: index on this node; None: the whole job.
-            needs: further records to release after this one, beside those that every resource
-                needs.
+            needs: further records to release after this one. Directories and leases of the guest
+                and the job are implied.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]

@@ -1,7 +1,6 @@
 """Read and validate the site config, ``/etc/vtorque/vtorque.toml``, and locate each value.
 
-``[plugins]`` is read first, because the plugins define other tables. Without the file all values
-are defaults. Errors are ConfigError with file, line and key.
+Errors are ConfigError with file, line and key.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ S = TypeVar("S")
 class Raw:
     """The parsed file before validation; ``data`` is empty if the file does not exist.
 
-    Attributes:
-        personal: a personal site; its defaults are in ``data``.
+    For a ``personal`` site ``data`` includes the defaults.
     """
 
     path: Path
@@ -72,7 +70,7 @@ class Site:
 
     Attributes:
         options: limits of every registered ``-vm`` key.
-        limits: limits for some jobs, see :mod:`job_limits`.
+        limits: limits for some jobs.
         warnings: for ``vtorque config check``.
         settings: settings objects by plugin name.
     """
@@ -115,11 +113,11 @@ class Site:
         raise KeyError(settings.__name__)
 
     def origin(self, key: str) -> str:
-        """Return where a dotted key (``node.accel``) is set: ``"default"`` or ``"file:line"``."""
+        """Return where a dotted key is set: ``"default"`` or ``"file:line"``."""
         return self.raw.origin(key)
 
     def place(self, key: str) -> str:
-        """Return the location of a dotted key for messages; ``limits.1`` is an entry."""
+        """Return the location of a dotted key for messages."""
         table, _, name = key.rpartition(".")
         entry = ""
         if table.startswith("limits."):
@@ -191,16 +189,9 @@ def plugins_config(raw: Raw) -> schema.PluginsTable:
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
-    """Return the validated site config.
+    """Return the validated site config. With ``node`` the acting modules must be loaded.
 
-    Args:
-        raw: from :func:`read_toml`.
-        plugins: loaded according to ``[plugins]``.
-        node: acting modules are loaded too, so a table without a plugin is an error.
-
-    Raises:
-        ConfigError: the first problem and the number of others.
-        Conflict: two plugins contradict each other.
+    Raises ConfigError with the first problem, or Conflict if two plugins contradict each other.
     """
     builder = _Builder(raw)
     site = builder.site(plugins, node)
@@ -216,7 +207,7 @@ def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
 
 
 def paths_of(raw: Raw) -> Paths:
-    """Return only ``[paths]``, for teardown, which must work if everything else is broken."""
+    """Return only ``[paths]``, for teardown, which must work with a broken config."""
     builder = _Builder(raw)
     table: Paths | None = builder.table(Paths, "paths")
     builder.raise_first()
@@ -335,7 +326,6 @@ class _Builder:
         return {name: share for name, share in found.items() if share is not None}
 
     def limits(self, table: str, tables: Any, below: Mapping[str, Limits]) -> dict[str, Limits]:
-        """Return the limits in ``[<table>.<key>]``, with ``below`` as defaults."""
         found = {}
         for key in self.named(table, tables):
             name = f"{table}.{key}"

@@ -1,7 +1,6 @@
 """Types of the items that plugins may return from each hook, checked at run time.
 
-A copy of the annotations in :mod:`vtorque_core.api.hooks`, because reading those would slow down
-every ``vsub``.
+Reading the annotations in :mod:`vtorque_core.api.hooks` instead would slow down ``vsub``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Limits for jobs of a queue, group and so on: ``[[limits]]``.
 
-An entry can set everything of ``[options.<key>]``, and enable or disable plugins. Each matching
-entry overrides earlier ones and ``[options]``.
+Each matching entry overrides earlier ones, ``[options]`` and ``[plugins]``.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
 
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the facts known before submission: user (empty: the caller) and groups on this host.
+    """Return user (empty: the caller) and groups on this host, the facts known before submission.
 
     Raises KeyError for an unknown name, ConfigError for a caller without an account.
     """

@@ -1,7 +1,6 @@
 """Compute the size of guests whose vCPUs or RAM follow the job's grant. Pure.
 
-Guests get all CPUs of the job. QEMU's memory, RAM disks and the needs of plugins are subtracted
-from the grant, the host's reserve is not.
+QEMU's memory, RAM disks and the needs of plugins are subtracted from the grant.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ class Granted:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
     Attributes:
-        cpus: number of CPUs for the guests' vCPUs.
         mib: memory in MiB, including QEMU's.
-        reserved: number of these CPUs that are reserved for the host and cannot be exclusive.
+        reserved: number of CPUs that are reserved for the host and cannot be exclusive.
     """
 
     cpus: int | None = None
@@ -43,12 +41,7 @@ def sized(
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
     """Return the request with numbers in place of JOB, notes for the user, and refusals.
 
-    Args:
-        asked: typed request within the site's limits.
-        site: the site config.
-        extras: returns the needs of plugins for a request.
-        granted: resources on this node.
-        disk: MiB of a guest's RAM disk.
+    ``extras`` returns the needs of plugins. ``disk`` is a guest's RAM disk in MiB.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _with(asked, {option.key: _unlimited(option, site) for option in of_job})
@@ -113,7 +106,6 @@ def memory(settled: JobRequest, site: Site, extras: Extras, disk: int) -> int:
 
 
 def _unlimited(option: Option[Any], site: Site) -> int:
-    """Return the default of the site or of vTorque, within the site's limits."""
     limits = site.options.get(option.key, Limits())
     default = UNLIMITED[option.key] if limits.default in (None, JOB) else limits.default
     return nearest(option, limits, default)

@@ -1,7 +1,6 @@
 """Load plugins and site config, on both sides of the trust boundary.
 
-A user may name any config for ``vsub``, because the node uses its own. As root, only config and
-plugins are read that nobody else can write.
+``vsub`` accepts any config. As root, config and plugins must be writable by root only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tupl
     Args:
         path: the config file.
         node: True: also load acting modules; names: those of these plugins.
-        new: see :func:`read_toml`.
+        new: the file may be missing.
 
     Raises:
         ConfigError: the config is invalid.

@@ -32,8 +32,7 @@ class Rule:
 class Limits:
     """One ``[options.<key>]`` table. ``allow`` None: anything; ``default`` None: the option's own.
 
-    Attributes:
-        set_by: dotted key of each value that is set: ``limits.1.options.ram.max``.
+    ``set_by`` has the dotted key of each value that is set: ``limits.1.options.ram.max``.
     """
 
     default: Any = None
@@ -112,7 +111,7 @@ def refusal(
 def nearest(option: Option[Any], limits: Limits, number: int) -> int:
     """Return the largest allowed value up to ``number``, otherwise the smallest allowed one.
 
-    Returns ``number`` if the limits name no allowed value; :func:`refusal` then has the reason.
+    Returns ``number`` if there is none.
     """
     rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
     named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
@@ -128,15 +127,9 @@ def nearest(option: Option[Any], limits: Limits, number: int) -> int:
 def read_limits(
     option: Option[Any], table: Mapping[str, Any], name: str, below: Limits
 ) -> tuple[Limits, dict[str, str]]:
-    """Return the limits in ``[options.<key>]``, and problems by key.
+    """Return the limits in ``[options.<key>]``, named ``name``, and problems by key.
 
-    The default must be within the limits, so that a job without the option is not refused.
-
-    Args:
-        option: the option.
-        table: from tomllib.
-        name: dotted name of the table.
-        below: defaults.
+    The default must be within the limits, which override ``below``.
     """
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Personal site: vTorque for a user without root, on a machine without the admin's site.
 
 All files belong to the user, in XDG base directories. Jobs and QEMU run as the user (libvirt's
-session mode). All processes need the same :data:`VARIABLES`.
+session mode).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 def is_meant(path: Path) -> bool:
     """Return True if the config is that of the caller's personal site.
 
-    The caller is not root and names the personal config, or the default one on a machine without an
-    admin's site.
+    Users get it by its path or, on a machine without an admin's site, by default.
     """
     if os.geteuid() == 0:
         return False
@@ -77,7 +76,7 @@ def account() -> pwd.struct_passwd:
 def defaults() -> Mapping[str, Mapping[str, Any]]:
     """Return the personal site's defaults, as TOML values, and set HOME and XDG_RUNTIME_DIR.
 
-    libvirt's client finds its daemon by them. ``su -m`` keeps another user's HOME.
+    libvirt's client finds its daemon by these variables.
     """
     state = _home("XDG_STATE_HOME")
     runtime = _runtime(state / "run")
@@ -105,8 +104,8 @@ def _home(variable: str) -> Path:
 def _runtime(link: Path) -> Path:
     """Return a private runtime directory: the session's, otherwise one in /tmp.
 
-    ``link``, in the user's state directory, points to the one in /tmp. Its name is random, because
-    another user could create a predictable one first.
+    ``link`` points to the one in /tmp. Its name is random, because another user could create a
+    predictable one first.
     """
     for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
         if given.startswith("/") and _is_own(Path(given)):

@@ -1,7 +1,7 @@
 """Find, load and call plugins. A broken plugin is reported and does not stop the others.
 
-Entry point groups: ``vtorque1`` (declaring modules, all that ``vsub`` imports) and
-``vtorque1.node`` (acting modules, as root). The digit is the major version of the API.
+Entry point groups: ``vtorque1`` (declaring modules) and ``vtorque1.node`` (acting modules, as
+root). The digit is the major version of the API.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class PluginError(VtorqueError):
 
 @dataclass(frozen=True)
 class Contribution(Generic[T]):
-    """One item of a plugin's hook, or the exception that the hook raised.
-
-    Attributes:
-        where: module and line of the hook, with an exception.
-    """
+    """One item of a plugin's hook, or the exception that the hook raised at ``where``."""
 
     plugin: str
     distribution: str
@@ -70,8 +66,8 @@ class Contribution(Generic[T]):
 def entry_points(*groups: str) -> list[EntryPoint]:
     """Return the entry points of these groups in the order of ``sys.path``.
 
-    Skips unreadable distributions; the library's ``entry_points()`` would fail for all. Each
-    process reads the files once.
+    Skips unreadable distributions, for which the library's function fails. Each process reads the
+    files once.
     """
     return list(_entry_points(groups, tuple(sys.path)))
 
@@ -164,7 +160,7 @@ class Plugins:
         distributions: distribution of each plugin.
         costs: CPU seconds of the import of each declaring module.
         off: installed plugins that the site disables.
-        withheld: loaded plugins that are disabled for this job, and the setting.
+        withheld: plugins that are disabled for this job, and the setting.
     """
 
     def __init__(self) -> None:
@@ -193,7 +189,7 @@ class Plugins:
             node: True: also acting modules; names: those of these plugins.
             enable: ``[plugins] enable``; None: all installed ones.
             disable: ``[plugins] disable``; these are not imported.
-            only: exactly these, regardless of the site (teardown: those in the journal).
+            only: exactly these, regardless of the site.
         """
         self = cls()
         self.register(
@@ -248,7 +244,7 @@ class Plugins:
             del self._modules[id(module)]
 
     def without(self, withheld: Mapping[str, str]) -> Plugins:
-        """Return a view of the plugins for a job for which some are disabled (``withheld``).
+        """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
         Acquire resources with the same view that wrote the journal header. Teardown loads only the
         plugins named there.
@@ -425,7 +421,6 @@ class Plugins:
 
 
 def _items(hook: str, result: Any) -> Iterator[Any]:
-    """Yield the items of a hook's result. Raises TypeError at the first of a wrong type."""
     if result is None and not hook_items.wanted(hook):
         yield None  # an action
         return
@@ -436,7 +431,7 @@ def _items(hook: str, result: Any) -> Iterator[Any]:
 
 
 def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
-    """Raise a contribution's error; exceptions that are not vTorque's become a PluginError."""
+    """Raise a contribution's error, or PluginError if it is not one of vTorque's."""
     error = contribution.error
     if isinstance(error, VtorqueError):
         raise error

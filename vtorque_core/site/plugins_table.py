@@ -15,10 +15,10 @@ from vtorque_core.site.schema import PluginsTable
 def plugin_problems(
     wanted: PluginsTable, plugins: Plugins, system: str, origin: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key of ``[plugins]``, problem).
+    """Yield (key of ``[plugins]``, problem). ``origin`` returns where a key is set.
 
-    A plugin of this repository may be disabled where it is not installed, so that all hosts can
-    share a config. ``system`` is ``[batch] system``; ``origin`` returns where a key is set.
+    Plugins of this repository may be disabled where they are not installed, so that hosts can share
+    a config.
     """
     installed = {*plugins.distributions, *plugins.off}
     for name in wanted.disable:
@@ -47,10 +47,7 @@ def plugin_problems(
 
 
 def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
-    """Return the problem of a plugin's switch in ``[[limits]]``, or an empty string.
-
-    The plugin of ``[batch] system`` cannot be disabled.
-    """
+    """Return the problem of a plugin's switch in ``[[limits]]``, or an empty string."""
     if not isinstance(on, bool):
         return f"is {printable(repr(on), 40)}, but must be true or false"
     if name == BUILTIN:

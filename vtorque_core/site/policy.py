@@ -1,7 +1,4 @@
-"""Apply the site's policy to a request: in ``vsub`` for early feedback, and bindingly on the node.
-
-:func:`decide` raises only Refused, whatever user, site or plugins do.
-"""
+"""Apply the site's policy to a request: in ``vsub`` as early feedback, on the node as decision."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ _MAX_MESSAGE = 500  # characters of what a plugin says
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
-    An entry of ``[[limits]]`` that may not apply, because a fact is unknown, refuses nothing. The
-    node knows all facts and decides.
+    An entry of ``[[limits]]`` that may not apply, because a fact is unknown, refuses nothing.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):
@@ -74,7 +70,10 @@ def require_told(site: Site, facts: Facts) -> None:
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    """Return the final request of a job without limits from the batch system. Raises Refused."""
+    """Return the final request of a job without limits from the batch system.
+
+    Raises only Refused, whatever user, site or plugins do.
+    """
     return settle(asked(request, site, plugins), site, plugins)[0]
 
 
@@ -88,16 +87,8 @@ def settle(
 ) -> tuple[JobRequest, list[str]]:
     """Return the request with numbers for the batch system's grant, and notes for the user.
 
-    Args:
-        wanted: from :func:`asked`.
-        site: the site config for the job.
-        plugins: the plugins for the job.
-        granted: resources on one node.
-        image: the job's image, if readable.
-        disk: MiB of a guest's RAM disk.
-
-    Raises:
-        Refused: also by a plugin (``vtorque_parse_args``).
+    ``granted`` is for one node. ``disk`` is a guest's RAM disk in MiB. Raises Refused, also for a
+    plugin (``vtorque_parse_args``).
     """
 
     def more(job: JobRequest) -> list[Extra]:

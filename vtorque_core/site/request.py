@@ -1,7 +1,7 @@
 """Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
 
-On the node the bytes are untrusted: :func:`read` parses them in an unprivileged process, and any
-error becomes Refused. :mod:`policy` validates the values.
+On the node the bytes are untrusted, and any error becomes Refused. :mod:`policy` validates the
+values.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Request:
     shell: str | None = None
 
     def encode(self) -> bytes:
-        """Return the request as JSON (RFC 8259, ASCII), files in base64 (RFC 4648, 4).
-
-        Raises Refused for anything that :meth:`decode` would refuse, such as too much data.
-        """
+        """Return the request as JSON (RFC 8259, ASCII), files in base64. Raises Refused."""
         files = {
             key: {"name": f.name, "data": b64encode(f.content).decode()}
             for key, f in self.files.items()
@@ -128,8 +125,8 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
 def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
-    ``-vm none`` on the command line hides the script's pairs. Any pair there hides ``none`` in the
-    script.
+    ``-vm none`` on the command line overrides all pairs of the script, and any pair there overrides
+    ``none`` in the script.
     """
     given = parse_vm(command_line)
     written = parse_vm(script)
@@ -147,14 +144,8 @@ def make_request(
 ) -> Request:
     """Return the request for these pairs after reading the files that they name. As the user.
 
-    Args:
-        pairs: from :func:`requested`.
-        options: all registered options, by key.
-        shell: the user's ``-S``.
-        cwd: base of relative paths; None: the current directory.
-
-    Raises:
-        Refused: files are missing, unreadable, not regular or longer than MAX_FILE.
+    ``cwd`` is the base of relative paths. Raises Refused if files are missing, unreadable, not
+    regular or longer than MAX_FILE.
     """
     refusals: list[Refusal] = []
     plain: Pairs = []
@@ -184,7 +175,7 @@ def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") ->
 
 
 def read_user_file(path: str, cwd: Path | None = None) -> FileData:
-    """Read a file that the user names, as the user; ``~`` is the user's home.
+    """Read a file that the user names, as the user.
 
     Raises OSError, or ValueError unless it is a regular file of at most MAX_FILE bytes.
     """

@@ -1,7 +1,4 @@
-"""Tables of the site config, with default, unit and meaning of every key.
-
-``vtorque config example`` prints the texts.
-"""
+"""Tables of the site config. ``vtorque config example`` prints their texts."""
 
 from __future__ import annotations
 

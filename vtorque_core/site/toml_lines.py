@@ -21,7 +21,6 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Return the first line of each table header and value by dotted key."""
     found: dict[str, int] = {}
     arrays: dict[str, int] = {}  # by name, how many tables of it there were
     table, statement, first = "", "", 1

@@ -21,11 +21,8 @@ _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", P
 def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR0911 (one per kind)
     """Return a TOML value as the type ``kind``. Raises ValueError.
 
-    Args:
-        kind: bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
-            dataclass of such fields.
-        value: from tomllib or json.
-        unit: ``"MiB"`` or ``"s"``: text is then a size or duration.
+    ``kind`` is bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
+    dataclass of such fields. With the ``unit`` ``"MiB"`` or ``"s"``, text is a size or duration.
     """
     origin = get_origin(kind)
     if unit is not None and origin is None:
