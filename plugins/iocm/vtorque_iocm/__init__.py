@@ -1,1 +1,1 @@
-"""I/O cores: cores of a guest's own for its I/O threads, more of them under load."""
+"""Dedicated CPU cores for the I/O threads of a guest; their number follows the load."""

@@ -1,4 +1,4 @@
-"""The interrupts of network interfaces that the site names: they follow the I/O cores."""
+"""Move the interrupts of configured network interfaces to the I/O cores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from vtorque_core.api.job_files import File
 
 
 def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ...]:
-    """Return ``/proc/irq/N/smp_affinity_list`` of each MSI interrupt of these interfaces.
+    """Return ``/proc/irq/N/smp_affinity_list`` for each MSI interrupt of these interfaces.
 
-    Of a virtio NIC the PCI device above it has them (sysfs-bus-pci, msi_irqs); what is above a PCI
-    NIC is a bridge, with interrupts of its own. What the node does not have is left out: the site's
-    config is for all nodes.
+    The interrupts of a virtio NIC belong to its parent PCI device (sysfs-bus-pci, msi_irqs).
+    Interfaces that this node does not have are skipped, because all nodes share the site's config.
     """
     devices = [(root / "sys/class/net" / nic / "device").resolve() for nic in nics]
     owners = (d.parent if d.name.startswith("virtio") else d for d in devices)
@@ -29,15 +28,16 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
 
 
 def memo(paths: Paths) -> str:
-    """Return where the interrupts' former places are kept: gone after a reboot, as they are."""
+    """Return the path of the file with the original affinities. A reboot resets both."""
     return str(paths.run / "iocm-irqs.json")
 
 
 @dataclass(frozen=True)
 class IrqAffinity(Resource):
-    """Where interrupts went before the first IOcm job: kept in ``memo``, put back after the last.
+    """The original IRQ affinities: saved before the first IOcm job, restored after the last.
 
-    The manager moves them in between. One for all jobs of the node, so its only field is fixed.
+    The manager changes the affinities in between. All jobs of the node share one record, which
+    ``memo``, its only journaled field, identifies.
     """
 
     kind = "iocm-irqs"
@@ -47,13 +47,13 @@ class IrqAffinity(Resource):
     files: tuple[str, ...] = unjournalled(())
 
     def create(self) -> None:
-        """Write down what is, unless a crash has left that here."""
+        """Save the current affinities, unless a crash has left a saved file."""
         if not Path(self.memo).exists():
             text = json.dumps({file: _current(file) for file in self.files})
             File(self.memo, replace=True, content=text.encode()).create()
 
     def release(self) -> None:
-        """Put back what differs from what was, then forget it."""
+        """Restore the affinities that have changed, then delete the saved file."""
         for file, old in before(self.memo).items():
             if Path(file).exists() and _current(file) != old:
                 _set(file, old)
@@ -61,14 +61,14 @@ class IrqAffinity(Resource):
 
 
 def before(memo: str) -> dict[str, str]:
-    """Return affinity file to the value it had, as :class:`IrqAffinity` has written it down."""
+    """Return the original value of each affinity file, as saved by :class:`IrqAffinity`."""
     with contextlib.suppress(FileNotFoundError):
         return dict(json.loads(Path(memo).read_text(encoding="ascii")))
     return {}
 
 
 def direct(memo: str, cpus: Iterable[int]) -> None:
-    """Send all these interrupts to some CPUs; the kernel refuses to move some."""
+    """Move all saved interrupts to these CPUs; ignore those that the kernel refuses to move."""
     for file in before(memo):
         with contextlib.suppress(HostFault):
             _set(file, ",".join(map(str, cpus)))

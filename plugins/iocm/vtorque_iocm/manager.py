@@ -1,12 +1,13 @@
-"""The node's I/O manager: gives guests more or fewer I/O cores, as their load is. Root.
+"""The node's I/O manager: adjust each guest's number of I/O cores to its load.
 
-The node-wide resource ``iocm-manager`` starts this process after the first IOcm job's boot and ends
-it with the last. It keeps nothing that matters: who has which cores stands in the journals, where
-interrupts went in a file. So it may be killed at any time: the next IOcm job starts it again, and
-it begins by pinning every guest to what the journals say.
+The resource ``iocm-manager`` starts this process after the first IOcm job has booted and ends it
+with the last IOcm job. The process may be killed at any time, because its state is in the job
+journals and in the file of original IRQ affinities. The next IOcm job restarts it. It then pins the
+threads of all guests again.
 
-It waits for two things: a change of a journal, which says which guests there are, and, while there
-are any, the time of the next look at their load.
+It waits for journal changes, and measures the load at an interval while there are guests.
+
+Privileges: root, on the node.
 """
 
 import contextlib
@@ -31,11 +32,11 @@ log = logging.getLogger("iocm")
 
 @dataclass
 class Watched:
-    """A guest, the rule's state of it, and the last look at its threads.
+    """A guest with I/O cores, its rule state, and the last measurement of its threads.
 
-    ``guest.cores`` is what the journal says that it has, ``state.cores`` how many it had when the
-    rule last looked: if they differ, somebody else has changed them. ``pinned``: its threads run
-    on these cores, as far as we know: not before we have seen to it, nor after a fault.
+    ``guest.cores`` comes from the journal. ``state.cores`` is their number at the last decision; if
+    the two differ, another process has changed the cores. ``pinned`` is true if the threads are
+    known to run on these cores.
     """
 
     guest: GuestCores
@@ -48,15 +49,15 @@ class Watched:
     said: str = ""
 
     def say(self, text: str) -> None:
-        """Log what is news of this guest."""
+        """Log a message about this guest, unless it repeats the last message."""
         if text != self.said:
             log.info("%s guest %d: %s", self.guest.job, self.guest.guest, text)
         self.said = text
 
     def load(self, process: Path) -> float | None:
-        """Return the cores that its I/O has needed since the last look; None: not known yet.
+        """Return the I/O load in cores since the last call; None on the first call.
 
-        QEMU can be busy with other things too: while no byte moves, that is no load.
+        The load is 0 if no bytes were transferred, because QEMU's threads do other work, too.
         """
         now, spent, moved = time.monotonic(), threads.spent(process, self.vhost), None
         with contextlib.suppress(HostFault):
@@ -68,7 +69,10 @@ class Watched:
         return 0.0 if moved is not None and moved == had else threads.load(before, spent, seconds)
 
     def tick(self, paths: Paths, busy: float) -> None:
-        """Look at the load, and change the cores if the rule says so. Raises as ``resize``."""
+        """Measure the load, and change the cores if the rule requires it.
+
+        Raises as :meth:`resize`.
+        """
         guest, process = self.guest, process_of(self.guest.name, self.guest.uuid)
         if process is None:
             return
@@ -87,10 +91,10 @@ class Watched:
         self.state = after
 
     def resize(self, paths: Paths, process: Path, count: int) -> int:
-        """Have the core lease and pin so many cores, pin vhost too; return how many it got.
+        """Lease and pin this number of I/O cores, and pin the vhost threads; return the new number.
 
-        vhost's threads are looked for anew: another may have the number of one since the last time.
-        The count that it has already pins anew. Raises as ``live.cores.resize``.
+        The vhost threads are listed again on each call, because thread ids are reused. Calling this
+        with the current number repeats the pinning. Raises as ``live.cores.resize``.
         """
         guest = self.guest
         if guest.most:  # a short wait: a job's prologue and epilogue have its lock for long
@@ -103,7 +107,7 @@ class Watched:
 
 @dataclass
 class Loop:
-    """All guests of the node with I/O cores. Nothing that is wrong with one of them ends it."""
+    """All guests of the node with I/O cores. An error of one guest does not stop the loop."""
 
     paths: Paths
     interval: float
@@ -112,7 +116,7 @@ class Loop:
     cpus: tuple[int, ...] = ()
 
     def look(self) -> None:
-        """Read from the journals which guests there are."""
+        """Update the list of guests from the journals."""
         try:
             found = {(g.job, g.guest): g for g in cores.guests_with(self.paths, "io")}
         except Exception:
@@ -125,7 +129,8 @@ class Loop:
             each.guest = guest
 
     def tick(self) -> None:
-        """Look at each guest, then have interrupts and this process follow: no vCPU is there."""
+        """Adjust each guest, then move interrupts and this process off the vCPUs to the I/O cores.
+        """
         for each in self.watched.values():
             try:
                 each.tick(self.paths, self.busy)
@@ -139,7 +144,7 @@ class Loop:
             irqs.direct(irqs.memo(self.paths), cpus)
 
     def serve(self) -> None:
-        """Manage until killed."""
+        """Manage the guests until the process is killed."""
         events = changes.events()
         changes.watch(events, self.paths.journal)
         self.look()
@@ -155,7 +160,7 @@ class Loop:
 
 
 def main() -> None:
-    """Run with the arguments of ``node.Manager.of``: seconds between looks, and a load (Rule)."""
+    """Run with the arguments of ``node.Manager.of``: interval in seconds, busy threshold."""
     paths, (interval, busy) = begin("iocm")
     Loop(paths, float(interval), float(busy)).serve()
 

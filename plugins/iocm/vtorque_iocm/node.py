@@ -1,4 +1,4 @@
-"""I/O cores on the node: claims, iothreads and queues, and what follows the load."""
+"""I/O cores on the node: claims, iothreads, queues, and the manager that follows the load."""
 
 import re
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Settings:
 
 
 class Manager(NodeProcess):
-    """The node's I/O manager, one for all jobs: see the module that it runs."""
+    """The I/O manager process, one for all jobs of the node (:mod:`vtorque_iocm.manager`)."""
 
     kind = "iocm-manager"
     name = "iocm-manager"
@@ -59,7 +59,7 @@ vtorque_resources = always(Manager, irqs.IrqAffinity)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim I/O cores, whose number may grow."""
+    """Claim I/O cores; their number may grow while the guest runs."""
     if not guest[IOCM]:
         return
     settings = site[Settings]
@@ -76,7 +76,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
 
 
 def _missing(guest: GuestPlan, settings: Settings) -> str:
-    """Return what this node lacks, empty if it has I/O cores."""
+    """Return what this node lacks for I/O cores, or an empty string."""
     if not settings.enabled:
         return "I/O cores ([plugin.iocm] enabled = false)"
     if not re.fullmatch(settings.nodes, guest.job.node):
@@ -86,7 +86,7 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give the guest as many iothreads as it may have I/O cores, and a queue pair for each vCPU."""
+    """Give the guest one iothread per I/O core that it may get, and one queue pair per vCPU."""
     if _has(guest):
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:
@@ -95,7 +95,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start what follows the load, unless another job has."""
+    """Save the IRQ affinities and start the manager, unless another job has done so."""
     settings, paths = job.site[Settings], job.site.paths
     if any(_has(guest) for guest in job.guests):
         files = irqs.affinity_files(settings.interfaces)

@@ -1,4 +1,4 @@
-"""-vm iocm=true: cores for a guest's I/O alone, iocm_min_cores to iocm_max_cores of them."""
+"""``-vm iocm=true``: reserve CPU cores for the I/O of each guest."""
 
 from collections.abc import Iterator
 
@@ -24,14 +24,17 @@ vtorque_options = always(IOCM, MIN_CORES, MAX_CORES)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Ask for the most that the user wants; beyond that a guest gets what its job can spare."""
+    """Request the guests' maximum number of I/O cores, or the minimum if no maximum is given.
+
+    If the site's maximum is larger, guests may also get cores that their job does not use.
+    """
     if request[IOCM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))
 
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse what makes no sense together."""
+    """Refuse inconsistent I/O core options."""
     least, most = request[MIN_CORES], request[MAX_CORES]
     if not request[IOCM]:
         for option in (MIN_CORES, MAX_CORES):

@@ -1,6 +1,7 @@
-"""The threads that do a guest's I/O, as /proc shows them: QEMU's own and vhost's.
+"""Find, measure and pin the threads that do a guest's I/O (/proc).
 
-All threads of QEMU but its vCPUs do I/O. A vhost worker is one of them, or a kernel thread.
+These are all QEMU threads except its vCPUs, and the vhost workers, which are QEMU threads or kernel
+threads.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ _GONE = (OSError, ValueError, IndexError)
 
 
 def vhost_threads(process: Path) -> list[Path]:
-    """Return the vhost workers of a QEMU as directories of /proc, given its ``/proc/<pid>``."""
+    """Return the vhost workers of a QEMU as /proc directories, given its ``/proc/<pid>``."""
     return own_vhost_threads(process) + kernel_vhost_threads(process)
 
 
 def spent(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
     """Return the nanoseconds that each I/O thread has run or waited to run (schedstat).
 
-    Waiting counts: threads that share too few cores need more than they get.
+    Waiting counts, because threads that share too few cores need more than they get.
     """
     own = [task for task in threads(process) if not _VCPU.match(thread_name(task))]
     times = {}
@@ -40,14 +41,14 @@ def spent(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
 
 
 def load(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
-    """Return the cores that the threads needed between two answers of :func:`spent`."""
+    """Return the number of cores that the threads needed between two results of :func:`spent`."""
     pairs = ((before.get(tid, 0), now) for tid, now in after.items())
     # Less than before: another thread with the number of one that has ended.
     return sum(now - old if now >= old else now for old, now in pairs) / 1e9 / seconds
 
 
 def pin(those: Iterable[Path], cpus: Iterable[int]) -> None:
-    """Have threads run on these CPUs; those that have ended or cannot be moved stay."""
+    """Pin threads to these CPUs; skip threads that have ended or cannot be moved."""
     for thread in those:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread.name), cpus)

@@ -1,9 +1,9 @@
-"""How many I/O cores a guest should have, from its measured load. Pure: no clock, no host.
+"""Decide how many I/O cores a guest should have, from its load. Pure: no clock, no host access.
 
-The load is in cores: CPU time that the guest's I/O threads used or waited for, per second. A guest
-needs ``load / busy`` cores. It gets more when it needs more for ``up`` ticks in a row, and fewer
-when these would do with ``slack`` cores to spare for ``down`` ticks. The slack is the hysteresis:
-what has just been given is not taken back at the same load, and the other way round.
+The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
+``load / busy`` cores. It gets more after ``up`` ticks in a row that need more, and fewer after
+``down`` ticks for which fewer cores would suffice with ``slack`` to spare. The slack is a
+hysteresis that prevents oscillation at a constant load.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """``least`` to ``most`` cores, ``busy`` from 0 to 1, ``slack`` in cores; the rest in ticks."""
+    """Limits and thresholds. ``busy`` is 0 to 1, ``slack`` in cores, ``up``, ``down`` in ticks."""
 
     least: int
     most: int
@@ -24,10 +24,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class State:
-    """What a guest has, and for how many ``ticks`` in a row its load wants ``wish`` or beyond.
+    """The cores of a guest, and the change that its recent load asks for.
 
-    ``wish`` is 0 while the load wants no other number of cores than there are. ``pause``: ticks for
-    which nothing is decided, since the last change was not possible.
+    Attributes:
+        cores: the current number of cores.
+        wish: the number that the load has asked for during ``ticks``; 0 if no change is needed.
+        ticks: the number of consecutive ticks that asked for a change in this direction.
+        pause: ticks without a decision, after a change was not possible.
     """
 
     cores: int
@@ -37,7 +40,7 @@ class State:
 
 
 def decide(state: State, load: float, rule: Rule) -> State:
-    """Return the next state: the guest should have its ``cores``."""
+    """Return the next state; its ``cores`` is the number that the guest should have."""
     if state.pause:
         return State(state.cores, pause=state.pause - 1)
     needed = load / rule.busy
