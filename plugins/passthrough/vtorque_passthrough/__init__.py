@@ -1,1 +1,1 @@
-"""PCIe passthrough by classes that the site defines."""
+"""PCIe passthrough of cards, by classes that the site defines."""

@@ -1,7 +1,7 @@
-"""Which PCI function is behind a device file of the host, as a batch system names its devices.
+"""Map a device file of the host, as batch systems name devices, to its PCI function.
 
-The files' numbers are the drivers' own, and other ones after a card has been with a guest: so it is
-looked up when it is wanted, not once.
+Do not cache the result: drivers may number their files differently after a card returns from a
+guest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 
 
 def behind(file: str, sysfs: str = SYSFS) -> str:
-    """Return the address of the PCI function behind a device file; empty: there is none."""
+    """Return the address of the PCI function behind a device file, or an empty string."""
     try:
         number = Path(file).stat().st_rdev
     except OSError:
@@ -28,9 +28,9 @@ def behind(file: str, sysfs: str = SYSFS) -> str:
 
 
 def of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA) -> str:
-    """Return the address of the PCI function with a character device of this number, or "".
+    """Return the address of the PCI function with this character device number, or an empty string.
 
-    Of /dev/vfio/<group> it is the first one of the group.
+    For /dev/vfio/<group> the result is the first function of the group.
     """
     if major == _NVIDIA_MAJOR:
         this = re.compile(rf"^Device Minor:\s+{minor}\s*$", re.MULTILINE)

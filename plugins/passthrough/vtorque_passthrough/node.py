@@ -1,7 +1,7 @@
-"""PCIe passthrough on the node: find the site's cards, lease them, hand them to the guest.
+"""PCIe passthrough on the node: find the site's cards, lease them, and assign them to guests.
 
-A card is an IOMMU group: hardware cannot keep its functions apart, so one guest gets all of them.
-They are bound to VFIO before the domain starts, and reset after it has ended.
+A card is an IOMMU group: hardware cannot isolate its functions from each other, so one guest gets
+all of them. They are bound to VFIO before the domain starts and reset after it has ended.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def has(of: CardClass, function: PciFunction) -> bool:
 
 @dataclass(frozen=True)
 class Card:
-    """All functions of one IOMMU group but bridges, leased by the first one's address.
+    """All functions of one IOMMU group except bridges, leased by the address of the first.
 
-    ``classes``: all that its functions are of, as the site orders them. Users have it by the first
-    one's name and limits only, else they would get the GPU through the class of its sound card.
+    ``classes`` lists all classes of its functions, in the site's order. Users request the card only
+    by the first class. Otherwise they could get a GPU through the class of its sound function.
     """
 
     functions: tuple[PciFunction, ...]
@@ -48,26 +48,26 @@ class Card:
 
     @property
     def name(self) -> str:
-        """The class by which users ask for it."""
+        """The class by which users request the card."""
         return self.classes[0].name
 
     @property
     def item(self) -> str:
-        """What the ledger knows it by."""
+        """The card's name in the ledger."""
         return self.functions[0].address
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Where its functions are."""
+        """The PCI addresses of its functions."""
         return frozenset(f.address for f in self.functions)
 
     def must_reset(self, function: PciFunction) -> bool:
-        """Return whether the site wants this function reset between two jobs."""
+        """Return whether the site requires that this function is reset between two jobs."""
         return not any(c.allow_no_reset for c in self.classes if has(c, function))
 
     @property
     def problem(self) -> str:
-        """Return why no guest can have it; empty: one can."""
+        """The reason why no guest can have the card, or an empty string."""
         for f in self.functions:
             if not f.group:
                 return f"{f.address} is in no IOMMU group"
@@ -87,7 +87,7 @@ class Card:
 
 
 def find_cards(settings: Settings) -> dict[str, Card]:
-    """Return the node's cards that have a function of any class, by what they are leased as."""
+    """Return the node's cards with a function of any class, by their names in the ledger."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
@@ -103,7 +103,7 @@ vtorque_resources = always(Vfio)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim as many cards of each class as the user wants, or say why the node has them not."""
+    """Claim the requested number of cards of each class, or report why the node lacks them."""
     wanted, settings = cards(guest[PCI]), site[Settings]
     if not wanted or not guest.host.nodes:  # without nodes: a front end
         return
@@ -131,7 +131,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
 
 
 def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
-    """Yield what the batch system counts and has not given to the job, on this node."""
+    """Yield a refusal for each resource of which the batch system granted the job too little."""
     needed = Counter[str]()
     for extra in plugin.vtorque_needs(guest.request, site):
         needed.update(extra.resources)
@@ -146,7 +146,7 @@ def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 def _granted(
     of: CardClass, guest: GuestPlan, found: Collection[Card], sysfs: str
 ) -> Collection[Card]:
-    """Return the cards among which the job may have some. Raises Refused, HostFault."""
+    """Return the cards that the job may use. Raises Refused, HostFault."""
     if guest.granted is None or not of.files:
         return found
     grant = guest.granted.get(of.resource, Grant(0))
@@ -171,8 +171,8 @@ def _granted(
 def _fault(message: str, broken: str = "") -> HostFault:
     """Return a HostFault that blames the node only if cards are broken.
 
-    Otherwise the batch system may count several classes as one, or the user requested too few
-    cards.
+    Otherwise the batch system may count several classes as one resource, or the user requested too
+    few cards.
     """
     fault = HostFault(message)
     fault.blames_node = bool(broken)
@@ -194,7 +194,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Bind all functions of the leased cards to VFIO, for QEMU's user to open."""
+    """Bind all functions of the leased cards to VFIO, and give QEMU's user access."""
     for guest in job.guests:
         for device in list(vtorque_render_domain(guest, job.site)):
             job.acquire(Vfio.of(device, guest.qemu_uid, job.site[Settings].sysfs), guest)
@@ -210,7 +210,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say whether the node can give its cards away, and which it cannot."""
+    """Report which cards of the node guests can have, and why not the others."""
     settings = site[Settings]
     found = find_cards(settings)
     missing = why_no_vfio(settings.sysfs)

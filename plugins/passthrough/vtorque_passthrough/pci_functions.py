@@ -1,8 +1,8 @@
-"""What PCI functions this node has, and which can be given to a guest: read from sysfs.
+"""Read this node's PCI functions from sysfs, and tell which of them a guest can have.
 
-For plugins that lease cards. Nothing here changes anything: :mod:`vtorque_passthrough.vfio` gives
-a function to a guest. Files: Documentation/ABI/testing/ sysfs-bus-pci and
-sysfs-kernel-iommu_groups of the kernel.
+For plugins that lease cards. This module changes nothing; :mod:`vtorque_passthrough.vfio` assigns a
+function to a guest. Sources: sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's
+Documentation/ABI/testing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class PciFunction:
     """One function of a PCI device.
 
     Args:
-        address: as sysfs has it, ``0000:3b:00.0``.
+        address: in sysfs form, ``0000:3b:00.0``.
         ident: vendor and device as ``lspci -n`` shows them, ``10de:20b0``.
-        bridge: it is a bridge, which no guest gets.
-        numa: its NUMA node, -1: not known.
-        group: its IOMMU group; empty: there is no IOMMU, or it is off.
-        driver: the host's driver it is bound to; empty: none.
-        resets: the kernel can reset it alone.
+        bridge: true for a bridge, which no guest gets.
+        numa: NUMA node, -1 if unknown.
+        group: IOMMU group; empty without an active IOMMU.
+        driver: the driver it is bound to, or empty.
+        resets: true if the kernel can reset this function alone.
         path: its directory in sysfs.
     """
 
@@ -51,17 +51,18 @@ class PciFunction:
 
     @property
     def host_driver(self) -> str:
-        """The driver by which the host can use it; empty: it has none."""
+        """The driver through which the host can use the function, or an empty string."""
         return "" if _NOBODYS.fullmatch(self.driver) else self.driver
 
     @property
     def used(self) -> str:
-        """Return what of the host uses it now, for messages; empty: nothing that can be seen.
+        """How the host uses the function now, for messages; empty if no use is visible.
 
-        A network interface that is up, an active RDMA port, or a disk. How deep below the function
-        they are depends on the driver (virtio0/net, ata1/host0/.../block). sysfs shows interfaces
-        of its reader's network namespace only, so a network card at work that shows none is taken
-        for a container's; of InfiniBand, which works without interfaces, if a port is active.
+        A use is a network interface that is up, an active RDMA port, or a disk, at any depth below
+        the function (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of the
+        reader's network namespace. Therefore a network card with a driver but without interfaces
+        counts as in use by a container. InfiniBand works without interfaces, so there the port
+        state decides.
         """
         at = self.path.resolve()
         nets = sorted(at.rglob("net/*"))
@@ -90,7 +91,7 @@ class VirtualFunction:
 
 
 def function(address: str, sysfs: str = SYSFS) -> PciFunction:
-    """Return one function. Raises FileNotFoundError if the node has none there."""
+    """Return the function at an address. Raises FileNotFoundError if there is none."""
     at = Path(sysfs, "bus/pci/devices", address)
     return PciFunction(
         address=address,
@@ -105,21 +106,21 @@ def function(address: str, sysfs: str = SYSFS) -> PciFunction:
 
 
 def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
-    """Return all functions of this node by address, in order."""
+    """Return all functions of this node by address, sorted."""
     top = Path(sysfs, "bus/pci/devices")
     names = sorted(p.name for p in top.iterdir()) if top.is_dir() else []
     return {name: function(name, sysfs) for name in names}
 
 
 def together(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
-    """Return the functions that only one guest can have: all of an IOMMU group but its bridges."""
+    """Return the functions of an IOMMU group except bridges: only one guest can have them."""
     return tuple(f for f in all_ if f.group == group and not f.bridge)
 
 
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
-    """Return by address the virtual functions that guests can have, of network interfaces.
+    """Return by address the virtual functions of these interfaces that guests can have.
 
-    Left out are those that the node uses, or cannot keep apart from another function.
+    Functions that the node uses, or that share an IOMMU group, are left out.
     """
     everything = functions(sysfs)
     found = {}
@@ -135,7 +136,7 @@ def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, Vir
 
 
 def why_no_vfio(sysfs: str = SYSFS) -> str:
-    """Return what this node lacks to give any function to a guest; empty: nothing."""
+    """Return what this node lacks to assign functions to guests, or an empty string."""
     groups = Path(sysfs, "kernel/iommu_groups")
     if not groups.is_dir() or not any(groups.iterdir()):
         return "an IOMMU that is on (firmware setup; with Intel also intel_iommu=on for the kernel)"

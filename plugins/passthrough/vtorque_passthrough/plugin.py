@@ -1,6 +1,7 @@
-"""-vm pci=gpu:1+fpga:2: cards of the site's classes for each guest. Limits: [options.pci].
+"""``-vm pci=gpu:1+fpga:2``: PCI cards of the site's classes for each guest.
 
-What a class is stands here, since ``vsub`` asks the batch system for its cards.
+The classes are defined here, because ``vsub`` requests their cards from the batch system.
+``[options.pci]`` limits what users may request.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ class CardClass:
     """One ``[[plugin.passthrough.classes]]``.
 
     Args:
-        name: what users write.
+        name: the name in requests.
         ids: ``vendor:device`` of its functions, as ``lspci -nn`` shows them.
-        addresses: globs of the PCI addresses that may be given away.
-        max_per_guest: cards for one guest, 0: as many as the node has.
-        allow_no_reset: also cards that the kernel cannot reset between two jobs.
-        device: glob of the device nodes that the guest's driver makes below /dev, which the job's
-            user then owns: the n-th is /dev/vtorque/<name><n>.
-        resource: what the batch system calls and counts them by: Slurm ``gres/gpu`` or
-            ``gres/gpu:a100``, OpenPBS ``ngpus``, Torque ``gpus``; empty: it knows nothing of them.
-        files: with ``resource``: the host's device file of each, in the order of the batch system's
-            numbers; without it only cards that no driver of the host has are given away.
+        addresses: globs of the PCI addresses that guests may have.
+        max_per_guest: maximum number of cards per guest; 0: no limit.
+        allow_no_reset: also allow cards that the kernel cannot reset between two jobs.
+        device: glob of the device nodes below /dev that the guest's driver creates. The job's user
+            owns them, and the n-th is also /dev/vtorque/<name><n>.
+        resource: the batch system's name of this resource: Slurm ``gres/gpu`` or ``gres/gpu:a100``,
+            OpenPBS ``ngpus``, Torque ``gpus``; empty if the batch system does not count the cards.
+        files: with ``resource``: the host's device file of each card, in the order of the batch
+            system's numbers. Without ``files``, guests get only cards that no host driver uses.
     """
 
     name: str
@@ -65,7 +66,7 @@ class CardClass:
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.passthrough]``."""
+    """Settings in ``[plugin.passthrough]``."""
 
     classes: tuple[CardClass, ...] = setting(
         (),
@@ -79,10 +80,10 @@ class Settings:
 
 
 def cards(text: str) -> dict[str, int]:
-    """Return class to number of cards; of no text none.
+    """Parse ``CLASS:NUMBER+...`` and return the number of cards by class.
 
-    Raises ValueError for what is no list of them, and for PCI addresses: which card a job gets is
-    the site's word and the ledger's.
+    Raises ValueError if the text is invalid. PCI addresses are invalid, too: the site and the
+    ledger choose the card.
     """
     wanted: dict[str, int] = {}
     for word in (w.strip() for w in text.split("+")) if text else ():
@@ -102,7 +103,7 @@ def cards(text: str) -> dict[str, int]:
 
 
 def card_list(text: str) -> str:
-    """Return the one way to write these cards, sorted; [options.pci] allow is for each of them."""
+    """Return the canonical, sorted list of cards, whose items [options.pci] allow checks."""
     return "+".join(f"{name}:{number}" for name, number in sorted(cards(text).items()))
 
 
@@ -114,7 +115,7 @@ vtorque_settings = always(Settings)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse classes that the site has not, and more of one than a guest may have."""
+    """Refuse unknown classes, and more cards of a class than a guest may have."""
     known = {c.name: c for c in site[Settings].classes}
     for name, number in cards(request[PCI]).items():
         if name not in known:
@@ -129,7 +130,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Have the batch system asked for the cards that it counts."""
+    """Request the cards that the batch system counts."""
     wanted = cards(request[PCI])
     for of in site[Settings].classes if wanted else ():
         if of.resource and of.name in wanted:

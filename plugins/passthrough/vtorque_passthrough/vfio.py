@@ -1,9 +1,10 @@
-"""A PCI function of the host for a guest: the domain's element, and its way to vfio-pci and back.
+"""Assign a PCI function to a guest: the domain's element, and the binding to vfio-pci.
 
-Who yields a :class:`PciDevice` acquires its :class:`Vfio` in ``vtorque_pre_boot``. That is not left
-to libvirt: it changes the owner of no device of ours (``relabel='no'``), so QEMU could not open the
-IOMMU group; and it binds the host's driver again before anybody could reset the card.
-``managed='yes'`` then finds all done. Files: sysfs-bus-pci of the kernel's ABI documentation.
+A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``.
+libvirt's managed mode is not enough for two reasons. With ``relabel='no'`` libvirt does not change
+the owner of the IOMMU group, so QEMU could not open it. libvirt also rebinds the host's driver
+before the card is reset. ``managed='yes'`` then finds nothing left to do. Source: sysfs-bus-pci of
+the kernel's ABI documentation.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _APPEAR = 5.0  # seconds: devtmpfs makes /dev/vfio/<group> at once
 
 @dataclass(frozen=True)
 class PciDevice(ListElement):
-    """A PCI function of the host, given to the guest by VFIO.
+    """A PCI function of the host, assigned to the guest by VFIO.
 
-    libvirt lets QEMU lock the guest's RAM and 1 GiB more by itself. Claim ``address``
-    (``0000:3b:00.0``) first, with all functions of its IOMMU group;
-    :mod:`vtorque_passthrough.pci_functions` knows them.
+    Claim ``address`` (``0000:3b:00.0``) first, with all functions of its IOMMU group
+    (:mod:`vtorque_passthrough.pci_functions`). libvirt raises QEMU's memory lock limit to the
+    guest's RAM plus 1 GiB.
 
     Args:
-        mac: it is a virtual function of an Ethernet card: libvirt gives it this MAC through the
-            physical one, and takes it back.
+        mac: for a virtual function of an Ethernet card: the MAC that libvirt sets through the
+            physical
+            function, and removes afterwards.
         must_reset: refuse a function that cannot be reset between two guests.
     """
 
@@ -54,10 +56,10 @@ class PciDevice(ListElement):
 
 @dataclass(frozen=True)
 class Vfio(Resource):
-    """A function that is bound to vfio-pci, its group open to QEMU's user ``uid``.
+    """A function bound to vfio-pci, whose group QEMU's user ``uid`` can open.
 
-    Released: reset, so that nobody finds what a guest has left in it, then bound to ``driver``
-    again, the one it had (empty: none). A card that fails to reset stays the job's.
+    On release it is reset, which erases the guest's data, and rebound to its former ``driver``
+    (empty: none). A card that fails to reset remains leased to the job.
     """
 
     kind = "vfio"
@@ -70,7 +72,10 @@ class Vfio(Resource):
 
     @classmethod
     def of(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
-        """Return the resource for a function as it is now. Raises HostFault if it has gone."""
+        """Return the resource for a function in its current state.
+
+        Raises HostFault if it is missing.
+        """
         try:
             driver = function(device.address, sysfs).driver
         except FileNotFoundError:
@@ -78,7 +83,11 @@ class Vfio(Resource):
         return cls(device.address, driver, uid, device.must_reset, sysfs)
 
     def create(self) -> None:
-        """Bind it. Raises HostFault: no IOMMU, no vfio-pci, no way to reset it, or it is in use."""
+        """Bind the function to vfio-pci.
+
+        Raises:
+            HostFault: the function is in use or cannot be reset, or IOMMU or vfio-pci is missing.
+        """
         now = self._now()
         if now is None or not now.group or now.used:
             why = "has gone" if now is None else now.used or "has no IOMMU group"
@@ -91,7 +100,7 @@ class Vfio(Resource):
         os.chown(self._wait(now.group), self.uid, -1)
 
     def release(self) -> None:
-        """Reset it and give it back to the host's driver. Raises HostFault if that fails."""
+        """Reset the function and rebind the host's driver. Raises HostFault if that fails."""
         now = self._now()
         if now is None:
             return
@@ -113,7 +122,7 @@ class Vfio(Resource):
         return None
 
     def _bind(self, driver: str, now: PciFunction) -> None:
-        """Have it bound to this driver and no other; empty: to none. May be repeated."""
+        """Bind the function to this driver only; empty: unbind it. Idempotent."""
         override = DRIVER if driver == DRIVER else ""
         self._write(f"devices/{self.address}/driver_override", f"{override}\n")
         if now.driver == driver:
