@@ -1,8 +1,8 @@
-"""The file of ``-vm vcpu_pinning=FILE``: which host CPU each vCPU runs on. Pure.
+"""Parse the file of ``-vm vcpu_pinning=FILE``, which maps vCPUs to host CPUs. Pure.
 
-One line for each guest of a node, in the order of their ranks: a list of host CPUs as in cpuset(7),
-"List format"; the n-th is for the guest's n-th vCPU, as in Slurm's ``--cpu-bind=map_cpu``. The
-numbers are Linux' own (``lscpu -e``). Blank lines, and what follows a ``#``, mean nothing.
+The file has one line for each guest of a node, in rank order. A line is a list of host CPUs
+(cpuset(7), "List format"). The n-th CPU is for the n-th vCPU, as in Slurm's ``--cpu-bind=map_cpu``.
+The numbers are those of Linux (``lscpu -e``). Blank lines and ``#`` comments are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 
 
 def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]:
-    """Return the host CPUs of each guest's vCPUs. Raises ValueError with the line's number."""
+    """Return the host CPUs of each guest's vCPUs. Raises ValueError with the line number."""
     found: list[tuple[int, ...]] = []
     line_of: dict[int, int] = {}
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
@@ -39,7 +39,7 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
-    """Return the numbers of a list such as ``0-3,8``, in its order. Raises ValueError."""
+    """Return the numbers of a list such as ``0-3,8``, in order. Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

@@ -1,7 +1,7 @@
-"""Pinning on the node: claims only. The ledger chooses, and the core writes the pins.
+"""Pinning on the node: this plugin only claims. The ledger chooses CPUs and memory.
 
-vcpupin, emulatorpin, numatune, huge pages and the CPU topology that a guest sees all follow from
-the placement. So there is nothing here to acquire, to render or to release.
+The core derives vcpupin, emulatorpin, numatune, huge pages and the guest's CPU topology from the
+placement. So this plugin acquires and renders nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMAD_SECONDS = 10.0  # numad(8) -w watches the CPUs for 2 s before it answers
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim what the three keys ask for."""
+    """Claim CPUs, huge pages and NUMA binding as requested."""
     settings = site[Settings]
     if guest[VCPU_PINNING]:
         yield from _cores(guest, settings)
@@ -50,7 +50,7 @@ def _cores(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Notice]:
 
 
 def _advice(guest: GuestPlan) -> Claim | Notice:
-    """Ask numad for NUMA nodes. What it cannot say must not stop the job: the ledger chooses."""
+    """Ask numad for NUMA nodes; if numad fails, the ledger chooses alone."""
     try:
         said = run_tool(
             "numad", "-w", f"{guest.vcpus}:{guest.ram_mib}", timeout=NUMAD_SECONDS
@@ -62,9 +62,10 @@ def _advice(guest: GuestPlan) -> Claim | Notice:
 
 
 def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | Notice]:
-    """Claim huge pages of the size asked for, or the largest of which enough are free now.
+    """Claim huge pages of the requested size, or of the largest size with enough free pages.
 
-    Without any of these the largest of which the node has enough: other jobs will end.
+    If no size has enough free pages now, claim the largest size with enough pages in total, because
+    other jobs will end.
     """
     wanted = guest[HUGEPAGES]
     if not guest.host.nodes:  # on a front end
@@ -92,7 +93,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
 
 
 def _free(kib: int) -> int:
-    """Return the MiB in huge pages of a size that nobody uses now."""
+    """Return the free huge pages of a size, in MiB."""
     file = SYSFS / f"hugepages-{kib}kB/free_hugepages"
     return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What the pinning plugin declares: its three ``-vm`` keys. ``vsub`` imports this."""
+"""The three ``-vm`` options of the pinning plugin. ``vsub`` imports this module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Numa = Literal["", "preferred", "strict"]  # "": as the site's [node] numa
 
 
 def page_size(value: str) -> bool | int:
-    """Return False, True (a size that the node has) or KiB of a huge page. Raises ValueError."""
+    """Parse a huge page size in KiB; True lets the node choose a size. Raises ValueError."""
     if value.strip().lower() in BOOLEAN_WORDS:
         return boolean(value)
     problem = "is not a size of huge pages: write true, false, or a size like 2M or 1G"
@@ -43,7 +43,7 @@ def page_size(value: str) -> bool | int:
 
 
 def numa_mode(value: str) -> Numa:
-    """Return ``preferred`` or ``strict``. Raises ValueError."""
+    """Parse ``preferred`` or ``strict``. Raises ValueError."""
     match value.strip().lower():
         case "preferred":
             return "preferred"
@@ -108,7 +108,7 @@ vtorque_options = always(VCPU_PINNING, HUGEPAGES, NUMA)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse a mapping that is not one for these guests, and RAM that is no number of pages."""
+    """Refuse an unsuitable mapping, and RAM that is not a multiple of the page size."""
     mapping, page = request[VCPU_PINNING], request[HUGEPAGES]
     if isinstance(mapping, FileData):
         if not site[Settings].user_files:
@@ -138,6 +138,6 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Ask for the CPU that QEMU's own threads run on."""
+    """Request the CPU that QEMU's own threads run on."""
     if request[VCPU_PINNING]:
         yield Extra(cpus=int(site[Settings].emulator_cpu), own=True)
