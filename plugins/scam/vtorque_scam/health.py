@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says of SCAM on this node."""
+"""Health checks of SCAM for ``vtorque doctor``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHED_CORE = re.compile(r'^\s*sched_core\s*=\s*"(\w+)"', re.MULTILINE)
 
 
 def caches(site: Site) -> Iterator[HealthResult]:
-    """Say whether libvirt can divide the last-level caches (arch/x86/resctrl.rst)."""
+    """Check whether libvirt can partition the last-level caches (arch/x86/resctrl.rst)."""
     try:
         full = int((RESCTRL / "info/L3/cbm_mask").read_text(), 16)
         schemata = (RESCTRL / "schemata").read_text()
@@ -44,7 +44,7 @@ def caches(site: Site) -> Iterator[HealthResult]:
 
 
 def core_scheduling(site: Site) -> Iterator[HealthResult]:
-    """Say whether processes of the host may run beside a guest's threads on its cores."""
+    """Check whether host processes may run on SMT siblings of a guest's threads."""
     try:
         if SMT.read_text().strip() == "0":
             yield HealthResult("ok", "no core runs two threads (SMT is off)")

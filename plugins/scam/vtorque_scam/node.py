@@ -1,7 +1,9 @@
-"""SCAM on the node, as root: cores, caches and memory pages that a guest shares with nobody.
+"""SCAM on the node: exclusive cores, cache partitions and unmerged memory pages for a guest.
 
-libvirt makes the partitions with the kernel's resctrl (arch/x86/resctrl.rst) as the guest starts,
-for the threads of its vCPUs; they end with the guest.
+libvirt creates the cache partitions for the vCPU threads through the kernel's resctrl
+(arch/x86/resctrl.rst) when the guest starts, and removes them when it ends.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LEVEL = 3  # the cache that cores share
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.scam]``."""
+    """Settings in ``[plugin.scam]``."""
 
     required: bool = setting(
         True,
@@ -46,7 +48,9 @@ class Settings:
 class CacheTune(Single):
     """libvirt's ``<cachetune>`` and ``<memorytune>`` for all vCPUs of the guest.
 
-    ``caches``: (level, bank, KiB); ``bandwidth``: (bank, percent), empty: no limit.
+    Attributes:
+        caches: tuples of (level, bank, KiB).
+        bandwidth: tuples of (bank, percent); empty for no limit.
     """
 
     section: ClassVar[str] = "cputune"
@@ -62,7 +66,7 @@ vtorque_settings = always(Settings)
 def vtorque_plan(
     guest: GuestPlan, site: Site
 ) -> Iterator[CoreClaim | CacheClaim | Notice | Refusal]:
-    """Claim whole cores, and a part of the caches where they can be divided."""
+    """Claim whole cores, and a cache partition if the caches can be divided."""
     if not guest[SCAM]:
         return
     yield CoreClaim("vcpu", guest.vcpus, whole_cores=True, key=SCAM.key)
@@ -89,7 +93,7 @@ def _banks(guest: GuestPlan) -> list[CacheBank]:
 
 
 def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
-    """Yield all that the node cannot do, as in "node n1 has no <what>"."""
+    """Yield each protection that the node lacks, to complete "node n1 has no ..."."""
     if not banks or not all(bank.granularity_kib for bank in banks):
         yield "cache allocation (resctrl, L3)"
     elif not all(bank.steps for bank in banks):
@@ -101,7 +105,7 @@ def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Keep the guest's pages from being merged (KSM), and give it what the ledger has granted."""
+    """Disable page merging (KSM) for the guest, and add the cache partition that it was granted."""
     if not guest[SCAM]:
         return
     yield MemoryBacking(nosharepages=True)
@@ -116,7 +120,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def steps_of(bank: CacheBank, percent: int) -> int:
-    """Return the percentage that the processor can do: rounded up to its steps, its least."""
+    """Round a percentage up to the processor's steps, and to its minimum."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 

@@ -1,4 +1,4 @@
-"""``-vm scam=true``: protect the guests from cache side channels. How far: ``[plugin.scam]``."""
+"""``-vm scam=true``: protect guests from cache side channels, as ``[plugin.scam]`` configures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ vtorque_options = always(SCAM)
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Ask for whole cores: the sibling of an odd vCPU stays idle where cores have two threads."""
+    """Request whole cores: with SMT, an odd number of vCPUs leaves one sibling idle."""
     if request[SCAM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[VCPUS] % 2), own=True)
