@@ -1,1 +1,1 @@
-"""A task of the Snap telemetry framework for each job."""
+"""Start a task of the Snap telemetry framework for each job."""

@@ -1,4 +1,4 @@
-"""Where snapteld is, how to get in, and how what it answers is read."""
+"""Address and credentials of snapteld, and access to fields of its answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _OWN = ("localhost", "127.0.0.1", "::1")
 
 
 class Access(NamedTuple):
-    """Where snapteld is and how to get in.
+    """Address and credentials of snapteld.
 
-    ``version``: v1 or v2; ``password``, ``ca``: files, empty: none.
+    ``version`` is v1 or v2. ``password`` and ``ca`` are paths of files, or empty.
     """
 
     url: str
@@ -22,12 +22,12 @@ class Access(NamedTuple):
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL is of this machine."""
+    """Return whether a URL refers to this machine."""
     return urlsplit(url).hostname in _OWN
 
 
 def at(value: Any, path: str) -> Any:
-    """Return what is at ``a.b`` in nested objects; None if it is not there."""
+    """Return the value at a path such as ``a.b`` in nested objects, or None."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value

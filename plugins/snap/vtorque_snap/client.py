@@ -1,11 +1,11 @@
-"""What a task needs of snapteld's REST API, v1 and v2, within one deadline.
+"""A client for the tasks of snapteld's REST API, v1 and v2, with a deadline.
 
-Facts: Snap's docs/REST_API_V1.md and REST_API_V2.md, and where these are silent its mgmt/rest.
-Version 1 wraps answers in ``{"meta": ..., "body": ...}``. The code of an error says little (v2 has
-500 for a task that is not there), so what has become of a task is looked up in the list.
+Sources: Snap's docs/REST_API_V1.md, REST_API_V2.md and mgmt/rest. Version 1 wraps answers in
+``{"meta": ..., "body": ...}``. Error codes are unreliable (v2 answers 500 for a missing task).
+Therefore the client checks the task list to see the effect of a request.
 
-Nothing is believed of an answer: its size is bounded, its shape checked, no redirect is followed,
-and the environment names neither proxies nor certificates.
+Answers are untrusted: their size is limited, their structure is checked, and redirects are not
+followed. Proxies and certificates from the environment are ignored.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part o
 
 
 class NotRunning(HostFault):
-    """Nobody listens there."""
+    """Nothing listens at snapteld's address."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One line of the list. ``state``: Running, Stopped, Stopping, Disabled or Ended."""
+    """An entry of the task list. ``state``: Running, Stopped, Stopping, Disabled or Ended."""
 
     id: str
     name: str
@@ -50,9 +50,9 @@ class Task:
 
 
 def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
-    """Do all of ``work`` within so many seconds, whatever a name server or snapteld does.
+    """Run ``work`` with a client, and fail after ``seconds``. Raises HostFault.
 
-    In a thread, since a look-up of a name has no time limit of its own. Raises HostFault.
+    A thread does the work, because name resolution has no timeout of its own.
     """
     client = Client(access, seconds)
     done: Future[T] = Future()
@@ -77,7 +77,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
 
 
 def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
-    """Read a file that only root can write, or even read. Raises HostFault with what is wrong."""
+    """Read a file that only root can write (``secret``: or read). Raises HostFault."""
     try:
         (require_secret if secret else require_root_owned)(Path(path), uid=os.geteuid())
         with Path(path).open("rb") as file:
@@ -89,7 +89,7 @@ def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
 
 
 class Client:
-    """One connection, used for so many seconds: no request is sent after them."""
+    """A connection to snapteld with a deadline, after which no request is sent."""
 
     def __init__(self, access: Access, seconds: float) -> None:
         self.access = access
@@ -109,19 +109,19 @@ class Client:
         return [self._task(entry) for entry in entries]
 
     def create(self, manifest: bytes) -> str:
-        """Create a task, which does not run yet; return its id. Raises HostFault."""
+        """Create a task without starting it; return its id. Raises HostFault."""
         value = self._ask(201, "POST", "/tasks", manifest)
         return self._task(at(value, "body") if self.access.version == "v1" else value).id
 
     def start(self, task: str) -> None:
-        """Have it run. Raises HostFault."""
+        """Start a task. Raises HostFault."""
         self._ask(200, "PUT", self._action(task, "start"))
 
     def remove(self, names: Collection[str]) -> bool:
-        """Stop and delete all tasks of these names; return whether there were any.
+        """Stop and delete all tasks with these names; return whether there were any.
 
-        One that somebody else removes, stops or disables at the same time is fine: it ends when
-        none is in the list. Raises HostFault.
+        Concurrent changes by others are harmless, because this repeats until the list has no such
+        task. Raises HostFault.
         """
         found = self._named(names)
         were = bool(found)
@@ -139,14 +139,14 @@ class Client:
         return [task for task in self.tasks() if task.name in names]
 
     def late(self) -> HostFault:
-        """Return the error that the time is up."""
+        """Return the error for an expired deadline."""
         said = f"; it has said: {self._refusal}" if self._refusal else ""
         return HostFault(
             f"snapteld at {self.access.url}: not done within {self._seconds:g} s{said}"
         )
 
     def abort(self) -> None:
-        """Have whoever waits for an answer fail. From another thread."""
+        """Abort a pending request, from another thread."""
         self._until = 0.0
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ class Client:
         return f"/tasks/{task}" + (f"/{word}" if self.access.version == "v1" else f"?action={word}")
 
     def _ask(self, code: int, method: str, path: str, body: bytes | None = None) -> Any:
-        """Return the answer to what must work."""
+        """Send a request that must succeed, and return its answer."""
         status, value = self._tell(method, path, body)
         # 204: a change has an empty answer in v2.
         if status != code and not (method == "PUT" and status == 204):
@@ -169,7 +169,7 @@ class Client:
         return value
 
     def _tell(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Return status and value of an answer, noting an error. Raises HostFault."""
+        """Return status and value of an answer; remember an error message. Raises HostFault."""
         status, data = self._exchange(method, f"/{self.access.version}{path}", body)
         if status == 401:
             user = f"user {self.access.user!r}" if self.access.password else "without a password"
@@ -206,7 +206,7 @@ class Client:
         return response.status, data
 
     def _left(self) -> float:
-        """Return seconds, more than 0. Raises HostFault."""
+        """Return the remaining seconds. Raises HostFault if the deadline has passed."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise self.late()

@@ -1,4 +1,7 @@
-"""Snap on the node, as root: a task for each job, from its guests' start to its end."""
+"""Snap on the node: run a task for each job, from the boot of its guests to its end.
+
+Privileges: root.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from vtorque_snap.task import SnapTask, fill, manifest, noted
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.snap]``."""
+    """Settings in ``[plugin.snap]``."""
 
     url: str = setting("http://localhost:8181", doc="snapteld's REST API")
     version: Literal["v1", "v2"] = setting("v2", doc="version of that API")
@@ -64,7 +67,7 @@ class Settings:
 
     @property
     def access(self) -> Access:
-        """Return how to get to snapteld."""
+        """The address and credentials of snapteld."""
         url = self.url.rstrip("/")
         return Access(url, self.version, self.user, self.password, self.ca)
 
@@ -75,7 +78,7 @@ vtorque_resources = always(SnapTask)
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the task. Without one the job runs too, unless the site says otherwise."""
+    """Start the task. If that fails, warn, or fail the job if the site requires the task."""
     settings, first = job.site[Settings], job.guests[0]
     if not first[SNAP] or not re.fullmatch(settings.nodes, first.job.node):
         return
@@ -103,7 +106,7 @@ def _notes(site: Site) -> str:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say whether snapteld answers and the template is one."""
+    """Check that snapteld answers and that the template is valid."""
     from vtorque_snap.client import read_trusted, within  # noqa: PLC0415
 
     settings = site[Settings]

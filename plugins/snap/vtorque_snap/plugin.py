@@ -1,4 +1,4 @@
-"""``-vm snap=true``: Snap collects metrics while the job runs. Which, and where: the site's."""
+"""``-vm snap=true``: collect metrics with Snap while the job runs, as the site configures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job's task in snapteld: its manifest, and the resource that it is."""
+"""The Snap task of a job: its manifest and its resource."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTLE = 0.2  # seconds: a killed start may have sent a request that snapteld i
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Put values in the place of ``[jobid]`` and the like; other words in brackets stay."""
+    """Replace placeholders such as ``[jobid]`` by values; keep unknown words in brackets."""
     return re.sub(r"\[(\w+)\]", lambda found: values.get(found[1], found[0]), text)
 
 
@@ -30,13 +30,14 @@ def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequ
     """Return the body of the request that creates a task (Snap's docs/TASKS.md).
 
     Args:
-        template: a task manifest; in its texts ``[jobid]``, ``[username]`` and ``[node]`` are
-            replaced. A key with ``[guest]`` in it, such as a metric, is there for each guest.
-        name: of the task.
-        values: what the placeholders stand for; also the tags of all metrics.
-        guests: names of their domains.
+        template: a task manifest. ``[jobid]``, ``[username]`` and ``[node]`` are replaced in its
+            strings. A key with ``[guest]``, such as a metric, is repeated for each guest.
+        name: the task's name.
+        values: values of the placeholders, which are also the tags of all metrics.
+        guests: names of the domains.
 
-    Raises HostFault if the template is no manifest.
+    Raises:
+        HostFault: the template is not a valid manifest.
     """
     try:
         task = _filled(json.loads(template), values, guests)
@@ -74,17 +75,17 @@ def _filled(value: Any, values: Mapping[str, str], guests: Sequence[str]) -> Any
 
 @dataclass(frozen=True)
 class SnapTask(Resource):
-    """A running task. It is known by its name: its id comes only after it is there.
+    """A running task, identified by its name, because its id is unknown until it exists.
 
-    A release never fails: CPUs and memory of the job would wait for it. What snapteld does not
-    delete is noted in ``notes``, and the release of a later job's task tries again.
+    A release never fails, because a failure would keep the job's CPUs and memory leased. Tasks that
+    snapteld did not delete are noted in ``notes``, and the release of a later job's task retries.
 
     Args:
-        name: the task's; no other on that snapteld has it.
+        name: the task's name, unique in this snapteld.
         access: the fields of :class:`Access`.
-        deadline: seconds for all of ``create()``, and of ``release()``.
-        notes: a directory of root's.
-        body: the manifest; it may contain passwords.
+        deadline: the time limit of ``create()`` and of ``release()``, in seconds.
+        notes: a directory that root owns.
+        body: the manifest, which may contain passwords.
     """
 
     kind: ClassVar[str] = "snap-task"
@@ -98,7 +99,7 @@ class SnapTask(Resource):
     body: bytes = unjournalled(b"")
 
     def create(self) -> None:
-        """Create and start it, in the place of any other of its name. Raises HostFault."""
+        """Create and start the task; replace any task of the same name. Raises HostFault."""
         from vtorque_snap.client import Client, within  # noqa: PLC0415 (8 ms, only if needed)
 
         def work(client: Client) -> None:
@@ -108,7 +109,7 @@ class SnapTask(Resource):
         within(Access(*self.access), self.deadline, work)
 
     def release(self) -> None:
-        """Stop and delete it, and what earlier releases have left; one that is gone is fine."""
+        """Stop and delete the task, and those that earlier releases noted. Idempotent."""
         from vtorque_snap.client import Client, NotRunning, within  # noqa: PLC0415
 
         url = self.access[0]
@@ -131,7 +132,7 @@ class SnapTask(Resource):
         return None
 
     def _note(self, why: str) -> None:
-        """Leave the task to a later release."""
+        """Note the task for a later release, and log a warning."""
         said = f"task {self.name} stays in snapteld until the next job's end: {why}"
         sys.stderr.write(f"vtorque: warning: snap: {said}\n")
         syslog.syslog(syslog.LOG_WARNING, f"vtorque: snap: {said}")
@@ -143,7 +144,10 @@ class SnapTask(Resource):
 
 
 def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
-    """Yield (file, task name) of what could not be deleted at a URL. Only root can read them."""
+    """Yield (file, task name) of the tasks that remain to be deleted at a URL.
+
+    Privileges: root.
+    """
     try:
         paths = sorted(Path(notes).iterdir())
     except OSError:
