@@ -1,1 +1,1 @@
-"""Memory that the guests of a job on one node share."""
+"""Shared memory for the guests of a job on one node."""

@@ -1,6 +1,8 @@
-"""UNCLOT on the node, as root: one file in /dev/shm for each job, a PCI device in each guest.
+"""UNCLOT on the node: one file in /dev/shm per job, and a PCI device in each guest.
 
-The device is QEMU's ivshmem-plain (docs/specs/ivshmem-spec.txt): its second region is the memory.
+The device is QEMU's ivshmem-plain (docs/specs/ivshmem-spec.txt). Its BAR 2 maps the shared memory.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LINK = "/dev/vtorque/shmem"
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.unclot]``."""
+    """Settings in ``[plugin.unclot]``."""
 
     shm_reserve: int = setting(
         64, doc="part of /dev/shm that is reserved for other programs", unit="MiB"
@@ -36,7 +38,8 @@ class Settings:
 class SharedMemory(ListElement):
     """libvirt's ``<shmem>``: the file ``/dev/shm/<region>`` of ``mib`` MiB as a PCI device.
 
-    QEMU would take a peer's memory along to no other machine, and libvirt refuses to try.
+    libvirt refuses to save or migrate a guest with this device, because QEMU would not transfer the
+    shared memory.
     """
 
     template: ClassVar[str] = "vtorque_unclot:shmem.xml.j2"
@@ -48,9 +51,9 @@ class SharedMemory(ListElement):
 
 
 def region(guest: GuestPlan) -> str:
-    """Return the name of the job's memory on this node; without the site's secret none can know.
+    """Return the name of the job's shared memory on this node, derived from the site's secret.
 
-    Nodes that are one machine (tests) have one /dev/shm, so the node is in it.
+    The name includes the node, because test nodes on one machine share /dev/shm.
     """
     return "vtorque-" + derive(guest.secret, "unclot", guest.job.node).hex()
 
@@ -74,7 +77,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file, for the guests' QEMUs alone, before one of them would make one of its own."""
+    """Create the file for the guests' QEMU users only, before QEMU would create it."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
@@ -87,14 +90,14 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
-    """Give the guest the device."""
+    """Add the device to the guest."""
     if guest[UNCLOT]:
         yield SharedMemory("shmem", region(guest), guest[SHMEM])
 
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Let the job's user map it. Other systems than Linux have the device, and no path to it."""
+    """Give the job's user access to the device; only Linux guests get a path and variables."""
     if guest[UNCLOT] and "PciMemory" in guest.supports:
         yield PciMemory(DEVICE, BAR, LINK)
         yield EnvVar("VTORQUE_SHMEM", LINK)
@@ -102,7 +105,7 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say how much jobs can share now: less than the default is little."""
+    """Report how much memory jobs can share now; warn if it is less than the default."""
     left = Shm.room(site[Settings].shm_reserve << 20) >> 20
     said = f"{show_mib(left)} of /dev/shm for all jobs (limit of one: [options.unclot_shmem] max)"
     little = left < SHMEM.default

@@ -1,6 +1,6 @@
-"""``-vm unclot=true,unclot_shmem=64M``: memory that the job's guests on a node share.
+"""``-vm unclot=true,unclot_shmem=64M``: memory shared by the job's guests on a node.
 
-How much a user may ask for: ``[options.unclot_shmem]``.
+``[options.unclot_shmem]`` limits the size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vtorque_core.api.vm_options import show_boolean
 
 
 def power_of_two_mib(value: str) -> int:
-    """Return MiB of a size such as ``64M``. Raises ValueError: the memory of a PCI device is 2^n.
+    """Parse a size such as ``64M`` and return MiB. Raises ValueError unless it is a power of two.
 
-    See PCI Local Bus Specification 3.0, 6.2.5.1: a device tells its size by one bit.
+    PCI devices can only have memory of such a size (PCI Local Bus Specification 3.0, 6.2.5.1).
     """
     mib = size_mib(value)
     if mib & (mib - 1):
@@ -45,7 +45,7 @@ vtorque_options = always(UNCLOT, SHMEM)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse a size for what the job does not get."""
+    """Refuse a size without ``unclot=true``."""
     if SHMEM.key in request.given and not request[UNCLOT]:
         size = SHMEM.show(request[SHMEM])
         fix = "add unclot=true, or leave the size out"
@@ -54,6 +54,6 @@ def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
-    """Have the batch system give the job the shared memory too."""
+    """Request the shared memory in addition to the guests' memory."""
     if request[UNCLOT]:
         yield Extra(mib=request[SHMEM])

@@ -15,9 +15,13 @@ from vtorque_core.api.acquired import Resource, unjournalled
 class Shm(Resource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
-    All of it is taken at once: who maps it must not be killed because /dev/shm is full (SIGBUS).
-    ``others``: users who may map it beside ``uid``. ``spare``: bytes of /dev/shm that stay free for
-    other programs; ``where`` that is set.
+    All of it is allocated at creation, because a process that maps it would be killed (SIGBUS) if
+    /dev/shm became full.
+
+    Attributes:
+        others: users besides ``uid`` who may map it.
+        spare: bytes of /dev/shm to keep free for other programs.
+        where: the setting of ``spare``, for messages.
     """
 
     kind = "shm"
@@ -32,20 +36,23 @@ class Shm(Resource):
 
     @property
     def path(self) -> str:
-        """Its file. Raises HostFault for a name with a slash."""
+        """The path of the file. Raises HostFault for an invalid name."""
         if "/" in self.name or self.name in ("", ".", ".."):
             raise HostFault(f"{self.name!r} is not a name of shared memory")
         return f"/dev/shm/{self.name}"  # noqa: S108 - this is what the kind is
 
     @staticmethod
     def room(spare: int = 0) -> int:
-        """Return how many bytes can be taken now so that ``spare`` are left."""
+        """Return the bytes that can be allocated now with ``spare`` bytes left."""
         shm = os.statvfs("/dev/shm")  # noqa: S108
         free = shm.f_bavail if shm.f_blocks else sys.maxsize  # tmpfs(5), size=0: without a limit
         return max(0, free * shm.f_frsize - spare)
 
     def create(self) -> None:
-        """Make it, filled with zeros. Raises HostFault: it exists, /dev/shm has no room for it."""
+        """Create the file, filled with zeros.
+
+        Raises HostFault if it exists or /dev/shm lacks space.
+        """
         room = self.room(self.spare)
         if self.size > room:
             raise HostFault(
@@ -67,7 +74,7 @@ class Shm(Resource):
             raise HostFault(f"cannot create {self.path}: {error.strerror or error}") from error
 
     def release(self) -> None:
-        """Remove it; who has it open keeps it until they end."""
+        """Remove the file; processes that have it open keep its memory until they end."""
         try:
             Path(self.path).unlink(missing_ok=True)
         except OSError as error:
