@@ -1,7 +1,7 @@
-"""Soft-RoCE of one job apart from all others: a packet filter of RoCE version 2 for each guest.
+"""Isolate the Soft-RoCE traffic of a job: a RoCE v2 packet filter for each guest.
 
-The core's own filter lets a guest send from its address only; this lets it receive RoCE from the
-guests of its job only. It stands on the node, where root of a guest cannot take it away.
+The core's filter lets a guest send only from its own address. This filter lets it receive RoCE only
+from guests of its job. It is on the node, so root in a guest cannot remove it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ GROUP = "01:00:00:00:00:00"  # this bit of a MAC: broadcast or multicast (IEEE 8
 
 @dataclass(frozen=True)
 class Fence(Resource):
-    """The nftables table (nft(8)) of one guest's network card; ``peers``: who may send to it.
+    """The nftables table (nft(8)) of one guest's network card.
 
-    By ``mac``, which is on this node once: networks may have the same addresses as others.
+    ``peers`` are the addresses that may send to it. ``mac`` identifies the table, because networks
+    may use the same IP addresses, but a MAC is unique on the node.
     """
 
     kind: ClassVar[str] = "vrdma-fence"
@@ -36,7 +37,7 @@ class Fence(Resource):
         return f"table bridge vrdma-{digits}\ndelete table bridge vrdma-{digits}\n"
 
     def create(self) -> None:
-        """Put it in place in one transaction. Raises HostFault (nft missing or refusing)."""
+        """Add the filter in one transaction. Raises HostFault if nft is missing or fails."""
         peers = ", ".join(str(IPv4Address(ip)) for ip in self.peers)
         table = self._removal.partition("\n")[0]  # adding what exists is fine
         roce = f"ip daddr {IPv4Address(self.ip)} udp dport {ROCE}"
@@ -49,5 +50,5 @@ class Fence(Resource):
         run_tool("nft", "-f", "-", stdin=script.encode())
 
     def release(self) -> None:
-        """Delete it; gone already is fine. Raises HostFault."""
+        """Delete the filter, if it exists. Raises HostFault."""
         run_tool("nft", "-f", "-", stdin=self._removal.encode())

@@ -1,4 +1,4 @@
-"""The name by which an InfiniBand fabric knows a guest's virtual function."""
+"""The GUIDs by which an InfiniBand fabric identifies a guest's virtual function."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NOBODY = ":".join(["00"] * 8)
 
 @dataclass(frozen=True)
 class VfGuid(Resource):
-    """Node and port GUID of a virtual function (ip-link(8), "vf NUM node_guid"); set back after.
+    """Node and port GUID of a virtual function (ip-link(8), "vf NUM node_guid").
 
-    ``old``: node GUID, port GUID and state of the port before.
+    ``old`` has the node GUID, port GUID and port state that release() restores.
     """
 
     kind: ClassVar[str] = "vrdma-guid"
@@ -30,7 +30,7 @@ class VfGuid(Resource):
 
     @classmethod
     def of(cls, vf: VirtualFunction, guid: str) -> VfGuid:
-        """Return the resource, with what is set now as ``old``. Raises HostFault."""
+        """Return the resource, with the current values as ``old``. Raises HostFault."""
         links = json.loads(run_tool("ip", "-json", "link", "show", "dev", vf.card))
         infos = [i for link in links for i in link.get("vfinfo_list", ()) if i["vf"] == vf.number]
         if not infos:
@@ -40,11 +40,11 @@ class VfGuid(Resource):
         return cls(vf.card, vf.number, guid, old)
 
     def create(self) -> None:
-        """Set both, and have the port follow the card's. Raises HostFault."""
+        """Set both GUIDs, and let the port follow the card's link state. Raises HostFault."""
         self._set(self.guid, self.guid, "auto")
 
     def release(self) -> None:
-        """Set the old ones; a card that has gone is fine. Raises HostFault."""
+        """Restore the old values, if the card still exists. Raises HostFault."""
         if Path("/sys/class/net", self.card).exists():
             self._set(*self.old)
 

@@ -1,4 +1,7 @@
-"""RDMA on the node, as root: what the site's backend for it needs, outside and inside a guest."""
+"""RDMA on the node: what the site's backend needs outside and inside a guest.
+
+Privileges: root.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.vrdma]``."""
+    """Settings in ``[plugin.vrdma]``."""
 
     backends: tuple[Backend, ...] = setting(
         (Backend("rxe"),),
@@ -70,19 +73,22 @@ class Settings:
     sysfs: str = setting(SYSFS, doc="path of sysfs (for tests)")
 
     def backend(self, node: str) -> str:
-        """Return the kind of a node; empty: none."""
+        """Return the backend of a node, or an empty string."""
         return next((b.kind for b in self.backends if re.fullmatch(b.nodes, node)), "")
 
 
 @dataclass(frozen=True)
 class Fabric(MetadataEntry):
-    """Which RDMA a guest has. Its peers take a pause of half a second for a broken connection."""
+    """The RDMA backend of a guest, recorded in the domain.
+
+    It forbids suspend, because peers treat a pause of half a second as a broken connection.
+    """
 
     forbids: ClassVar[frozenset[Act]] = VRDMA.forbids
 
 
 def missing(settings: Settings, kind: str) -> tuple[str, str]:
-    """Return (what the node lacks for a backend, what to do); empty texts: nothing."""
+    """Return (what the node lacks for a backend, how to fix it), or two empty strings."""
     if kind == "sriov" and why_no_vfio(settings.sysfs):
         return why_no_vfio(settings.sysfs), "see vtorque doctor"
     if kind == "sriov" and not virtual_functions(settings.cards, settings.sysfs):
@@ -96,13 +102,13 @@ def missing(settings: Settings, kind: str) -> tuple[str, str]:
 
 
 def _guids(settings: Settings) -> str:
-    """Return the GUIDs of the node's cards as HyV reads them: XXXX:XXXX:XXXX:XXXX, one a line."""
+    """Return the GUIDs of the node's cards in HyV's format: XXXX:XXXX:XXXX:XXXX, one per line."""
     cards = sorted(Path(settings.sysfs).glob("class/infiniband/*/node_guid"))
     return "".join(card.read_text().strip() + "\n" for card in cards)
 
 
 def _backend(guest: GuestPlan) -> str:
-    """Return the backend that the plan has chosen for this guest; empty: none."""
+    """Return the backend that the plan chose for this guest, or an empty string."""
     return next((kind for kind, pool in POOLS.items() if guest.leased(pool)), "")
 
 
@@ -112,7 +118,7 @@ vtorque_resources = always(Fence, VfGuid, Vfio)  # Vfio also without passthrough
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim what the node's backend is of, or say what the node lacks."""
+    """Claim what the node's backend needs, or report what the node lacks."""
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # without nodes: a front end
         return
@@ -141,7 +147,7 @@ def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
 
 
 def _card(guest: GuestPlan, settings: Settings) -> Address:
-    """Return the network card that Soft-RoCE runs over. Raises Refused if there is none for it."""
+    """Return the network card for Soft-RoCE. Raises Refused if the guest has no suitable card."""
     cards = [a for a in guest.addresses if a.network == settings.network and a.ip]
     if not cards:
         name = f"[networks.{settings.network}]" if settings.network else "[network]"
@@ -154,7 +160,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield programs, the device and its check; what is missing inside fails the start."""
+    """Yield packages, the device and a check, which fails the start if something is missing."""
     kind = _backend(guest)
     if not kind:
         return
@@ -170,7 +176,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 
 def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
-    """Return the guest's virtual functions. Raises HostFault: one has gone, or is the host's."""
+    """Return the guest's virtual functions. Raises HostFault if one is missing or in use."""
     settings, items = site[Settings], guest.leased(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
     if gone := set(items) - set(found):
@@ -179,12 +185,12 @@ def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
 
 
 def _mac(guest: GuestPlan) -> str:
-    """Return the MAC of the guest's virtual function: locally administered, unicast."""
+    """Return a MAC for the guest's virtual function: locally administered, unicast."""
     return "52:54:00:" + derive(guest.secret, "vrdma-mac", guest.name, length=3).hex(":")
 
 
 def _guid(guest: GuestPlan) -> str:
-    """Return the GUID of the guest's virtual function: EUI-64, locally administered."""
+    """Return a GUID for the guest's virtual function: EUI-64, locally administered."""
     return "02:" + derive(guest.secret, "vrdma-guid", guest.name, length=7).hex(":")
 
 
@@ -194,7 +200,7 @@ def _device(vf: VirtualFunction, guest: GuestPlan) -> PciDevice:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Yield the hardware: a virtual function, or the device of a QEMU with HyV."""
+    """Yield the RDMA device: a virtual function, or HyV's device."""
     kind = _backend(guest)
     if kind:
         yield Fabric("rdma", kind)
@@ -208,7 +214,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Acquire what must be there before the guests."""
+    """Acquire what the backend needs before the guests boot."""
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
         if kind and (what := missing(settings, kind)[0]):
@@ -233,7 +239,7 @@ def _peers(guest: GuestPlan, network: str) -> tuple[str, ...]:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say which of the backends this node can be of: its name is the batch system's to say."""
+    """Check for each configured backend whether this node can provide it."""
     for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
         what, fix = missing(site[Settings], kind)
         said = f"this node has no {what}" if what else "this node has all of it"

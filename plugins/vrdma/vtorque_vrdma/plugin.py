@@ -1,4 +1,4 @@
-"""-vm vrdma=true: an RDMA device in each guest of the job. Which kind: [plugin.vrdma] backends."""
+"""``-vm vrdma=true``: an RDMA device in each guest, of the kind in ``[plugin.vrdma] backends``."""
 
 from __future__ import annotations
 
