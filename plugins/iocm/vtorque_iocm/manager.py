@@ -129,8 +129,7 @@ class Loop:
             each.guest = guest
 
     def tick(self) -> None:
-        """Adjust each guest, then move interrupts and this process off the vCPUs to the I/O cores.
-        """
+        """Adjust each guest, then move interrupts and this process to the I/O cores."""
         for each in self.watched.values():
             try:
                 each.tick(self.paths, self.busy)
