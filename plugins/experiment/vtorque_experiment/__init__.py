@@ -1,1 +1,1 @@
-"""Many jobs of one question: run, kept, and compared."""
+"""Run jobs with many parameter values, record their numbers, and compare them."""

@@ -1,4 +1,4 @@
-"""The batch system of an experiment: vsub submits jobs, and their list is polled."""
+"""The batch system of an experiment: submit jobs with vsub, and poll the list of jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
 
     Args:
         vsub: the program and its first arguments.
-        jobs: returns the user's jobs that the batch system lists: name to id.
+        jobs: returns the user's listed jobs, name to id.
         interval: seconds between two calls of ``jobs``.
         least: seconds between two calls if a job seems to have ended.
         naming: the option that names a job.
@@ -53,10 +53,7 @@ class Batch:
 
 
 def of_site(config: Path, interval: float) -> Batch:
-    """Return the batch system of the site; it is queried as the user.
-
-    Raises ConfigError, Refused.
-    """
+    """Return the site's batch system, queried as the user. Raises ConfigError, Refused."""
     site, batch = service.batch_system(config)
     submitter = batch.submitter(site)
 
@@ -72,7 +69,7 @@ def of_site(config: Path, interval: float) -> Batch:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool) -> Iterator[int]:
-    """Hold the lock of a lock file (flock(2)); a child that inherits the descriptor holds it, too.
+    """Hold the lock of a lock file (flock(2)); child processes inherit it with the descriptor.
 
     Raises HostFault if another process holds the lock and ``wait`` is false.
     """
@@ -99,8 +96,8 @@ def arguments(
 ) -> list[str]:  # fmt: skip
     """Return vsub's arguments for a point; vsub reads the job script from standard input.
 
-    There is always a ``-vm`` option. It wins over the directives of the script, which therefore
-    cannot run the job on bare metal instead of in a guest.
+    The arguments always contain a ``-vm`` option. It overrides the directives of the script, which
+    therefore cannot run the job on bare metal.
 
     Args:
         naming: the words that name the job.
@@ -125,7 +122,7 @@ def arguments(
 
 @dataclass(frozen=True)
 class Submission:
-    """The result of one vsub call: exit status, standard output and standard error."""
+    """The exit status, standard output and standard error of one vsub call."""
 
     code: int
     out: bytes
@@ -139,7 +136,7 @@ class Submission:
 
     @property
     def message(self) -> str:
-        """The end of vsub's standard error, in one printable line."""
+        """The end of vsub's standard error, as one printable line."""
         return _join_lines(self.err[-400:].decode("utf-8", "replace"), 400)
 
 
@@ -148,8 +145,9 @@ def submit(
 ) -> Submission:  # fmt: skip
     """Run vsub in a point's directory, with the job script on its standard input.
 
-    vsub reads no file that a guest can write. It inherits ``lock``, which is therefore held while
-    any vsub of a killed runner is alive. It runs in a new session, where Ctrl-C does not reach it.
+    vsub reads no file that a guest can write. It inherits ``lock``, so the lock remains held while
+    a vsub of a killed runner lives. It runs in a new session, where Ctrl-C does not reach it.
+
     Raises HostFault if vsub cannot be started, OSError.
     """
     names = place.point(number).relative_to(place.top).parts
@@ -180,7 +178,7 @@ def is_job_id(word: str) -> bool:
 
 
 def tail(point: Path, name: str, most: int = 400) -> str:
-    """Return the end of a file in a point's directory, printable; "" if it cannot be read."""
+    """Return the printable end of a file in a point's directory; empty if it is unreadable."""
     try:
         return _join_lines(end_of(point, name, most), most)
     except OSError:
@@ -194,7 +192,8 @@ def _join_lines(text: str, most: int) -> str:
 class Questions:
     """Queries the batch system for its list of jobs, at most once per interval.
 
-    A resume keeps to the interval, too. ``last``: Unix time of the last query; ``note`` saves it.
+    ``last`` is the Unix time of the last query, which ``note`` saves. So the interval also applies
+    across a resume.
     """
 
     def __init__(self, batch: Batch, last: float, note: Callable[[float], None]) -> None:
@@ -210,7 +209,7 @@ class Questions:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Query earlier, because a job seems to have ended: ``least`` s after the last query."""
+        """Query ``least`` seconds after the last query, because a job seems to have ended."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 

@@ -1,9 +1,9 @@
-"""The book of an experiment: SQLite, which is its journal, too.
+"""The book of an experiment: its SQLite database, which is also its journal.
 
-A point is *waiting*, then *submitting* (written before anything is submitted), then *submitted*,
-then *done* or *failed* with its reason. *Submitting* is on disk when :meth:`Book.begin` returns.
-Other steps of a large book are saved together, at the latest when the book is closed. If they are
-lost, a resume finds the jobs again in the batch system's list and by their files.
+A point is *waiting*, then *submitting* (saved before the submission), then *submitted*, then *done*
+or *failed* with a reason. :meth:`Book.begin` returns when *submitting* is on disk. Other changes of
+a large book are saved together, at the latest when it is closed. If they are lost, a resume finds
+the jobs again by the batch system's list and by their files.
 
 SQLite works in memory and opens no file in the directory of results, because guests can write
 there. A rollback journal beside a database can name any file as its super-journal, and SQLite then
@@ -50,7 +50,10 @@ CREATE TABLE numbers (
 
 @dataclass(frozen=True)
 class Row:
-    """A point. ``submitted``, ``begun``: Unix seconds; ``missed``: looks that found no job."""
+    """A point.
+
+    ``submitted`` and ``begun`` are Unix times; ``missed`` counts lists without its job.
+    """
 
     number: int
     cell: int
@@ -66,10 +69,10 @@ class Row:
 
 
 class Book:
-    """One open book. Whatever SQLite cannot do is a HostFault that says what to do."""
+    """An open book. SQLite errors are raised as HostFault with advice."""
 
     def __init__(self, path: Path) -> None:
-        """Open one that is there. Raises Refused: it is of another version, or none."""
+        """Open a book. Raises Refused if it is damaged or has another version, HostFault."""
         self._path = path
         self._is_saved, self._next_save = True, 0.0
         try:
@@ -146,16 +149,16 @@ class Book:
         )
 
     def about(self) -> dict[str, str]:
-        """Return what is noted of the whole."""
+        """Return the notes on the whole experiment."""
         return dict(self._fetch_all("SELECT CAST(name AS TEXT), CAST(value AS TEXT) FROM about"))
 
     def note(self, name: str, value: str) -> None:
-        """Note something of the whole."""
+        """Save a note on the whole experiment."""
         with self._all_or_none():
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
 
     def cells(self) -> list[Cell]:
-        """Return the combinations by their numbers."""
+        """Return the combinations, by number."""
         rows = self._fetch_all("SELECT CAST(axes AS TEXT) FROM cells ORDER BY cell")
         try:
             found = [json.loads(axes) for (axes,) in rows]
@@ -166,12 +169,12 @@ class Book:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return how many points are in each state."""
+        """Return the number of points in each state."""
         found = dict(self._fetch_all("SELECT state, count(*) FROM points GROUP BY state"))
         return {state: found.get(state, 0) for state in STATES}
 
     def rows(self, *states: str, limit: int = -1) -> list[Row]:
-        """Return the points in these states, or all, in the order of their submission."""
+        """Return the points in these states (default: all), in the order of submission."""
         marks = ",".join("?" * len(states))
         where = f"WHERE state IN ({marks})" if states else ""
         kinds = {"int": "INTEGER", "str": "TEXT"}  # a guest may have stored other types
@@ -188,24 +191,24 @@ class Book:
         return found
 
     def begin(self, number: int) -> None:
-        """Note that a point is about to be submitted."""
+        """Record that a point is about to be submitted, and save the book."""
         self._set("state='submitting', tries=tries+1, missed=0, reason=''", (), number)
         self.save()
 
     def submitted(self, number: int, job: str, when: float) -> None:
-        """Note the job of a point."""
+        """Record the job of a point."""
         self._set("state='submitted', job=?, submitted=?, missed=0", (job, when), number)
 
     def again(self, number: int, reason: str) -> None:
-        """Note that a point was not submitted, and why: it waits for another try."""
+        """Record that a point was not submitted, and why; it waits for another try."""
         self._set("state='waiting', reason=?", (reason,), number)
 
     def note_reason(self, number: int, reason: str) -> None:
-        """Note what was said of a submission that may have failed."""
+        """Record the message of a submission that may have failed."""
         self._set("reason=?", (reason,), number)
 
     def missed(self, numbers: Iterable[int]) -> None:
-        """Note that the batch system does not know the jobs of these points."""
+        """Record that the batch system's list lacks the jobs of these points."""
         changed = [(number,) for number in numbers]
         if not changed:
             return
@@ -213,13 +216,13 @@ class Book:
             self._db.executemany("UPDATE points SET missed=missed+1 WHERE number=?", changed)
 
     def failed(self, number: int, reason: str) -> None:
-        """Note that a point has failed."""
+        """Record that a point has failed."""
         self._set("state='failed', reason=?", (reason,), number)
 
     def over(
         self, number: int, values: Mapping[str, float], begun: float, machine: str, reason: str
     ) -> None:
-        """Note how a point has ended; ``reason``: why it counts as failed, or empty."""
+        """Record the end of a point; a non-empty ``reason`` marks it as failed."""
         with self._all_or_none():
             self._db.execute(
                 "UPDATE points SET state=?, reason=?, begun=?, machine=? WHERE number=?",

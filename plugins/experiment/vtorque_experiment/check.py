@@ -1,4 +1,4 @@
-"""Ask vsub, before anything is made, which combinations it would refuse (``vsub --dry-run``)."""
+"""Ask vsub before a run which combinations it would refuse (``vsub --dry-run``)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ def refused(
 
     vsub is called once for combinations that differ only in variables of the script, and at most
     :data:`MOST` times. ``told`` is called immediately with warnings, and with the message that vsub
-    builds the first image, which takes some ten seconds. At the end it is called with the number
-    of combinations that were not checked.
+    builds the first image, which takes some ten seconds. At the end it is called with the number of
+    combinations that were not checked.
 
-    Privileges: the user. Raises Refused if a script cannot be read, HostFault if vsub cannot be
-    started.
+    Privileges: the user.
+
+    Raises:
+        Refused: a script cannot be read.
+        HostFault: vsub cannot be started.
     """
     found: dict[int, str] = {}
     said: dict[tuple[str, ...], str] = {}
@@ -70,7 +73,7 @@ def _asked(
 ) -> str:  # fmt: skip
     """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
 
-    ``top``: the working directory of vsub. Jobs, too, are submitted from separate directories.
+    ``top`` is vsub's working directory, separate as for jobs.
     """
     lines = []
     try:
@@ -94,7 +97,6 @@ def _asked(
 
 
 def _fill(file: IO[bytes], content: bytes) -> IO[bytes]:
-    """Write the content to a file, and rewind the file for the program that reads it."""
     file.write(content)
     file.seek(0)
     return file

@@ -1,4 +1,4 @@
-"""``vmgr experiment``: the click commands. What they need is imported when they run."""
+"""The click commands of ``vmgr experiment``. They import their modules when they run."""
 
 from __future__ import annotations
 
@@ -251,7 +251,6 @@ def _told(line: str) -> None:
 
 
 def _end(ended: Any, as_json: bool) -> None:
-    """Print how a run has ended, and exit with its exit status."""
     if as_json:
         click.echo(json.dumps(ended.status, indent=2))
     else:
@@ -285,7 +284,7 @@ def _page(text: str, path: Path) -> None:
 
 
 def _write(content: bytes, path: Path) -> None:
-    """Write a file of the caller's, or to the output."""
+    """Write to the user's file, or to standard output for ``-``."""
     if str(path) == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
@@ -299,7 +298,7 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _judged(judged: Any, title: str, junit: Path | None) -> None:
-    """Say which conditions hold, and for what; end with the exit code of that."""
+    """Print the conditions that hold, and exit with the corresponding exit status."""
     if junit is not None:
         from vtorque_experiment.junit import xml  # noqa: PLC0415
 

@@ -15,10 +15,12 @@ from vtorque_experiment.results import Results, matching
 
 @dataclass(frozen=True)
 class Pair:
-    """A number of a combination beside the same of what it is compared with.
+    """A number of one combination on both sides of a comparison.
 
-    ``warning``: why the ratio says nothing; empty: it does. ``better``: ``less``, ``more``, empty.
-    ``emulated``: whether guests of a side had no KVM.
+    Attributes:
+        better: ``less`` or ``more``; empty if unknown.
+        warning: why the ratio is not significant, or empty.
+        emulated: true if guests of a side had no KVM.
     """
 
     cell: str
@@ -35,7 +37,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """In words: which is better, if they differ, or why nothing can be said."""
+        """Which side is better, whether they differ, or why this is unknown."""
         if self.ratio is None:
             return "the base is 0"
         if self.warning or not self.ratio.differs:
@@ -44,14 +46,14 @@ class Pair:
         return ("better" if less == self.better else "worse") if self.better else "differs"
 
     def data(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the pair for JSON."""
         found = asdict(self)
         del found["base_values"], found["values"]
         return found | {"verdict": self.verdict}
 
 
 def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> list[Pair]:
-    """Return the pairs of equal combinations. Raises Refused: they have none in common."""
+    """Return the pairs of equal combinations. Raises Refused if there are none."""
     there = {_key(cell): number for number, cell in enumerate(base.cells)}
     pairs = [
         (there[_key(cell)], number, label(cell))
@@ -62,10 +64,10 @@ def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> lis
 
 
 def within(results: Results, baseline: Sequence[str], names: Sequence[str] = ()) -> list[Pair]:
-    """Return each combination beside the one of the baseline that is most like it.
+    """Pair each combination with the most similar combination of the baseline.
 
-    ``baseline``: ``AXIS=VALUE``, as ``bare=true``. Axes that one of the two does not have (-vm's,
-    on bare metal) do not count. Raises Refused.
+    ``baseline`` has ``AXIS=VALUE`` words such as ``bare=true``. An axis that only one combination
+    has is ignored, for example -vm options on bare metal. Raises Refused.
     """
     chosen = matching(results.cells, baseline, str(results.place.definition))
     fixed = {pair.partition("=")[0] for pair in baseline}

@@ -1,11 +1,11 @@
-"""``--fail-if``: a condition on the numbers of each combination, in a tiny language.
+"""``--fail-if``: a condition on the numbers of each combination, in a small language.
 
     median(wall) > 1.1 * baseline
     p95(rate) < 100 or count(rate) < 6
 
-Numbers, ``+ - * /``, one comparison, ``and``, ``or``, ``not``; functions of a number's values;
-``baseline``: the same function of the same number on the other side. Python's own parser reads it
-(:func:`ast.parse`, which runs nothing); what is not in the list above is refused by name.
+It has numbers, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, and functions of a number's
+values. ``baseline`` is the same function of the same number on the other side. :func:`ast.parse`
+parses the text without running it, and everything outside the language is refused.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Values = Mapping[str, Sequence[float]]
 
 
 class Condition:
-    """A condition that was read. ``text``: as it was given."""
+    """A parsed condition; ``text`` is its source."""
 
     def __init__(self, text: str) -> None:
-        """Read it. Raises Refused, saying what is not known."""
+        """Parse a condition. Raises Refused with the unknown part."""
         self.text = text
         if len(text) > MAX_TEXT:
             self._refuse("is too long", f"{MAX_TEXT} characters")
@@ -79,7 +79,7 @@ class Condition:
         )
 
     def _check(self, node: ast.AST, *, logical: bool) -> None:
-        """Refuse what is not in the language; ``logical``: a comparison is wanted here."""
+        """Refuse what is not in the language; ``logical`` requires a comparison."""
         words = ", ".join(sorted(_FUNCTIONS))
         if logical:
             if isinstance(node, ast.BoolOp):
@@ -167,7 +167,7 @@ class Condition:
 
 
 def _call(node: ast.Call) -> tuple[str, str] | None:
-    """Return function and number of a call that is in the language."""
+    """Return function and number of a supported call, or None."""
     if (
         isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
         and len(node.args) == 1 and isinstance(node.args[0], ast.Name)

@@ -1,4 +1,4 @@
-"""Make the directory of an experiment: its file, its scripts, what it runs with, all its points."""
+"""Create the directory of an experiment: its file, scripts, versions and book."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def create(
 ) -> Plan:  # fmt: skip
     """Create the results of an experiment; return its plan, which no guest can change.
 
-    ``repetitions`` win over the file's.
+    ``repetitions`` overrides the file's value. The book is written last: a directory without a book
+    has run nothing, and is created again.
 
-    Raises Refused (a bad file, a directory with something in it), HostFault (the disk).
-
-    The book is written last. A directory without a book has run nothing, and is created again.
+    Raises:
+        Refused: the file is invalid, or the directory is not empty.
+        HostFault: the disk fails.
     """
     found = definition.read(file, repetitions)
     cells = matrix.cells(found, printable(str(file)))
@@ -65,7 +66,7 @@ def create(
 
 
 def disk(error: OSError) -> HostFault:
-    """Return what to say of a file that cannot be written."""
+    """Return the error for a file that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return HostFault(
         f"{printable(str(error.filename or 'the results'))}: {error.strerror}; nothing is lost: "
@@ -74,7 +75,7 @@ def disk(error: OSError) -> HostFault:
 
 
 def source(path: Path) -> bytes:
-    """Return a job script's text. Raises Refused."""
+    """Return the content of a job script. Raises Refused."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An experiment's file: read, checked against the schema that is shipped, and typed."""
+"""Parse an experiment's file, validate it against the JSON schema, and convert it to types."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True)
 class Take:
-    """A number to take out of a job. One of ``pattern``, ``json``, ``metric``, ``report`` is set.
+    """A number to extract from a job, by ``pattern``, ``json``, ``metric`` or ``report``.
 
-    ``file``: where a pattern or JSON is looked for, in the point's directory.
+    ``file`` is the file in the point's directory that is searched for a pattern or JSON.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Take:
 
 @dataclass(frozen=True)
 class Limits:
-    """``hours``: None is no limit; ``poll``: seconds between two questions to the batch system."""
+    """Limits of a run. ``hours`` is None for no limit; ``poll`` is a query interval in seconds."""
 
     jobs: int = 4
     hours: float | None = None
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Definition:
-    """An experiment as its file has it. ``matrix``: axis (``vm.vcpus``) to its values, in order."""
+    """The content of an experiment's file. ``matrix`` maps axes (``vm.vcpus``) to their values."""
 
     title: str
     scripts: tuple[str, ...]
@@ -66,7 +66,7 @@ class Definition:
 
 
 def read(path: Path, repetitions: int | None = None) -> Definition:
-    """Parse the user's experiment file; ``repetitions`` win over the file's.
+    """Parse the user's experiment file; ``repetitions`` overrides its value.
 
     Raises Refused with all errors of the file.
     """
@@ -100,7 +100,7 @@ def _parse(
 
 
 def of_values(values: Mapping[str, Any], name: str) -> Definition:
-    """Return the experiment of what was read from the file ``name``. Raises Refused."""
+    """Return the experiment of the parsed values of the file ``name``. Raises Refused."""
     wrong = [*schema.wrong(values, name)][:20]
     if wrong:
         raise Refused(*wrong)
@@ -140,7 +140,7 @@ def _typed(values: Mapping[str, Any]) -> Definition:
 
 
 def _pattern_problem(pattern: str) -> tuple[str, str] | None:
-    """Return why a pattern can find no number, and what to do."""
+    """Return why a pattern cannot find a number, and how to fix it."""
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:
@@ -169,7 +169,7 @@ def _bad_take(take: Take, found: Definition, name: str) -> Iterator[Refusal]:
 
 
 def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> Iterator[Refusal]:
-    """Yield what a schema cannot say."""
+    """Yield errors that the JSON schema cannot express."""
     if not found.scripts:
         yield Refusal("there is no job script", where=name, fix='add script = "job.sh"')
     if "script" in values and "script" in found.matrix:

@@ -24,7 +24,10 @@ REPORT_TIME = 120.0  # seconds
 
 @dataclass(frozen=True)
 class Ended:
-    """Numbers by name; ``begun``: Unix seconds; ``reason``: why it counts as failed, or empty."""
+    """The numbers of an ended job by name.
+
+    ``begun`` is a Unix time. A non-empty ``reason`` means that the point failed.
+    """
 
     values: Mapping[str, float]
     begun: float
@@ -33,13 +36,13 @@ class Ended:
 
 
 class Collector:
-    """Reads what an experiment's jobs leave. ``report``: writes a job's report to a file."""
+    """Reads the files of ended jobs. ``report`` writes a job's report to a file."""
 
     def __init__(self, definition: Definition, report: Callable[[str, Path], str]) -> None:
         self._definition, self._report = definition, report
 
     def ended(self, row: Row, point: Path, bare: bool) -> Ended:
-        """Return how a point has ended. Never raises for what stands there."""
+        """Return how a point has ended. Invalid files do not raise, but make the point fail."""
         try:
             code, start, stop = end_of(point, wrapper.ENDED, _SHORT).split()
             begun = float(end_of(point, wrapper.BEGUN, _SHORT).split()[-2])
@@ -86,7 +89,7 @@ def _machine(point: Path, bare: bool) -> str:
 
 
 def reporter(config: Path) -> Callable[[str, Path], str]:
-    """Return what keeps a job's report beside its other output, and says why not, if not."""
+    """Return a function that saves a job's report beside its output, or returns why it cannot."""
 
     def keep(job: str, point: Path) -> str:
         if not batch.is_job_id(job):

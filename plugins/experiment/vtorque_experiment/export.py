@@ -1,4 +1,4 @@
-"""All points of an experiment as CSV, JSON, or Parquet: a row each."""
+"""Export all points of an experiment as CSV, JSON or Parquet, one row per point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS = ("csv", "json", "parquet")
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """Return a flat row for each point: what it is, its axes, its numbers; None: it has none."""
+    """Return a flat row for each point: its state, axes and numbers; None for missing values."""
     axes = list(dict.fromkeys(axis for cell in results.cells for axis in cell))
     found = []
     for row in results.rows:
@@ -29,7 +29,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def exported(results: Results, kind: str) -> bytes:
-    """Return a file's bytes. Raises UsageError: what writes Parquet is not installed."""
+    """Return the content of the file. Raises UsageError if pyarrow is missing for Parquet."""
     found = rows(results)
     if kind == "json":
         return (json.dumps(found, indent=1) + "\n").encode()
@@ -44,7 +44,7 @@ def exported(results: Results, kind: str) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value for spreadsheets: a text that would be a formula there is quoted."""
+    """Return a value for spreadsheets; text that they would run as a formula is quoted."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return str(value).lower() if isinstance(value, bool) else value

@@ -1,8 +1,8 @@
-"""Median, spread, and how sure a ratio of two medians is (bootstrap): pure, standard library.
+"""Median, spread, and the bootstrap interval of a ratio of medians. Pure, standard library only.
 
-The interval is the percentile bootstrap of the ratio of medians (Efron and Tibshirani, An
-Introduction to the Bootstrap, 1993, chapter 13): both groups are drawn anew, with replacement,
-:data:`DRAWS` times; the middle 95 % of the ratios are it. The draws are the same each time.
+The interval is the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap,
+1993, chapter 13): both groups are resampled with replacement :data:`DRAWS` times, and the interval
+is the middle 95 % of the ratios. The random seed is fixed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENOUGH = 6
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the values of a number. ``low`` and ``high``: quartiles; of one value: that value."""
+    """Statistics of a number's values. ``low`` and ``high`` are the quartiles."""
 
     count: int
     median: float
@@ -35,13 +35,13 @@ class Figures:
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles as a share of the median; 0 where that is 0."""
+        """The interquartile range as a share of the median; 0 if the median is 0."""
         return abs((self.high - self.low) / self.median) if self.median else 0.0
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of two medians, with the interval that holds it in 95 of 100 cases, if there is one."""
+    """The ratio of two medians, with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def of(values: Sequence[float]) -> Figures:
-    """Return the figures of at least one value."""
+    """Return the figures of one or more values."""
     quartiles = (
         statistics.quantiles(values, n=4, method="inclusive")
         if len(values) > 1
@@ -67,7 +67,7 @@ def of(values: Sequence[float]) -> Figures:
 
 
 def ratio(base: Sequence[float], other: Sequence[float]) -> Ratio | None:
-    """Return the ratio of ``other``'s median to ``base``'s; None: the base's median is 0."""
+    """Return the ratio of ``other``'s median to ``base``'s; None if the base's median is 0."""
     below = statistics.median(base)
     if not below:
         return None
@@ -86,16 +86,16 @@ def ratio(base: Sequence[float], other: Sequence[float]) -> Ratio | None:
 
 
 def few(base: int, other: int) -> str:
-    """Return a warning if there are too few runs to say anything; else nothing."""
+    """Return a warning if there are too few runs for a comparison, or an empty string."""
     if min(base, other) >= ENOUGH:
         return ""
     return f"too few runs ({base} and {other}; {ENOUGH} of each are the least)"
 
 
 def shown(*values: float) -> list[str]:
-    """Return numbers for people: so exact that those that differ are seen to differ.
+    """Format numbers with enough digits that different values look different.
 
-    Whole ones, and halves as medians of them are, have all their figures, up to 15.
+    Integers and halves, which are common medians, are shown exactly, up to 15 digits.
     """
     texts = [""]
     for digits in range(DIGITS, MOST_DIGITS + 1):

@@ -1,7 +1,7 @@
 """Read and write files in the directory of results, where guests can write, too.
 
-Each path begins at a directory that the caller trusts. These functions follow no symbolic link
-below it, and read only regular files. They write a file under a new name and rename it into place.
+Each path begins at a directory that the caller trusts. Below it, these functions follow no symbolic
+link and read only regular files. They write to a new file and rename it into place.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
     """Open the directory ``names`` below ``top``, as a descriptor for ``dir_fd`` arguments.
 
-    ``make`` creates missing directories. Raises OSError if a directory is missing, or is a symbolic
-    link.
+    ``make`` creates missing directories. Raises OSError for a missing directory or a symbolic link.
     """
     descriptor = os.open(top, _DIRECTORY)
     try:
@@ -43,7 +42,7 @@ def directory(top: Path, *names: str, make: bool = False) -> Iterator[int]:
 def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
     """Return the first ``most`` bytes of a file below ``top``, or the last if ``end`` is true.
 
-    Raises OSError if the file is missing, or is not a regular file. A FIFO does not block.
+    Raises OSError unless it is a regular file. A FIFO does not block.
     """
     with directory(top, *names[:-1]) as parent:
         descriptor = os.open(names[-1], _READ, dir_fd=parent)
@@ -59,9 +58,9 @@ def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
 
 
 def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
-    """Create or replace a file below ``top`` in one step. Raises OSError.
+    """Create or replace a file below ``top`` atomically. Raises OSError.
 
-    ``sync``: write the content to disk (fsync(2)) before the file gets its name.
+    ``sync`` writes the content to disk (fsync(2)) before the rename.
     """
     fresh = f".{names[-1]}.{secrets.token_hex(4)}"
     with directory(top, *names[:-1]) as parent:

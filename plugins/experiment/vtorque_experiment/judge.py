@@ -1,4 +1,4 @@
-"""Judge conditions of ``--fail-if`` for each combination: the cases of a JUnit file."""
+"""Evaluate ``--fail-if`` conditions for each combination, as the cases of a JUnit file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vtorque_experiment.results import Results
 
 @dataclass(frozen=True)
 class Judged:
-    """A case for each combination, in order; ``asked``: there was a condition."""
+    """A case for each combination, in order; ``asked`` is true if there was a condition."""
 
     cases: Sequence[Case]
     asked: bool
 
 
 def of_results(results: Results, conditions: Sequence[str]) -> Judged:
-    """Judge the combinations of an experiment. Raises Refused for an invalid condition."""
+    """Evaluate conditions on an experiment. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     if any(condition.has_baseline for condition in read):
         raise Refused(
@@ -41,7 +41,7 @@ def of_results(results: Results, conditions: Sequence[str]) -> Judged:
 
 
 def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Judged:
-    """Judge the combinations of a comparison. Raises Refused for an invalid condition."""
+    """Evaluate conditions on a comparison. Raises Refused for an invalid condition."""
     read = [*map(Condition, conditions)]
     cases = []
     for cell in dict.fromkeys(pair.cell for pair in pairs):

@@ -1,4 +1,4 @@
-"""JUnit's XML (https://github.com/testmoapp/junitxml): a test case for each combination."""
+"""JUnit XML (https://github.com/testmoapp/junitxml) with a test case per combination."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 @dataclass(frozen=True)
 class Case:
-    """``failure``: a condition that holds; ``error``: why it could not be judged; or neither."""
+    """A test case. ``failure``: a condition that holds; ``error``: why it cannot be evaluated."""
 
     name: str
     seconds: float
@@ -21,7 +21,7 @@ class Case:
 
 
 def xml(title: str, cases: Iterable[Case]) -> bytes:
-    """Return the file."""
+    """Return the content of the JUnit file."""
     found = list(cases)
     suite = ElementTree.Element(
         "testsuite", name=_text(title), tests=str(len(found)),

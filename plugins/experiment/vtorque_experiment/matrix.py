@@ -1,4 +1,4 @@
-"""From a definition to its points: every combination, and the order in which they are run."""
+"""Expand a definition to its points: all combinations, and the order of their runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cell = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A job: combination number ``cell`` for the ``repetition``-th time, from 0."""
+    """A job: repetition number ``repetition`` (from 0) of combination number ``cell``."""
 
     number: int
     cell: int
@@ -25,7 +25,7 @@ class Point:
 
 
 def cells(definition: Definition, where: str = "the file") -> list[Cell]:
-    """Return the combinations, each once. Raises Refused if there are none, or too many points."""
+    """Return the distinct combinations. Raises Refused for none, or too many points."""
     size = 1
     for values in definition.matrix.values():
         size *= len(values)
@@ -62,10 +62,10 @@ def _matches(cell: Cell, pattern: Cell) -> bool:
 
 
 def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
-    """Yield the points in the order of submission; their numbers are from 1.
+    """Yield the points in the order of submission, numbered from 1.
 
-    A randomized block design: each repetition has every combination once, in a new random order.
-    A drift of the machine then affects all combinations equally.
+    This is a randomized block design: each repetition has every combination once, in a new random
+    order. A drift of the machine then affects all combinations equally.
     """
     draw = random.Random(seed)  # noqa: S311 - an order that can be had again
     numbers = itertools.count(1)
@@ -77,7 +77,10 @@ def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
 
 
 def label(cell: Cell, axes: Sequence[str] = ()) -> str:
-    """Return a combination in words: ``bare``, ``vcpus=2 SIZE=10``; of these axes, if any."""
+    """Return a combination as text, such as ``bare`` or ``vcpus=2 SIZE=10``.
+
+    ``axes`` limits the text to these axes.
+    """
     words = []
     for axis, value in cell.items():
         if axes and axis not in axes:
@@ -90,5 +93,5 @@ def label(cell: Cell, axes: Sequence[str] = ()) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things: ``1 point``, ``2 points``."""
+    """Return a number with a noun: ``1 point``, ``2 points``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""An experiment, or a comparison, as one HTML page: no script, nothing from elsewhere."""
+"""An experiment or a comparison as one self-contained HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_FAILED = 50
 
 @dataclass(frozen=True)
 class Section:
-    """A number's part of the page."""
+    """The section of one number."""
 
     title: str
     unit: str
@@ -46,7 +46,7 @@ def of_results(results: Results) -> str:
 
 
 def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]) -> str:
-    """Return the page of a comparison; ``sides``: what base and other are called."""
+    """Return the page of a comparison; ``sides`` names base and other."""
     names = list(dict.fromkeys(pair.name for pair in pairs))
     sections = []
     for number, name in enumerate(names):
@@ -91,7 +91,7 @@ def _of_numbers(results: Results) -> Iterator[Section]:
 
 
 def _versions(results: Results) -> Iterator[str]:
-    """Yield what it was run with, in a line or two."""
+    """Yield lines with the versions of the run."""
     try:
         known = versions.read(results.place.versions)
         host = known["host"]

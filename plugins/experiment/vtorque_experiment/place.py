@@ -1,4 +1,4 @@
-"""The directory of an experiment's results: where what is in it."""
+"""The directory of an experiment's results, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Place:
-    """``top``: an absolute path, which batch systems and shells take as it is."""
+    """The directory ``top``, an absolute path without characters special to shells."""
 
     top: Path
 
     @property
     def database(self) -> Path:
-        """The points, and the journal of what is done with them."""
+        """The book: the points and the journal of their states."""
         return self.top / "results.sqlite"
 
     @property
     def definition(self) -> Path:
-        """A copy of the experiment's file."""
+        """The copy of the experiment's file."""
         return self.top / "experiment.toml"
 
     @property
@@ -36,29 +36,29 @@ class Place:
 
     @property
     def scripts(self) -> Path:
-        """Copies of the job scripts, numbered."""
+        """The directory of the numbered copies of the job scripts."""
         return self.top / "scripts"
 
     def point(self, number: int) -> Path:
-        """Return a point's directory; at most 1,000 lie in one."""
+        """Return a point's directory; a parent has at most 1,000 of them."""
         return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
 
     def write(self, path: Path, content: bytes, mode: int = 0o644) -> None:
-        """Write a file below ``top``; follow no symbolic link. Raises OSError."""
+        """Write a file below ``top`` without following symbolic links. Raises OSError."""
         files.write(self.top, *path.relative_to(self.top).parts, content=content, mode=mode)
 
 
 def end_of(point: Path, name: str, most: int) -> str:
-    """Return the last ``most`` bytes of a file that a job has left in a point's directory.
+    """Return the last ``most`` bytes of a file that a job wrote in a point's directory.
 
-    Raises OSError if the file is missing, is not a regular file, or if a symbolic link leads to it.
+    Raises OSError for a missing file, a file that is not regular, or a symbolic link.
     """
     names = (*point.parts[-3:], *Path(name).parts)  # see Place.point
     return files.read(point.parents[2], *names, most=most, end=True).decode("utf-8", "replace")
 
 
 def usable(path: Path) -> Place:
-    """Return the place of a path. Raises Refused for one that batch systems would take apart."""
+    """Return the place of a path. Raises Refused if batch systems would split or expand it."""
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links stay: other hosts may have others
     if not _PLAIN.fullmatch(str(whole)):
         raise Refused(
@@ -72,7 +72,7 @@ def usable(path: Path) -> Place:
 
 
 def existing(path: Path) -> Place:
-    """Return the place of an experiment that is there. Raises Refused."""
+    """Return the place of an existing experiment. Raises Refused."""
     place = usable(path)
     if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():
         raise Refused(

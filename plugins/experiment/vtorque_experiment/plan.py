@@ -1,9 +1,8 @@
-"""The plan of an experiment: everything that decides what its jobs run.
+"""The plan of an experiment: everything that determines what its jobs run.
 
-Guests can write in the directory of results, so a run keeps its plan in memory. A resume has to
-read the plan from that directory. It submits the plan only if this host has the plan's seal, or if
-the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory that guests do not
-see.
+Guests can write in the directory of results, so a run keeps its plan in memory. A resume reads the
+plan from that directory, and submits it only if this host has the plan's seal, or if the user
+accepts the plan. ``vmgr experiment run`` stores the seal in a directory that guests do not see.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Plan:
 
     Attributes:
         id: a part of the names of the jobs.
-        root: the directory of the experiment's file, which scripts get as EXPERIMENT_ROOT.
+        root: the directory of the experiment's file, EXPERIMENT_ROOT in scripts.
         seed: the seed of the random order of the points.
-        repetitions: how often each combination runs.
+        repetitions: the number of runs of each combination.
         definition: the content of the experiment's file.
         scripts: the user's scripts, by their names in the experiment's file.
     """
@@ -85,7 +84,7 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """All values that decide what a job runs and where, as JSON."""
+        """All values that determine what a job runs and where, as JSON."""
         definition = self.definition
         sums = {name: hashlib.sha256(self.scripts[name]).hexdigest() for name in definition.scripts}
         values = {
@@ -110,8 +109,8 @@ def copy_name(definition: Definition, script: str) -> str:
 def read_plan(place: Place, definition: Definition, about: Mapping[str, str], points: int) -> Plan:
     """Read the plan from a directory of results, where a guest may have changed it.
 
-    ``about``: the notes in the book; ``points``: the number of points in the book. Raises Refused
-    if the plan is damaged or incomplete.
+    ``about`` and ``points`` are the book's notes and number of points. Raises Refused if the plan
+    is damaged or incomplete.
     """
     try:
         scripts = {
@@ -152,7 +151,7 @@ def has_seal(plan: Plan) -> bool:
 
 
 def drop_seal(plan: Plan) -> None:
-    """Remove the seal of a plan when all its points are done."""
+    """Remove the seal of a plan after all its points are done."""
     (_seals_dir() / plan.seal).unlink(missing_ok=True)
     shutil.rmtree(_readable_copy(plan), ignore_errors=True)
 
@@ -186,9 +185,9 @@ def _seal_error(error: OSError) -> HostFault:
 
 
 def _seals_dir() -> Path:
-    """Return the directory of this user's seals; create it if it does not exist.
+    """Return the directory of this user's seals, created if missing. Raises OSError.
 
-    Its name ends in random characters, so that no other user can create it before. Raises OSError.
+    Its name ends in random characters, so no other user can create it first.
     """
     uid = os.geteuid()
     prefix = f"vtorque-experiment-{uid}"

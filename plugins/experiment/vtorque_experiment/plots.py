@@ -1,4 +1,4 @@
-"""An experiment's plots. Of a user's words only labels go in, only their plain characters."""
+"""The plots of an experiment. User text is only used in labels, without special characters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = ".5~g"  # of https://d3js.org/d3-format: 1e+9 is cut off nowhere, 1,00
 
 @dataclass(frozen=True)
 class Series:
-    """Values of a row of a plot, by colour: one side, or two. ``label`` is a user's text."""
+    """The values of a row of a plot, one color per side. ``label`` is the user's text."""
 
     label: str
     sides: Sequence[Sequence[float]]
@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing, and all of it in a sentence for who cannot see it."""
+    """A drawing, with a text alternative in ``label``."""
 
     title: str
     unit: str
@@ -39,7 +39,7 @@ class Plot:
 
 
 def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) -> Plot:
-    """Return each value as a point and each median as a stroke, a row for each combination."""
+    """Plot each value as a point and each median as a stroke, one row per combination."""
     shown = series[:MOST_ROWS]
     total = sum(len(values) for each in shown for values in each.sides)
     step = max(1, math.ceil(total / MOST_POINTS))
@@ -86,9 +86,9 @@ def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) 
 
 
 def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> Plot:
-    """Return the values over time since the first, so that a drift is seen.
+    """Plot the values over time since the first, to show a drift.
 
-    ``values``: seconds and value; ``hours``: the unit of time.
+    ``values`` are (seconds, value); ``hours`` selects the unit of time.
     """
     step = max(1, math.ceil(len(values) / MOST_POINTS))
     by = 3600.0 if hours else 60.0
@@ -120,10 +120,10 @@ def _said(values: Sequence[float]) -> str:
 
 
 def _jitter(place: int, count: int) -> float:
-    """Return where in its row a point is: alone in the middle, else spread, the same each time."""
+    """Return the offset of a point in its row: centered if alone, otherwise spread evenly."""
     return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
 
 
 def _extent(labels: Sequence[str]) -> int:
-    """Return room for labels: browsers' fonts are wider than what Vega measures with."""
+    """Return the space for labels: browser fonts are wider than Vega assumes."""
     return min(210, 12 + 7 * max(len(label) for label in labels))

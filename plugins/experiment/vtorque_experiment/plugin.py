@@ -1,4 +1,4 @@
-"""``vmgr experiment``: what the plugin declares."""
+"""The plugin's declaration of ``vmgr experiment``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ UNITS = {"wall": "s", "wait": "s", "code": ""}
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment as it is now, running or ended."""
+    """The current state of an experiment, running or ended."""
 
     place: Place
     definition: Definition
@@ -36,7 +36,7 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """All numbers that something was found of; the experiment's own first."""
+        """All numbers with values; those of the experiment's file come first."""
         own = [take.name for take in self.definition.takes]
         there = {name for values in self.numbers.values() for name in values}
         return [name for name in (*own, *BUILT_IN) if name in there]
@@ -47,12 +47,12 @@ class Results:
         return units.get(name, UNITS.get(name, ""))
 
     def better(self, name: str) -> str:
-        """Return whether ``less`` or ``more`` of a number is better; empty: nobody has said."""
+        """Return whether ``less`` or ``more`` of a number is better; empty if unknown."""
         said = {take.name: take.better for take in self.definition.takes}
         return said.get(name, "less" if name in ("wall", "wait") else "")
 
     def table(self) -> dict[tuple[int, str], list[float]]:
-        """Return the values of each combination and number that has some."""
+        """Return the values by combination and number, of done points only."""
         found: dict[tuple[int, str], list[float]] = {}
         for row in self.rows:
             if row.state == DONE:
@@ -61,15 +61,15 @@ class Results:
         return found
 
     def label(self, cell: int) -> str:
-        """Return a combination in words, printable: a guest may have written the book."""
+        """Return a combination as printable text, because a guest may have written the book."""
         return printable(label(self.cell(cell)), 200)
 
     def cell(self, number: int) -> Cell:
-        """Return a combination by its number; an empty one if the book lacks it."""
+        """Return a combination by its number; empty if the book lacks it."""
         return self.cells[number] if 0 <= number < len(self.cells) else {}
 
     def emulated(self) -> Mapping[int, int]:
-        """Return of how many done points of a combination the guest had no KVM, if of any."""
+        """Return the number of done points without KVM, by combination."""
         return Counter(
             row.cell
             for row in self.rows
@@ -77,12 +77,12 @@ class Results:
         )
 
     def failed(self, cell: int) -> int:
-        """Return how many points of a combination have failed."""
+        """Return the number of failed points of a combination."""
         return sum(row.cell == cell and row.state == FAILED for row in self.rows)
 
 
 def read(directory: Path) -> Results:
-    """Return what stands in an experiment's directory. Raises Refused."""
+    """Read the results in an experiment's directory. Raises Refused."""
     place = existing(directory)
     book = Book(place.database)
     try:

@@ -1,13 +1,13 @@
-"""Run the points of an experiment: submit jobs, collect results, continue after a killed runner.
+"""Run the points of an experiment: submit jobs, collect results, recover from a killed runner.
 
-A point is noted as *submitting* before vsub is called. After a kill the runner finds the job of
+A point is recorded as *submitting* before vsub is called. After a kill the runner finds the job of
 such a point by its claim (:mod:`vtorque_experiment.wrapper`), or by its name in the batch system's
-list. If neither exists, and no vsub runs that could still submit the point, the runner submits it
+list. If neither exists, and no running vsub could still submit the point, the runner submits it
 again.
 
-Guests can write in the directory of results, and in the book there. Therefore the runner submits
-only the :class:`~vtorque_experiment.plan.Plan`, and a job has ended when the batch system no longer
-lists it. A guest can falsify the numbers of the experiment, or make points fail, but no more.
+Guests can write in the directory of results and its book. Therefore the runner submits only the
+:class:`~vtorque_experiment.plan.Plan`, and a job counts as ended when the batch system no longer
+lists it. A guest can falsify numbers or make points fail, but no more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MISSES = 2  # lists of jobs in which a job must be missing before it counts as l
 
 @dataclass(frozen=True)
 class End:
-    """Why a run has ended: ``finished``, or what it says in words."""
+    """Why a run has ended: ``finished``, or for the reason ``why``."""
 
     finished: bool
     why: str = ""
@@ -86,7 +86,7 @@ class Runner:
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
-        """Run until all points are over, or it must stop. Raises HostFault: disk, vsub."""
+        """Run until all points are over, or until stopped. Raises HostFault: disk, vsub."""
         with b.locked(self._place.top / "submit.lock", wait=True):
             pass  # no vsub of a killed runner is left
         self._adopt()
@@ -112,9 +112,9 @@ class Runner:
         return End(False, "stopped; jobs that are submitted go on")
 
     def take_again(self) -> None:
-        """Take the numbers of failed points again whose jobs have ended.
+        """Read the numbers of failed points whose jobs have ended again.
 
-        A result may have come late, or the experiment's file be another one than it was.
+        A result may have arrived late, or the user may have corrected the experiment's file.
         """
         taken, before = 0, self._book.counts()[k.DONE]
         for row in self._book.rows(k.FAILED):
@@ -132,11 +132,11 @@ class Runner:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan whose points are submitted; None if no point had to be submitted."""
+        """The submitted plan; None if no point had to be submitted."""
         return self._plan
 
     def token(self, number: int) -> str:
-        """Return the name of a point's job: at most 15 characters, PBS's least limit."""
+        """Return the name of a point's job: at most 15 characters, the lowest limit of PBS."""
         return f"x{self._id}-{number}"
 
     def _why_not_more(self) -> str:
@@ -151,7 +151,7 @@ class Runner:
         return ""
 
     def _adopt(self) -> None:
-        """Find the jobs of points whose submission was not noted to its end."""
+        """Find the jobs of points whose submission was interrupted."""
         for row in self._book.rows(k.SUBMITTING):
             job = _claimed(self._place.point(row.number))
             if job:
@@ -173,7 +173,7 @@ class Runner:
         return os.path.lexists(self._place.point(row.number) / wrapper.ENDED)
 
     def _take(self, row: Row) -> str:
-        """Take the numbers of a job that has ended; return why its point has failed, if it has."""
+        """Read the numbers of an ended job; return why its point failed, or an empty string."""
         point = self._place.point(row.number)
         cell = self._cells[row.cell] if 0 <= row.cell < len(self._cells) else {}
         ended = self._collector.ended(row, point, bool(cell.get("bare")))
@@ -182,7 +182,7 @@ class Runner:
         return ended.reason
 
     def _count(self, row: Row, reason: str) -> None:
-        """Count failures in a row, and tell of each reason once."""
+        """Count consecutive failures, and report each reason once."""
         self._failures = self._failures + 1 if reason else 0
         like = re.sub("[0-9]+", "0", reason)  # of another job, another time
         if reason and like not in self._reasons and len(self._reasons) < REASONS:
@@ -191,7 +191,7 @@ class Runner:
             self._told(f"point {row.number} has failed: {printable(reason, 400)} ({point})")
 
     def _ask(self) -> None:
-        """Ask which jobs there are; settle what is unsure, and give up what is lost."""
+        """Query the list of jobs, resolve uncertain submissions, and fail points with lost jobs."""
         before = self._questions.problem
         names = self._questions.ask()
         if names is None:
@@ -230,7 +230,7 @@ class Runner:
         self._count(row, reason)
 
     def _submit(self) -> None:
-        """Submit as many points as there may be jobs."""
+        """Submit points up to the limit of jobs."""
         room = self._definition.limits.jobs - self._book.counts()[k.SUBMITTED]
         for row in self._book.rows(k.WAITING, limit=max(0, room)):
             if self._stop.is_set() or self._refused >= IN_A_ROW or self._why_not_more():
@@ -288,7 +288,7 @@ class Runner:
 
 
 def _claimed(point: Path) -> str:
-    """Return which job has begun to run a point; empty: none."""
+    """Return the job that has claimed a point, or an empty string."""
     try:
         job = str((point / wrapper.CLAIM).readlink())
     except OSError:

@@ -1,4 +1,4 @@
-"""Run an experiment from a command: lock, signals and progress."""
+"""Run an experiment from a command, with lock, signals and progress display."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERY = 30.0  # seconds between two lines where nobody watches
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. ``status`` is that of :func:`status`."""
+    """How a run ended. ``status`` is the result of :func:`status`."""
 
     finished: bool
     why: str
@@ -103,7 +103,7 @@ def _is_accepted(found: plan.Plan, accept: str) -> bool:
 
 
 def status(directory: Path) -> dict[str, Any]:
-    """Return how far an experiment is, and each failed point. Raises Refused."""
+    """Return the progress of an experiment and its failed points. Raises Refused."""
     results = read(directory)
     counts = {s: sum(row.state == s for row in results.rows) for s in book.STATES}
     failed = [
@@ -207,7 +207,7 @@ def planned(
 
 
 def _forget(there: Book, place: Place) -> None:
-    """Reset failed points, so that they run again; rename the directories of their first run."""
+    """Reset failed points to run them again, and rename their directories."""
     for row in there.rows(book.FAILED):
         point = place.point(row.number)
         number = 1
@@ -224,7 +224,7 @@ def _forget(there: Book, place: Place) -> None:
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
+    """Yield an event that the signals set. A second signal ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -241,7 +241,7 @@ def _stopped() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
-    """Yield a function that shows the counts: a bar on a terminal, otherwise an occasional line."""
+    """Yield a function that shows the counts: a bar on a terminal, otherwise occasional lines."""
     pace = Pace(total)
     if os.isatty(2):
         from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
@@ -279,7 +279,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def at(self, over: int, now: float) -> tuple[float, float | None]:
-        """Return (elapsed, remaining) in seconds; the estimate starts at the second finished point.
+        """Return (elapsed, remaining) seconds; remaining is None before two points have finished.
 
         Args:
             over: number of finished points.

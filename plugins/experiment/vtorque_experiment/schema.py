@@ -1,4 +1,4 @@
-"""Check a file's values against the JSON schema that is shipped, and say what is wrong."""
+"""Validate a file's values against the experiment's JSON schema, with readable errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shipped() -> Schema:
 
 
 def wrong(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
-    """Yield all that is wrong with what was read from the file ``where``."""
+    """Yield all errors in the values of the file ``where``."""
     schema = shipped()
     try:
         errors = [*jsonschema_rs.validator_for(schema, mask="it").iter_errors(values)]
@@ -62,13 +62,13 @@ def _refusals(
 
 
 def meant(name: str, known: Mapping[str, Any]) -> str:
-    """Return a hint for a name that is not known."""
+    """Return a hint for an unknown name."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def _elsewhere(schema: Schema, at: str, name: str) -> str:
-    """Return a hint for a key whose table was left out; else nothing."""
+    """Return a hint for a key that lacks its table, or an empty string."""
     known = schema["properties"]
     for table in ("matrix", "limits"):
         if not at and name in known[table]["properties"]:

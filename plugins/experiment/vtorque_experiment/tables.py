@@ -1,4 +1,4 @@
-"""An experiment's numbers as rows of words, for terminals and pages alike."""
+"""The numbers of an experiment as table rows, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIGURES = ("runs", "median", "spread", "least", "most")
 
 
 def state(results: Results) -> str:
-    """Return in a line how far it is."""
+    """Return the progress as one line."""
     counts = {name: sum(row.state == name for row in results.rows) for name in STATES}
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     points, cells = len(results.rows), len(results.cells)
@@ -65,7 +65,7 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
 def of_number(
     results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
 ) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of a number, a row for each combination that has it."""
+    """Return head and rows of a number, one row per combination with values."""
     rows = [
         (printable(results.label(cell), 200), *_cells(figures.of(table[cell, name])))
         for cell in range(len(results.cells))
@@ -75,7 +75,7 @@ def of_number(
 
 
 def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of these numbers, the number's name first."""
+    """Return head and rows of these numbers; the first column is the number's name."""
     table = results.table()
     rows = [
         (_named(name, results.unit(name)), *row)
@@ -86,7 +86,7 @@ def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]
 
 
 def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of a comparison; ``named``: with the numbers' names."""
+    """Return head and rows of a comparison; ``named`` adds a column of names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 

@@ -1,4 +1,4 @@
-"""Take numbers out of what a job has left: its output, its JSON, its metrics, its report."""
+"""Extract numbers from a job's output, JSON, metrics or report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHICH: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 class Missing(Exception):
-    """A number is not there; the text says what was looked for, and where."""
+    """A number is missing; the message says what was searched for, and where."""
 
 
 def number(take: Take, point: Path) -> float:
@@ -73,7 +73,7 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 
 
 def _text(point: Path, name: str) -> str:
-    """Return the end of a file of the user's own. Raises Missing."""
+    """Return the end of a file that the user's job wrote. Raises Missing."""
     try:
         return end_of(point, name, MAX_READ)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Versions of the software and hardware of an experiment, as known on the submit host.
+"""The software and hardware versions of an experiment, as known on the submit host.
 
-The machine of a job is in its point's file ``machine``: kernel, host name, CPU model.
+A point's file ``machine`` has those of its job: kernel, host name, CPU model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOOLS = {
 
 
 def known(config: Path) -> Mapping[str, Any]:
-    """Return versions, image sums, and the model of this host's CPU. Raises ConfigError."""
+    """Return software versions, image checksums, and this host's CPU model. Raises ConfigError."""
     site = images.site_of(config)
     ours = {
         str(found.metadata["Name"]): found.version
@@ -50,10 +50,10 @@ def known(config: Path) -> Mapping[str, Any]:
 
 
 def note_end(config: Path, path: Path) -> None:
-    """Add to a file of versions, as ``at_end``, what is different when a run has ended.
+    """Add to a versions file, as ``at_end``, the differences at the end of a run.
 
-    A user's own site makes its image for the first job; a node may be upgraded in between. Raises
-    OSError, ConfigError.
+    The first job may build the image, or a node may be upgraded during the run. Raises OSError,
+    ConfigError.
     """
     begun = read(path)
     now = json.loads(json.dumps(known(config)))
@@ -88,7 +88,7 @@ def _cpu() -> str:
 
 
 def _images(pool: Path) -> Mapping[str, Any]:
-    """Return image to the sums of its files, as its sidecar has them; none if no pool is seen."""
+    """Return the file checksums of each image; empty if the pool is not readable."""
     found = {}
     try:
         for name in images.names(pool):

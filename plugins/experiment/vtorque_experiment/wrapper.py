@@ -1,22 +1,21 @@
 """The job of a point: a shell script that runs the user's script once and records its end.
 
-It records that in files of the point's directory, because batch systems report ended jobs in
-different ways, and some do not report them:
+Batch systems report ended jobs differently or not at all. Therefore the script records its progress
+in files of the point's directory:
 
-- ``claim``: a symbolic link to the job's id. Creating it is one step, also on NFS. A job that finds
+- ``claim``: a symbolic link to the job's id. Creating it is atomic, also on NFS. A job that finds
   the claim of another job runs nothing, so no point runs twice.
-- ``begun``: the last start (a batch system may start a job again): Unix time, seconds since the
-  boot of the machine.
+- ``begun``: the last start (a batch system may restart a job): Unix time, seconds since boot.
 - ``machine``: the machine of the job. ``stdout``, ``stderr``, ``metrics``: the script's output.
-- ``ended``: exit status and seconds since the boot, renamed into place after all other files.
+- ``ended``: exit status and seconds since boot, renamed into place after all other files.
 
 On bare metal this script runs on the host, in a directory where guests can write. Therefore it
 checks the SHA-256 of a private copy of the user's script, and runs that copy. It enters no
 directory through a symbolic link, and writes only files that it creates (``set -C``). If /tmp is
 mounted noexec, it starts the interpreter of the ``#!`` line itself.
 
-The script needs busybox only. Seconds are those of /proc/uptime (0.01 s), which do not change when
-somebody sets the clock.
+The script needs only busybox. It uses the seconds of /proc/uptime (0.01 s), which do not change
+when the clock is set.
 """
 
 from __future__ import annotations
@@ -114,12 +113,12 @@ def script(
 
 
 def text(value: Scalar) -> str:
-    """Return a value as ``-vm`` and scripts have it: ``true``, ``2``, ``1.5``, words."""
+    """Format a value for ``-vm`` and scripts: ``true``, ``2``, ``1.5``, words."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def directives(content: bytes) -> bytes:
-    """Return the option lines for the batch system and for vsub at a script's head."""
+    """Return the directives for the batch system and vsub at the head of a script."""
     found = []
     for line in content.splitlines():
         bare = line.strip()
