@@ -1,1 +1,1 @@
-"""Sinks for the logs of jobs: syslog, journald, stderr, a JSON file, a file of the user's own."""
+"""Sinks for job logs: syslog, journald, a JSON file, and sinks of other distributions."""

@@ -1,4 +1,4 @@
-"""``vmgr logs``: what is logged of a job, for its owner too, and the consoles of its guests."""
+"""``vmgr logs``: show the log of a job and the consoles of its guests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def logs(
 
 
 def _one(config: Path, job_id: str) -> KeptJob:
-    """Return the job; a log is of one. Raises Refused."""
+    """Return the job. Raises Refused if there are several, because their logs are separate."""
     found = kept.jobs(config, job_id)
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
@@ -93,7 +93,7 @@ def _one(config: Path, job_id: str) -> KeptJob:
 
 
 def _entries(places: Sequence[Place], follow: bool) -> Iterator[job_log.Entry]:
-    """Yield the entries of all nodes in the order of their times."""
+    """Yield the entries of all nodes, by time."""
     if follow:
         yield from job_log.entries(places[0], lambda: _ended(places[0]))
     else:
@@ -102,12 +102,11 @@ def _entries(places: Sequence[Place], follow: bool) -> Iterator[job_log.Entry]:
 
 
 def _ended(place: Place) -> bool:
-    """Return whether the attempt has ended on this node, by what is kept of it."""
     return isinstance(place.facts().get("ended"), int | float)
 
 
 def _places(config: Path, job_id: str) -> Sequence[Place]:
-    """Return what is kept of the job: nothing of one that has only begun."""
+    """Return the kept records of the job; empty if the job has just started."""
     try:
         found = kept.jobs(config, job_id)
     except Refused:
@@ -116,7 +115,7 @@ def _places(config: Path, job_id: str) -> Sequence[Place]:
 
 
 def _show_kept(places: Sequence[Place], name: str) -> bool:
-    """Show a file of the first node that has it; return whether there was anything in it."""
+    """Print a file of the first node that has it; return whether it had content."""
     for place in places:
         with contextlib.suppress(OSError):
             content = place.read(name, _MAX_KEPT)
@@ -128,7 +127,7 @@ def _show_kept(places: Sequence[Place], name: str) -> bool:
 
 
 def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
-    """Return the console log of a running guest: root's, and its owner's to read if it is so."""
+    """Return the console logs of a running guest, which may be readable by root only."""
     if os.geteuid() != 0:
         mine = kept_records.find(paths, job_id, os.getuid())
         running = [place.key for place in mine if not _ended(place)]
@@ -159,9 +158,9 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
 
 
 def _console(path: Path, follow: bool) -> Iterator[bytes]:
-    """Yield what a console log has; follow it until its directory is removed.
+    """Yield the content of a console log; ``follow`` it until its directory is removed.
 
-    Not ``tail -F``: it warns twice that the owner cannot list the directory, and never ends.
+    ``tail -F`` would warn that the owner cannot list the directory, and would never end.
     """
     file = path.open("rb")
     try:
@@ -182,7 +181,7 @@ def _console(path: Path, follow: bool) -> Iterator[bytes]:
 
 
 def _is_replaced(file: BinaryIO, path: Path) -> bool:
-    """Return whether another file has this name now; not while virtlogd renames them."""
+    """Return whether the path refers to another file now; false during virtlogd's renames."""
     try:
         return not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -190,7 +189,7 @@ def _is_replaced(file: BinaryIO, path: Path) -> bool:
 
 
 def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines; of a long one little more than is shown."""
+    """Yield lines; truncate long ones shortly after the limit."""
     left = b""
     for part in parts:
         *lines, left = (left + part).split(b"\n")

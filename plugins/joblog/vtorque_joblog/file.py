@@ -1,11 +1,11 @@
-"""One file of JSON lines for all jobs of the node. logrotate(8) turns it over.
+"""A file of JSON lines for all jobs of the node. logrotate(8) rotates it.
 
-The directory is root's alone, and so is who writes there: a descriptor of the file in another
-process could truncate it, and write over what it has (O_APPEND is taken back by fcntl(2)). It reads
-nothing but what root has logged, and hears nobody.
+Only root can write the directory, and only a root process holds the file: any process with its
+descriptor could truncate or overwrite it, because fcntl(2) can clear O_APPEND. That process reads
+nothing but what root has logged.
 
-A line is one write(2). A file that was renamed or removed is begun
-again with the next line (``logging.handlers.WatchedFileHandler``).
+A line is one write(2). After the file was renamed or removed, the next line starts a new file
+(``logging.handlers.WatchedFileHandler``).
 """
 
 from __future__ import annotations
@@ -29,22 +29,27 @@ _MAX_LINE = 1 << 20
 
 
 class JsonFile(WatchedFileHandler):
-    """Appends a JSON object a line.
+    """Appends one JSON object per line.
 
-    The last line that is there already is not told again: a follower that was killed may have
-    written it without noting that. It is the first that is told again of its job, and other jobs'
-    lines may come before it.
+    A killed follower may have written its last line without recording that, so the line comes
+    again. If the first line of that job equals the last line of the file, it is skipped. Lines of
+    other jobs may come before it.
     """
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises ConfigError (others can write the directory), OSError, HostFault."""
+        """Open the file.
+
+        Raises:
+            ConfigError: others can write the directory.
+            OSError, HostFault: the file cannot be opened.
+        """
         if os.geteuid() == 0:
             require_root_owned(Path(path).parent)
         super().__init__(path)
         self._last = _last_line(self._raw())
 
     def _open(self) -> Any:
-        """Return the file, unbuffered: after a full disk nothing may be left to be written."""
+        """Open the file unbuffered, so that no data remains in a buffer after a full disk."""
         descriptor = os.open(self.baseFilename, _FLAGS, 0o640)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, descriptor)
@@ -58,7 +63,7 @@ class JsonFile(WatchedFileHandler):
         return self.stream.fileno()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append one line, whole or not at all. Raises OSError, HostFault."""
+        """Append one line, completely or not at all. Raises OSError, HostFault."""
         entry = entry_of(record)
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
         last = self._last

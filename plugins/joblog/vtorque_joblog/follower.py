@@ -1,14 +1,15 @@
-"""The node's one follower: what the core writes into the logs of jobs it gives to the sinks. Root.
+"""The node's log follower: passes new lines of job logs to the sinks.
 
-The resource ``joblog-follower`` starts this process before the first job's boot and ends it
-with the last. No job waits for it: it has a few seconds more for what a sink still lacks, and
-meanwhile the next follower waits for its lock. Each sink has a file below ``<state>/joblog`` that
-says how far it has come, so that whoever follows goes on there, after a kill too.
+The resource ``joblog-follower`` starts this process before the first job's boot and ends it with
+the last job. No job waits for it: it has a few more seconds to finish, while the next follower
+waits for its lock. Each sink's progress is in a file below ``<state>/joblog``, from which the next
+follower continues, also after a kill.
 
-Here is only the sink ``file``, which is root's. All others are in a process that is not root's.
+The sink ``file`` runs here; all others run in an unprivileged process. The follower waits for
+changes of the kept logs and of the journal directory, for sinks that have finished, and for its
+end.
 
-It waits for a change of the kept logs, of the directory of the journals, for a sink that has told
-all, and for its end.
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ log = logging.getLogger("joblog")
 
 
 class Loop:
-    """All logs of the node that still grow. Nothing that is wrong with one of them ends it."""
+    """All growing logs of the node. An error of one log does not stop the loop."""
 
     def __init__(self, paths: Paths, outlets: Sequence[Outlet | Outside]) -> None:
-        """Begin to watch. Raises OSError."""
+        """Start watching the directories. Raises OSError."""
         self._paths = paths
         self.outlets = outlets
         self._growing: dict[str, tuple[JobLog, int]] = {}
@@ -57,7 +58,7 @@ class Loop:
         changes.watch(self.events, paths.journal, content=False)
 
     def look(self) -> None:
-        """Find logs that are new, pass on what has grown, forget what is over."""
+        """Find new logs, pass on new lines, and forget logs that are complete."""
         for job in self._new():
             with contextlib.suppress(OSError):  # swept
                 self._growing[job.name] = job, changes.watch(self.events, job.path.parent)
@@ -70,7 +71,7 @@ class Loop:
                 del self._growing[job.name]
 
     def is_done(self) -> bool:
-        """Return whether no job is left, and all was told."""
+        """Return whether no job is left and all lines were delivered."""
         if any(self._has_journal(job) for job, _ in self._growing.values()):
             return False
         self.look()  # what a job says last it says before its journal goes
@@ -80,7 +81,7 @@ class Loop:
         return (self._paths.journal / f"{job.key}.jsonl").exists()
 
     def _new(self) -> Iterator[JobLog]:
-        """Yield logs to follow that were not known; looks only where the directory has changed."""
+        """Yield newly found logs to follow, only from directories that have changed."""
         for owner in _directories(self._paths.kept):
             with contextlib.suppress(OSError):
                 if owner not in self._owners:
@@ -97,7 +98,7 @@ class Loop:
                         yield job
 
     def _lacks(self, job: JobLog) -> bool:
-        """Return whether a job said something while nobody followed: one that was refused."""
+        """Return whether a log has lines from a time without follower, as of a refused job."""
         return any(outlet.lacks(job) for outlet in self.outlets)
 
 
@@ -116,9 +117,9 @@ def _is_quiet(path: Path) -> bool:
 
 
 def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
-    """Follow until it is released, and all is told or END seconds have passed.
+    """Follow logs until released and then until all is delivered, at most END seconds.
 
-    ``wake``: an eventfd(2), written when a sink has told all.
+    ``wake`` is an eventfd(2) that is written when a sink has finished.
     """
     end: float | None = None
     waiting = select.poll()
@@ -139,10 +140,7 @@ def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
 def _open(
     site: Site, logged: str, paths: Paths, idle: Callable[[], None]
 ) -> list[Outlet | Outside]:
-    """Return outlets for what sinks the site wants.
-
-    ``logged``: ``[log] level``.
-    """
+    """Open the outlets of the site's sinks; ``logged`` is ``[log] level``."""
     settings = site[Settings]
     outlets: list[Outlet | Outside] = []
     if names := settings.outside:
@@ -154,7 +152,7 @@ def _open(
 
 
 def _told(paths: Paths, name: str) -> Told:
-    """Return how far a sink has come; one that is new is told of no job long over."""
+    """Return the progress of a sink; a new sink skips the logs of jobs that ended long ago."""
     told = Told(paths.state / DIRECTORY / name)
     logs = [JobLog(each.uid, each.key, each.directory / LOG) for each in find(paths, None)]
     if told.is_new:
@@ -166,7 +164,7 @@ def _told(paths: Paths, name: str) -> Told:
 
 
 def _alone(state: Path) -> None:
-    """Wait until no other follower is at work, and be the one. Raises OSError."""
+    """Wait for the lock that only one follower holds. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fcntl.flock(os.open(state / DIRECTORY / "lock", flags, 0o600), fcntl.LOCK_EX)
 

@@ -1,4 +1,4 @@
-"""The host's own logs: syslog and systemd's journal, each a datagram a record."""
+"""The host's logs, syslog and systemd's journal: one datagram per record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PRIORITY = {"ERROR": 3, "WARN": 4, "INFO": 6, "DEBUG": 7, "TRACE": 7}  # syslog
 
 
 class Datagrams(logging.Handler):
-    """Sends a datagram a record to a socket; connects again after a restart of who listens."""
+    """Sends one datagram per record to a socket; reconnects after a restart of the receiver."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Datagrams(logging.Handler):
         raise NotImplementedError
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send it, with a second try over a new connection."""
+        """Send a record; retry once over a new connection."""
         data = self.encode(record)
         try:
             self._send(data)
@@ -50,7 +50,7 @@ class Datagrams(logging.Handler):
 
 
 class Syslog(Datagrams):
-    """RFC 3164 as syslog(3) of glibc sends it, without the time, which the receiver adds."""
+    """RFC 3164 as in glibc's syslog(3), without the time, which the receiver adds."""
 
     def __init__(self, facility: int, tag: str, path: str = SYSLOG) -> None:
         super().__init__(path)
@@ -58,7 +58,7 @@ class Syslog(Datagrams):
         self._tag = f"{tag}[{os.getpid()}]"
 
     def encode(self, record: logging.LogRecord) -> bytes:
-        """Return one line with job and node; what is too long is cut."""
+        """Return one line with job and node, truncated if it is too long."""
         entry = entry_of(record)
         priority = self._facility << 3 | _PRIORITY[entry["level"]]
         line = f"<{priority}>{self._tag}: {entry['job']} on {entry['node']}: {one_line(entry)}"
@@ -66,7 +66,10 @@ class Syslog(Datagrams):
 
 
 class Journal(Datagrams):
-    """systemd.io/JOURNAL_NATIVE_PROTOCOL; no value has a line end, so the simple form does."""
+    """The native protocol of systemd's journal (systemd.io/JOURNAL_NATIVE_PROTOCOL).
+
+    Values contain no newline, so the simple form is enough.
+    """
 
     def __init__(self, tag: str, path: str = JOURNAL) -> None:
         super().__init__(path)

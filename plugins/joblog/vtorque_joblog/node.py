@@ -1,4 +1,4 @@
-"""joblog on the node: the follower, and what doctor looks at. As root."""
+"""joblog on the node: the follower and the health checks. Privileges: root."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vtorque_joblog.plugin import Settings
 
 
 class Follower(NodeProcess):
-    """What follows the logs of all jobs of the node: see the module that it runs."""
+    """The node's log follower, one for all jobs (:mod:`vtorque_joblog.follower`)."""
 
     kind = "joblog-follower"
     name = "joblog"
     module = "vtorque_joblog.follower"
 
     def release(self) -> None:
-        """Take its lock's name away: that tells it to end, in its own time, even while it starts.
+        """Remove its lock file, which tells it to end, even while it starts.
 
-        Another job's follower may begin at once; it waits until this one has gone.
+        The follower of another job may start immediately; it waits until this one has ended.
         """
         Path(self.lock).unlink(missing_ok=True)
 
@@ -35,7 +35,7 @@ vtorque_resources = always(Follower)
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Start the follower, unless another job has. Does not wait for it."""
+    """Start the follower, unless another job has; do not wait for it."""
     if job.site[Settings].on:
         Follower.start(job, "has its log in no sink yet")
 

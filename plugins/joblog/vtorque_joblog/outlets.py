@@ -1,6 +1,6 @@
-"""Where lines go: a thread for each sink, which reads the logs itself, from where it has come to.
+"""One thread per sink, which reads the logs itself from its last position.
 
-So no line waits in memory, and a sink that hangs or fails holds up itself alone.
+So no line waits in memory, and a sink that hangs or fails delays no other.
 """
 
 from __future__ import annotations
@@ -36,39 +36,38 @@ class JobLog:
 
     @property
     def name(self) -> str:
-        """How :class:`vtorque_joblog.told.Told` calls it."""
+        """Its name in :class:`vtorque_joblog.told.Told`."""
         return f"{self.uid}/{self.key}"
 
     @property
     def size(self) -> int:
-        """Bytes; 0 if it is not there."""
+        """The size in bytes; 0 if the file is missing."""
         try:
             return self.path.lstat().st_size
         except OSError:
             return 0
 
     def open(self) -> int:
-        """Return a descriptor to read it with :func:`read_lines`. Raises OSError."""
+        """Return a descriptor for :func:`read_lines`. Raises OSError."""
         return os.open(self.path, _FLAGS)
 
 
 class Offsets(Protocol):
-    """How far a sink has come in each log: :class:`vtorque_joblog.told.Told`, or its deputy."""
+    """The progress of a sink in each log: :class:`vtorque_joblog.told.Told` or a proxy of it."""
 
     def at(self, name: str) -> int:
-        """Return the offset of the first byte that was not told."""
+        """Return the offset of the first byte that was not delivered."""
         ...
 
     def mark(self, name: str, offset: int) -> None:
-        """Note that all before the offset was told."""
+        """Record that all bytes before the offset were delivered."""
         ...
 
 
 class Outlet:
     """One sink and its thread.
 
-    ``wants``: which entries the sink gets. ``idle`` is called, in the thread, when there is nothing
-    left to tell.
+    ``wants`` selects the entries for the sink. The thread calls ``idle`` when all is delivered.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Outlet:
         self._thread.start()
 
     def give(self, job: JobLog) -> None:
-        """Say that a log may have more lines. Never waits."""
+        """Report that a log may have more lines. Never blocks."""
         if not self.lacks(job) or self._torn.get(job.name) == job.size:
             return
         with self._changed:
@@ -104,17 +103,17 @@ class Outlet:
             self._changed.notify()
 
     def lacks(self, job: JobLog) -> bool:
-        """Return whether a log has more than was told of it."""
+        """Return whether a log has undelivered bytes."""
         return job.size > self._told.at(job.name)
 
     @property
     def busy(self) -> bool:
-        """Whether it has something to tell."""
+        """True if entries remain to be delivered."""
         with self._changed:
             return bool(self._logs) or self._working
 
     def close(self, until: float) -> None:
-        """Have the sink tell what it can and close itself, until then (monotonic seconds)."""
+        """Deliver the rest and close the sink, until a monotonic time."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -138,7 +137,7 @@ class Outlet:
                 self._idle()
 
     def _tell_all(self, logs: Mapping[str, JobLog]) -> bool:
-        """Return whether the sink has failed, and is to be tried again."""
+        """Deliver these logs; return whether the sink failed and needs a retry."""
         for job in logs.values():
             try:
                 self._tell(job)
@@ -174,7 +173,7 @@ class Outlet:
         self._torn.pop(job.name, None)
 
     def _give_line(self, line: bytes, job: JobLog) -> None:
-        """Raise only what another try may mend."""
+        """Deliver a line. Raises only errors that a retry may fix."""
         try:
             entry = json.loads(line)
             record = record_of(entry, job)
@@ -201,16 +200,16 @@ class Outlet:
             self._say(f"{type(error).__name__}: {error}")
 
     def _say(self, trouble: str) -> None:
-        """Report once, until it works again."""
+        """Log a problem once, until the sink works again."""
         if not self._trouble:
             log.warning("sink %s: %s", self.name, printable(trouble, 500))
         self._trouble = trouble
 
 
 def read_lines(descriptor: int, offset: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of a file between two offsets; the last may lack its line end.
+    """Yield the lines of a file between two offsets; the last may lack its newline.
 
-    The descriptor's own position is left alone: others may share it. Raises OSError.
+    The position of the descriptor does not change, because others may share it. Raises OSError.
     """
     rest = b""
     while block := os.pread(descriptor, min(_BLOCK, max(0, end - offset)), offset):
@@ -226,7 +225,7 @@ def _raise(record: logging.LogRecord) -> None:
 
 
 def record_of(entry: Entry, job: JobLog) -> logging.LogRecord:
-    """Return a line of a log as sinks get it. Raises what a torn line may: KeyError, TypeError."""
+    """Convert an entry to a log record. Raises KeyError or TypeError for a torn line."""
     own = {k: entry[k] for k in ("job", "node", "guest", "phase", "plugin")}
     own |= {"name": entry["logger"], "levelno": level_of(entry), "levelname": entry["level"]}
     own |= {"msg": entry["message"], "args": None, "created": entry["t"]}
@@ -234,5 +233,5 @@ def record_of(entry: Entry, job: JobLog) -> logging.LogRecord:
 
 
 def level_of(entry: Entry) -> int:
-    """Return the number of an entry's level."""
+    """Return the numeric level of an entry."""
     return LEVELS.get(entry["level"], TRACE)

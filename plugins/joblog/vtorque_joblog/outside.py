@@ -1,8 +1,8 @@
-"""Root's half of the sinks that are not root's: their process, and what it may answer.
+"""Root's side of the unprivileged sink process: starts it and validates its answers.
 
-Root sends a log as a descriptor to read it with, up to which line, and where each sink is to go on.
-It hears records of one form through a pipe, each checked, and lines for its own log; it parses
-neither, nor what is in a log. The other half: :mod:`vtorque_joblog.sinks_process`.
+Root sends each log as a read-only descriptor, with the end to read up to and each sink's offset. It
+receives fixed-size records through a pipe and checks each. It also receives lines for its own log.
+It parses neither these lines nor the logs. The other side is :mod:`vtorque_joblog.sinks_process`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ log = logging.getLogger("joblog")
 
 
 class _Over(Exception):
-    """The process has ended, or is to be."""
+    """The process has ended or must be ended."""
 
 
 class _Life:
-    """The process from one start to its end, and what it was sent."""
+    """The process from one start to its end, and the logs sent to it."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
-        """Start it; the kernel kills it when the calling thread ends. Raises OSError."""
+        """Start the process; the kernel kills it when the calling thread ends. Raises OSError."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self.socket, socket_of_it = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(self.socket).setblocking(False)
@@ -85,7 +85,7 @@ class _Life:
         self.said: set[str] = set()
 
     def send(self, job: JobLog, descriptor: int, end: int, told: list[int]) -> None:
-        """Send a log up to an end. Raises BlockingIOError (not now), OSError."""
+        """Send a log up to an offset. Raises BlockingIOError if the socket is full, OSError."""
         number = self.numbers.get(job.name, len(self.numbers))
         word = {"number": number, "uid": job.uid, "key": job.key, "end": end, "told": told}
         socket.send_fds(self.socket, [json.dumps(word).encode()], [descriptor])
@@ -96,7 +96,7 @@ class _Life:
         self.sent += 1
 
     def record(self) -> tuple[int, int, int]:
-        """Return what it answers. Raises BlockingIOError (nothing yet), OSError, _Over."""
+        """Return the next answer. Raises BlockingIOError if there is none, OSError, _Over."""
         record = os.read(self.answers, RECORD.size + 1)
         if not record:
             raise _Over("")
@@ -106,29 +106,28 @@ class _Life:
         return sink, number, offset
 
     def has_taken(self, count: int) -> None:
-        """Note how many logs it has taken. Raises _Over: it cannot."""
+        """Record how many logs the process has received. Raises _Over for an impossible number."""
         if not self.taken < count <= self.sent:
             raise _Over(f"has taken {count} logs of {self.sent}")
         self.taken = count
         self.since = time.monotonic()
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Signal the end of input."""
         if not self.is_ending:
             self.socket.shutdown(socket.SHUT_WR)
             self.is_ending = True
 
     def close(self) -> None:
-        """Send and hear nothing more."""
         self._ours.close()
 
 
 class Outside:
-    """All sinks of the process, to the follower one outlet (:class:`outlets.Outlet`) of its own.
+    """All sinks of the process, as one outlet of the follower (:class:`outlets.Outlet`).
 
-    A thread of its own starts and kills the process, and waits for it; the follower and jobs never
-    do. ``tolds``: by the sinks' names; nobody else writes them. ``idle`` is called, in the thread,
-    when all is told.
+    A thread starts the process, waits for it and kills it; the follower and jobs never wait.
+    ``tolds`` maps names of sinks to their progress, which only this object writes. The thread calls
+    ``idle`` when all is delivered.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class Outside:
         self._thread.start()
 
     def give(self, job: JobLog) -> None:
-        """Say that a log may have more lines. Never waits for a sink."""
+        """Report that a log may have more lines. Never waits for a sink."""
         size = job.size
         with self._lock:
             if self._given.get(job.name) == size or not self.lacks(job):
@@ -165,17 +164,17 @@ class Outside:
         os.eventfd_write(self._wake, 1)
 
     def lacks(self, job: JobLog) -> bool:
-        """Return whether a log has more than was told of it."""
+        """Return whether a log has undelivered bytes."""
         return any(job.size > told.at(job.name) for told in self._tolds)
 
     @property
     def busy(self) -> bool:
-        """Whether a sink has something to tell."""
+        """True if a sink has something to deliver."""
         with self._lock:
             return bool(self._due or self._out)
 
     def close(self, until: float) -> None:
-        """Have the process tell what it can and end, until then (monotonic seconds)."""
+        """Let the process deliver the rest and end, until a monotonic time."""
         self._until = until
         os.eventfd_write(self._wake, 1)
         self._thread.join(max(0.0, until - time.monotonic()))
@@ -222,7 +221,7 @@ class Outside:
             self._life.end()
 
     def _send(self, life: _Life, job: JobLog) -> None:
-        """Send a log unless it is gone. Raises BlockingIOError (not now), OSError."""
+        """Send a log, if it still exists. Raises BlockingIOError if the socket is full, OSError."""
         try:
             descriptor = job.open()
         except OSError:
@@ -254,7 +253,7 @@ class Outside:
             os.eventfd_read(self._wake)
 
     def _hear(self) -> None:
-        """Note what the process answers. Raises _Over, OSError: it is to be buried."""
+        """Process the answers. Raises _Over or OSError if the process must be ended."""
         if (life := self._life) is None:
             return
         with contextlib.suppress(BlockingIOError):
@@ -266,9 +265,9 @@ class Outside:
             self._ask(life)
 
     def _ask(self, life: _Life) -> None:
-        """Send a log once more where nothing was heard for long: a sink may hang, or all of it.
+        """Send a log again after a long silence, to find out whether the whole process hangs.
 
-        Raises _Over: it was asked before.
+        Raises _Over if an earlier message is still unanswered.
         """
         if life.sent > life.taken:
             raise _Over(f"has taken nothing for {_PATIENCE:g} s")
@@ -291,7 +290,7 @@ class Outside:
                 self._out.pop(name, None)
 
     def _bury(self, error: Exception) -> None:
-        """End the process and note its last words; what it has not told another one gets."""
+        """Kill the process and read its last answers; its successor gets the undelivered logs."""
         life, self._life = self._life, None
         if life is None:
             self._say(f"the sinks' process: {error}", self._said)
@@ -319,7 +318,7 @@ class Outside:
                 self._say(line.decode("utf-8", "replace").rstrip(), life.said)
 
     def _say(self, line: str, said: set[str]) -> None:
-        """Log a line, unless the process before has said the same."""
+        """Log a line, unless the previous process has logged the same."""
         if line not in self._said:
             log.warning("%s", printable(line, _MAX_SAID))
         if len(said) < _MAX_LINES:
@@ -327,7 +326,7 @@ class Outside:
 
 
 def _end_of_lines(descriptor: int) -> int:
-    """Return the size of a log without a last line that is not whole."""
+    """Return the size of a log without an incomplete last line."""
     size = os.fstat(descriptor).st_size
     begin = max(0, size - _LONGEST)
     return begin + os.pread(descriptor, size - begin, begin).rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""``vmgr logs``, and the site's settings: which sinks there are. Declaring module."""
+"""The declarations of joblog: ``vmgr logs`` and the site's settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN = ("syslog", "journald", "file")
 
 @dataclass(frozen=True)
 class Settings:
-    """``[plugin.joblog]``. Each sink is off unless it is named."""
+    """Settings in ``[plugin.joblog]``. All sinks are off by default."""
 
     syslog: str = setting(
         "", doc="write records to syslog with this facility, such as daemon; empty: do not"
@@ -47,16 +47,16 @@ class Settings:
 
     @property
     def on(self) -> list[str]:
-        """Names of all sinks that are on."""
+        """The names of all enabled sinks."""
         return [*(name for name in _OWN if getattr(self, name)), *self.sinks]
 
     @property
     def outside(self) -> list[str]:
-        """Names of those that are on and in a process of their own, which is not root's."""
+        """The names of the enabled sinks that run in the unprivileged process."""
         return [name for name in dict.fromkeys(self.on) if name != "file"]
 
     def __post_init__(self) -> None:
-        """Check what types do not say. Raises ValueError."""
+        """Validate the values. Raises ValueError."""
         if self.syslog and self.syslog not in FACILITIES:
             raise ValueError(f"syslog is {self.syslog!r}: there are {', '.join(FACILITIES)}")
         if self.level.lower() not in LEVELS:

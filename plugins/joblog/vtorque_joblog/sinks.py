@@ -1,4 +1,4 @@
-"""The sinks that come with joblog, and those of others: which there are, how they are opened."""
+"""Open joblog's own sinks and those of other distributions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from vtorque_joblog.plugin import FACILITIES, Settings
 
 
 def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
-    """Return one of these. As root; raises whatever another distribution's function raises."""
+    """Open a sink by its name. Raises any exception of the sink's function.
+
+    Privileges: root.
+    """
     settings = site[Settings]
     if name == "syslog":
         return Syslog(FACILITIES[settings.syslog], settings.tag)
@@ -25,9 +28,9 @@ def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
 
 
 def wanted(settings: Settings, logged: str) -> Callable[[Entry], bool]:
-    """Return which entries the site's sinks get: not what only the job's user has asked for.
+    """Return a filter for the sinks' entries, without those that only the job's user enabled.
 
-    ``logged``: ``[log] level``.
+    ``logged`` is ``[log] level``.
     """
     least, levels = LEVELS[settings.level.upper()], parse(logged)
 

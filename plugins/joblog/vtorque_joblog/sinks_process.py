@@ -1,9 +1,9 @@
-"""The sinks' process: what talks to others, or is another distribution's, is no process of root's.
+"""The unprivileged sink process, which runs network sinks and code of other distributions.
 
-Root's follower starts it with the first line and sends it logs; their descriptors are all that it
-has of root's (:mod:`vtorque_joblog.outside`). It opens the sinks as root and then becomes a user
-without an account, rights or files, who reads the logs and tells the sinks.
-``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
+Root's follower starts it with the first line and sends it logs (:mod:`vtorque_joblog.outside`).
+Their descriptors are its only access to root's files. It opens the sinks as root, and then becomes
+a user without account, privileges or files, who reads the logs and feeds the sinks. Usage: ``python
+-I -m vtorque_joblog.sinks_process CONFIG NAME...``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PR_CAPBSET_DROP = 24  # prctl(2)
 
 
 class _File:
-    """A descriptor that is closed when nobody reads with it any more."""
+    """A descriptor that is closed with its last reference."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -51,23 +51,23 @@ class _File:
 
 @dataclass(frozen=True)
 class Handed(JobLog):
-    """A log as root has sent it: it ends with a whole line, at ``end``."""
+    """A log that root sent; it ends with a complete line, at ``end``."""
 
     file: _File
     end: int
 
     @property
     def size(self) -> int:
-        """Bytes that are to be told."""
+        """The number of bytes to deliver."""
         return self.end
 
     def open(self) -> int:
-        """Return a descriptor to read it with. Raises OSError."""
+        """Return a descriptor for reading. Raises OSError."""
         return os.dup(self.file.number)
 
 
 class Deputy:
-    """How far one sink has come, for its outlet in place of :class:`vtorque_joblog.told.Told`."""
+    """The progress of one sink, in place of :class:`vtorque_joblog.told.Told`."""
 
     def __init__(self, answers: int, sink: int) -> None:
         self._answers = answers
@@ -75,22 +75,22 @@ class Deputy:
         self._at: dict[str, tuple[int, int]] = {}  # the log's number, offset
 
     def begin(self, name: str, number: int, offset: int) -> None:
-        """Take root's word for a log that is new here; of others we know more than root."""
+        """Accept root's offset for a new log; for a known log ours is newer."""
         self._at.setdefault(name, (number, offset))
 
     def at(self, name: str) -> int:
-        """Return the offset of the first byte that was not told."""
+        """Return the offset of the first byte that was not delivered."""
         return self._at[name][1]
 
     def mark(self, name: str, offset: int) -> None:
-        """Tell root that all before the offset was told."""
+        """Report to root that all bytes before the offset were delivered."""
         number, _ = self._at[name]
         self._at[name] = number, offset
         answer(self._answers, self._sink, number, offset)
 
 
 def answer(answers: int, sink: int, number: int, offset: int) -> None:
-    """Send a record. Without root nothing more may be told: it would be told twice."""
+    """Send a record. If root is gone, exit, because further lines would be delivered twice."""
     try:
         os.write(answers, RECORD.pack(sink, number, offset))
     except OSError:
@@ -98,9 +98,9 @@ def answer(answers: int, sink: int, number: int, offset: int) -> None:
 
 
 def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Sequence[int]]]:
-    """Yield logs with number and offsets as they come, until then (monotonic) or there is no more.
+    """Yield received logs with number and offsets, until a monotonic time or the end of input.
 
-    Raises HostFault if the process may open no more files.
+    Raises HostFault if the limit of open files is reached.
     """
     waiting = select.poll()
     waiting.register(root, select.POLLIN)
@@ -118,7 +118,7 @@ def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Seq
 
 
 def main() -> None:
-    """Open the sinks, become the user, tell them what comes until there is no more."""
+    """Open the sinks, drop privileges, and deliver logs until the end of input."""
     logging.basicConfig(level="INFO", format="%(message)s")
     config, *names = sys.argv[1:]
     root, answers = socket.socket(fileno=_own(0, os.O_RDONLY)), _own(1, os.O_WRONLY)
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _own(number: int, flags: int) -> int:
-    """Return a descriptor of root's in a place where no program of a sink's inherits it."""
+    """Move a descriptor of root's to a number that programs of a sink do not inherit."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)
     os.dup2(null, number)
@@ -159,14 +159,14 @@ def _own(number: int, flags: int) -> int:
 
 
 def _result(handler: Future[logging.Handler]) -> logging.Handler:
-    """Return what was opened as root. Raises what that has raised, HostFault: it hangs."""
+    """Return a handler that was opened as root. Raises its exception, or HostFault if it hangs."""
     if not handler.done():
         raise HostFault(f"has not opened within {_OPENING:g} s")
     return handler.result()
 
 
 def _forbid_rights() -> None:
-    """Have no program get a capability again (capabilities(7)): for this and all later threads."""
+    """Drop all capabilities from the bounding set of this and later threads (capabilities(7))."""
     for capability in range(64):
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 

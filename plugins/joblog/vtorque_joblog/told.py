@@ -1,4 +1,4 @@
-"""How far a sink has come in each job's log, for whoever follows after a restart or a kill."""
+"""The progress of a sink in each job's log, which survives restarts and kills."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger("joblog")
 
 
 class Told:
-    """Offsets by the name of a log. In the file: a line ``<offset> <name>`` each, the last counts.
+    """Offsets by the name of a log. The last line ``<offset> <name>`` in the file is valid.
 
-    A disk that is full costs memory of a restart only: it is tried again with the next line.
+    If the disk is full, progress is kept only in memory, and each further line retries the write.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises OSError if it is there and cannot be read."""
+        """Read the file, if it exists. Raises OSError."""
         self._path = path
         self._file = -1
         self._size = 0
@@ -36,11 +36,11 @@ class Told:
                     self._at[name] = int(offset)
 
     def at(self, name: str) -> int:
-        """Return the offset of the first byte that was not told; 0 of a log never seen."""
+        """Return the offset of the first byte that was not delivered; 0 for an unknown log."""
         return self._at.get(name, 0)
 
     def mark(self, name: str, offset: int) -> None:
-        """Note that all before the offset was told."""
+        """Record that all bytes before the offset were delivered."""
         with self._lock:
             self._at[name] = offset
             line = f"{offset} {name}\n".encode()
@@ -56,11 +56,11 @@ class Told:
                 self._say(error)
 
     def preset(self, name: str, offset: int) -> None:
-        """As :meth:`mark`, of a log that was there before this sink; :meth:`keep` writes it."""
+        """Set the offset of a log that is older than this sink; :meth:`keep` saves it."""
         self._at[name] = offset
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all logs but these, and write the file anew."""
+        """Forget all other logs, and rewrite the file."""
         with self._lock:
             self._at = {name: at for name, at in self._at.items() if name in names}
             try:
