@@ -1,1 +1,1 @@
-"""vTorque: what each job uses, from the host up to the application."""
+"""Measure the resource usage of each job, from the host to the application."""

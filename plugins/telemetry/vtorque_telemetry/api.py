@@ -1,12 +1,16 @@
-"""Public: what telemetry measures, and how another distribution takes it somewhere else.
+"""Public API: the measured samples, and how a distribution provides an exporter for them.
 
-The node's sampler makes :class:`Sample` objects, the same for all exporters. An exporter is an
-entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that gets the
-site config and returns a :class:`Sink`. If ``exporters`` in ``[plugin.telemetry]`` names it the
-sampler's process imports and calls it, as root, in a thread of its own: within ten seconds it opens
-what needs root (a port, a secret, a directory), and neither hears nor tells anybody yet. Then the
-process becomes ``uid``, without rights; all of the sink's methods run there, in the sink's thread.
-If it raises, that is logged once and tried again, as root, in another process a minute later.
+The node's sampler creates :class:`Sample` objects, the same for all exporters. An exporter is an
+entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that takes the
+site config and returns a :class:`Sink`. Enable it in ``[plugin.telemetry] exporters``.
+
+Life cycle:
+
+1. The sampler's process calls the function as root, in a thread. It has ten seconds to open what
+   needs root (a port, a secret, a directory), and must not exchange data yet. An error is logged
+   once and retried, as root in another process, a minute later.
+2. The process drops all privileges and runs as ``uid``. A thread, one per sink, calls the sink's
+   methods.
 
 Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
 ``_total`` for counters.
@@ -31,13 +35,14 @@ class Sample:
     """One measured value.
 
     Args:
-        name: of ``[a-z_][a-z0-9_]*``, base unit last, counters with ``_total``.
+        name: matches ``[a-z_][a-z0-9_]*``, with the base unit last, and ``_total`` for counters.
         value: in the base unit: seconds, bytes, cores.
-        labels: ``job``, ``user``, ``node``, with a guest's also ``guest`` (its rank); then the
-            sample's own. Safe for every format: printable, at most 200 characters each.
+        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the sample's
+            own.
+            Safe for every format: printable, at most 200 characters each.
         kind: a counter only grows while its guest lives.
-        time: when it was measured, Unix seconds.
-        help: one line.
+        time: time of the measurement, Unix seconds.
+        help: description in one line.
     """
 
     name: str
@@ -49,32 +54,35 @@ class Sample:
 
 
 class Sink(Protocol):
-    """An open exporter. Each has a thread of its own, so that only its own samples wait for it.
+    """An open exporter. Each has its own thread, so it delays only its own samples.
 
-    What it raises is logged, once until it works again; no job notices.
+    The first exception is logged until the sink works again; jobs are not affected.
     """
 
     def write(self, samples: Sequence[Sample], deadline: float) -> None:
-        """Take all samples of one moment, those of all jobs on this node.
+        """Export all samples of one moment, of all jobs on this node.
 
-        ``deadline`` in ``time.monotonic()`` seconds. Samples that come while an earlier ``write``
-        has not returned are lost to this sink, and counted.
+        ``deadline`` is in ``time.monotonic()`` seconds. Samples that arrive before an earlier
+        ``write`` has returned are counted and lost to this sink.
         """
         ...
 
     def end(self, jobs: Collection[str]) -> None:
-        """Forget the series of jobs that have ended, by their label ``job``."""
+        """Forget the series of ended jobs, by their label ``job``."""
         ...
 
     def close(self) -> None:
-        """Stop: no job is left. The process ends half a second later, finished or not."""
+        """Stop, because no job is left. The process ends half a second later in any case."""
         ...
 
 
 def read_secret(path: str | Path) -> str:
-    """Return the first line of a file that only root may read. As root.
+    """Return the first line of a file that only root may read.
 
-    Raises ConfigError: others can reach it, it is missing, longer than 4096 bytes or no text.
+    Privileges: root.
+
+    Raises:
+        ConfigError: others can read the file, or it is missing, longer than 4096 bytes or not text.
     """
     require_secret(Path(path), os.geteuid())
     try:

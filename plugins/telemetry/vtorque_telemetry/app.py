@@ -1,7 +1,7 @@
-"""What a job reports itself: ``name value [labels]`` lines, from a guest that is not to be trusted.
+"""Metrics that a job reports itself: ``name value [labels]`` lines from an untrusted guest.
 
-``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. A line that is anything else is counted and
-dropped. A name that ends in ``_total`` is a counter, all else a gauge; the last value counts.
+Examples: ``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. Invalid lines are counted and
+dropped. A name that ends in ``_total`` is a counter, any other a gauge. The last value counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL = re.compile(r"([a-z][a-z0-9_]{0,29})=([A-Za-z0-9_./:+-]{1,60})")
 
 
 def parse(line: bytes) -> tuple[str, Own, float] | None:
-    """Return name, own labels (sorted) and value of a line; None if it is not one of ours."""
+    """Return name, sorted labels and value of a line; None if it is invalid."""
     found = _LINE.fullmatch(line) if len(line) <= MAX_LINE else None
     if found is None:
         return None
@@ -54,7 +54,7 @@ class AppMeter:
         self.rejected = 0
 
     def connect(self, port: socket.socket) -> None:
-        """Read from this connection, which does not block, from now on."""
+        """Read from this non-blocking connection from now on."""
         self._rest += self._receive()  # what was said to the one before
         self.close()
         self._socket = port
@@ -66,9 +66,9 @@ class AppMeter:
             self._socket = None
 
     def read(self, room: int) -> Values:
-        """Take what has come; return the values that are new. ``room``: series it may add.
+        """Read available lines; return new values. ``room`` is the number of series it may add.
 
-        Never waits. What is too much stays in the guest until the next time.
+        Never blocks. Excess data remains in the guest until the next call.
         """
         fresh: Values = {}
         for line in self._lines():

@@ -1,4 +1,4 @@
-"""The exporters that come with the sampler, entry points; each imports late what it needs."""
+"""The built-in exporters, as entry points. Each imports its modules when it is called."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from vtorque_telemetry.settings import Settings
 
 
 def prometheus(site: Site) -> Sink:
-    """Return an endpoint that Prometheus scrapes. Raises HostFault, ConfigError."""
+    """Return the endpoint for Prometheus. Raises HostFault, ConfigError."""
     from vtorque_telemetry.prometheus import Endpoint  # noqa: PLC0415 - http.server, ssl
 
     return Endpoint(site[Settings])
 
 
 def textfile(site: Site) -> Sink:
-    """Return a writer of node_exporter's text file."""
+    """Return the writer of node_exporter's text file."""
     from vtorque_telemetry.textfile import Textfile  # noqa: PLC0415
 
     return Textfile(site[Settings])
 
 
 def influxdb(site: Site) -> Sink:
-    """Return a client of InfluxDB. Raises ConfigError."""
+    """Return the InfluxDB client. Raises ConfigError."""
     from vtorque_telemetry.influx import Influx  # noqa: PLC0415
 
     return Influx(site[Settings])

@@ -14,7 +14,7 @@ _KEPT = 20_000  # labels
 
 
 class LabelTexts:
-    """Labels as text, made once: a series has the same labels object in all its samples."""
+    """Caches labels as text: all samples of a series share one labels object."""
 
     def __init__(self, render: Callable[[Mapping[str, str]], str]) -> None:
         self._render = render
@@ -38,7 +38,7 @@ _texts = LabelTexts(_labels)
 
 
 def text(samples: Iterable[Sample]) -> bytes:
-    """Return the samples by name, each with its help and type. Without times: they are new."""
+    """Format the samples by name, each with help and type, without times."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.name, []).append(sample)

@@ -1,4 +1,7 @@
-"""One guest's numbers, from libvirt's counters, the kernel's and the journal's. As root."""
+"""Measure one guest, from counters of libvirt and the kernel and from the journal.
+
+Privileges: root.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _G = "vtorque_guest_"
 
 
 class GuestMeter:
-    """Measures one guest. Counters never fall while it lives, whatever a source says."""
+    """Measures one guest. Counters never decrease while it lives, even if a source does."""
 
     def __init__(self, guest: RunningGuest) -> None:
         self.guest = guest
@@ -24,13 +27,13 @@ class GuestMeter:
         self._before: Values = {}
 
     def close(self) -> None:
-        """Close what is open of it."""
+        """Close the open files of the guest's process."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     def measure(self, stats: Mapping[str, Any] | None) -> Values:
-        """Return its values now; ``stats`` are libvirt's, None if it has not answered."""
+        """Return the current values; ``stats`` are libvirt's, None if it did not answer."""
         guest, values = self.guest, Values()
         values[f"{_G}vcpus", ()] = guest.vcpus
         values[f"{_G}memory_assigned_bytes", ()] = guest.ram_mib << 20
@@ -69,7 +72,7 @@ class GuestMeter:
 
 
 def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
-    """Add what libvirt counts (virsh domstats; virConnectGetAllDomainStats)."""
+    """Add libvirt's counters (virsh domstats; virConnectGetAllDomainStats)."""
     present = range(int(stats.get("vcpu.maximum", 0)))
     times = [stats[f"vcpu.{n}.time"] for n in present if f"vcpu.{n}.time" in stats]
     waits = [stats[f"vcpu.{n}.delay"] for n in present if f"vcpu.{n}.delay" in stats]

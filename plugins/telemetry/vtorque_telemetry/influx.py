@@ -1,7 +1,7 @@
-"""InfluxDB: line protocol over HTTP, version 1 (/write) or 2 (/api/v2/write).
+"""InfluxDB exporter: line protocol over HTTP, version 1 (/write) or 2 (/api/v2/write).
 
-https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/. A measurement is named as
-in Prometheus and has one field, ``value``; labels are tags, times are in milliseconds.
+https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/. Measurements have
+Prometheus' names and one field, ``value``; labels are tags, times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ANSWER = 2000  # bytes of an answer that are read
 
 
 def lines(samples: Iterable[Sample]) -> bytes:
-    """Return the samples as line protocol."""
+    """Format the samples in line protocol."""
     return "".join(_line(sample) for sample in samples).encode()
 
 
@@ -40,15 +40,18 @@ _tags = LabelTexts(_render)
 
 
 def _escape(text: str) -> str:
-    """Return a tag: no newline, and a trailing backslash would take the comma after it."""
+    """Escape a tag; a newline or a trailing backslash would break the line."""
     return re.sub(r"([,= ])", r"\\\1", text.replace("\n", " ").replace("\\", "/"))
 
 
 class Influx:
-    """See :class:`vtorque_telemetry.api.Sink`."""
+    """The InfluxDB sink, see :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raise ConfigError, HostFault for bad files. Connects with the first samples."""
+        """Read secrets and certificates. Raises ConfigError, HostFault.
+
+        Connects with the first samples.
+        """
         url = urlsplit(settings.influx_url)
         self._host, self._port = url.hostname or "", url.port
         self._path = f"{url.path}?{url.query}{'&' if url.query else ''}precision=ms"
@@ -67,7 +70,7 @@ class Influx:
         self._connection: http.client.HTTPConnection | None = None
 
     def write(self, samples: Sequence[Sample], deadline: float) -> None:
-        """Post them. Raises HostFault for an answer that is no success, OSError."""
+        """Send samples. Raises HostFault for an HTTP error, OSError."""
         if not samples:
             return
         try:

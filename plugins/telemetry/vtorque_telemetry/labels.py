@@ -1,4 +1,4 @@
-"""The series of a guest, or of a whole job: names, kinds and labels, safe for every format."""
+"""The series of a guest or a job: names, kinds and labels, safe for every format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABEL = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What stays the same of a series; ``text`` is how series.jsonl calls it."""
+    """The constant part of a series; ``text`` is its name in series.jsonl."""
 
     name: str
     labels: Mapping[str, str]
@@ -24,14 +24,14 @@ class Series:
 
 
 class Labels:
-    """The series of one guest, or of a whole job: the same labels before each one's own."""
+    """The series of one guest or of a whole job, which share their first labels."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.base = {name: safe(value) for name, value in base.items()}
         self._known: dict[tuple[str, Own], Series] = {}
 
     def series(self, name: str, own: Own) -> Series:
-        """Return a series; ``own`` labels never replace ours."""
+        """Return a series; ``own`` labels never replace the shared ones."""
         known = self._known.get((name, own))
         if known is None:
             labels = {**{k: safe(v) for k, v in own}, **self.base}
@@ -48,15 +48,15 @@ class Labels:
             yield Sample(s.name, value, s.labels, s.kind, at, s.help)
 
     def texts(self, values: Values) -> dict[str, float]:
-        """Return the values as series.jsonl has them."""
+        """Return the values by their names in series.jsonl."""
         return {self.series(name, own).text: round(v, 6) for (name, own), v in values.items()}
 
 
 def safe(text: str) -> str:
-    """Return a label's value without what is not printable, bounded."""
+    """Return a label's value with unprintable characters replaced, truncated."""
     return "".join(c if c.isprintable() else "?" for c in text[:_LABEL])
 
 
 def escape(text: str) -> str:
-    """Return a label's value as Prometheus' text format has it between quotes."""
+    """Escape a label's value for Prometheus' text format."""
     return re.sub(r'(["\\])', r"\\\1", text).replace("\n", "\\n")

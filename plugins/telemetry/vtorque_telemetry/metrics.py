@@ -1,4 +1,4 @@
-"""What is measured: names, kinds and texts. Names and units follow Prometheus' rules."""
+"""The metrics: names, kinds and help texts. Names and units follow Prometheus' rules."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ NET = tuple(
 
 
 def kind_of(name: str) -> Kind:
-    """Return what a metric of this name is."""
+    """Return the kind of a metric."""
     return "counter" if name.endswith("_total") else "gauge"
 
 
 def help_of(name: str) -> str:
-    """Return its line of help."""
+    """Return the help text of a metric."""
     return METRICS.get(name, "reported by the job")

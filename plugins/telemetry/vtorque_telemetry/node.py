@@ -23,7 +23,7 @@ vtorque_resources = always(Sampler)
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Give the job a file for its own metrics, where the guest type can (OSv cannot)."""
+    """Give the job a file for its own metrics, if the guest type supports it (OSv does not)."""
     if _has_lines(guest, site):
         yield LinePort(FILE, PORT)
         yield EnvVar("VTORQUE_METRICS", FILE)
@@ -31,7 +31,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Add the port that they come by; root's on the host, since the sampler alone reads it."""
+    """Add the port for these metrics; on the host only root can open it."""
     if _has_lines(guest, site):
         yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
 
@@ -43,7 +43,7 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say where a user can take the place of the endpoint, or of InfluxDB, while it is down."""
+    """Warn where a user could impersonate the endpoint, or InfluxDB, while it is down."""
     settings = site[Settings]
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(
@@ -67,7 +67,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Start the sampler, unless another job has: while the guests boot, so nobody waits for it."""
+    """Start the sampler, unless another job has; it starts while the guests boot."""
     if job.site[Settings].enabled:
         Sampler.start(job, "is not measured")
 

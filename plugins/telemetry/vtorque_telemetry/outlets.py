@@ -1,4 +1,4 @@
-"""Where samples go: a thread for each sink, so that one that hangs delays nobody."""
+"""One thread per sink, so that a hanging sink delays no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLUSH = 0.5  # seconds that all sinks together have at the end
 
 
 class Outlet:
-    """One sink and its thread. Only the newest samples wait for it; older ones are lost."""
+    """One sink and its thread. Only the newest samples are queued; older ones are lost."""
 
     def __init__(self, name: str, sink: Sink, deadline: float) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Outlet:
         self._thread.start()
 
     def give(self, samples: Sequence[Sample], ended: Collection[str]) -> None:
-        """Hand over the samples of one moment, and the jobs that have ended. Never waits."""
+        """Pass on the samples of one moment and the ended jobs. Never blocks."""
         with self._changed:
             if self._samples is not None:
                 self.lost += len(self._samples)
@@ -43,7 +43,7 @@ class Outlet:
             self._changed.notify()
 
     def close(self, until: float) -> None:
-        """Have the sink close itself, until then (monotonic seconds); then leave it."""
+        """Let the sink close itself, until a monotonic time; then abandon it."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -75,14 +75,14 @@ class Outlet:
                 return
 
     def _say(self, trouble: str) -> None:
-        """Report once, until it works again."""
+        """Log a problem once, until the sink works again."""
         if not self._trouble:
             log.warning("exporter %s: %s", self.name, trouble[:500])
         self._trouble = trouble
 
 
 def close_all(outlets: Collection[Outlet]) -> None:
-    """Close all, in a bounded time."""
+    """Close all outlets within a bounded time."""
     until = time.monotonic() + _FLUSH
     for outlet in outlets:
         outlet.close(until)

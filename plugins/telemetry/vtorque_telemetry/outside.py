@@ -1,8 +1,8 @@
-"""The sampler's process that is not root's: it reads guests' lines, writes series, has the sinks.
+"""The sampler's unprivileged process: reads guests' lines, writes series, runs the sinks.
 
-Root's half (:mod:`vtorque_telemetry.sampler`) starts it and sends it all else; nothing comes back
-but lines for the log. It opens the sinks as root (a port below 1024, secrets, keys), then becomes a
-user without an account or rights. ``python -I -m vtorque_telemetry.outside CONFIG``.
+Root's part (:mod:`vtorque_telemetry.sampler`) starts it and sends it measurements; only log lines
+come back. The process opens the sinks as root (a port below 1024, secrets, keys), then becomes a
+user without account or privileges. Usage: ``python -I -m vtorque_telemetry.outside CONFIG``.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class _Life:
 
 
 class Outside:
-    """That process, as root sees it: started with the first tick, again if it has ended.
+    """Root's handle of the process, which starts with the first tick and restarts if it ends.
 
-    Root never waits for it. Ticks that come while it is busy wait in its socket, some forty, then
-    they are lost.
+    Root never waits for it. About forty ticks fit in its socket while it is busy; further ticks are
+    lost.
     """
 
     def __init__(self, config: Path) -> None:
@@ -65,7 +65,7 @@ class Outside:
         self._life: _Life | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Send a tick, those of the files that it does not have, and who waits for it."""
+        """Send a tick, with files that the process does not have yet, and the pipe to answer."""
         if self._life is None or self._life.process.poll() is not None:
             self.close()
             self._life = _start(self._argv)
@@ -87,7 +87,7 @@ class Outside:
         life.has = {**had, **{name: files[name] for name in fresh}}
 
     def close(self, seconds: float = _END) -> None:
-        """End the process, killed after this time."""
+        """End the process; kill it after this time."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -122,14 +122,14 @@ def _start(argv: tuple[str, ...]) -> _Life:
 
 
 def _log(said: int) -> None:
-    """Log what it has said, a little each time: a flood waits in its pipe."""
+    """Log the process's messages, a limited amount each time; a flood waits in the pipe."""
     with contextlib.suppress(BlockingIOError):
         for line in os.read(said, _SAID).decode("utf-8", "replace").splitlines():
             log.warning("%s", printable(line, _SAID))
 
 
 def main() -> None:
-    """Open the sinks, become the user, take what comes until there is no more."""
+    """Open the sinks, drop privileges, and process ticks until the end of input."""
     logging.basicConfig(level="INFO", format="%(message)s")
     settings, openings = _openings(Path(sys.argv[1]))
     pool = ThreadPoolExecutor(max(1, len(openings)))  # a thread for each, which may hang
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def _sink(name: str, opened: Future[Sink]) -> Sink | None:
-    """Return what was opened, or say why it was not."""
+    """Return the opened sink, or log why it failed."""
     try:
         return opened.result(0)
     except TimeoutError:
@@ -160,7 +160,7 @@ def _sink(name: str, opened: Future[Sink]) -> Sink | None:
 
 
 def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], Sink]]]:
-    """Return what opens the exporters that the site names, as root; bad names are said."""
+    """Return functions that open the site's exporters as root; log invalid names."""
     site, found = extensions.load(config, GROUP)
     settings = site[Settings]
     openings: dict[str, Callable[[], Sink]] = {}

@@ -1,6 +1,6 @@
-"""The sampler as jobs see it: the resource that starts and ends it, and its socket. Root.
+"""The sampler as a resource of jobs, and its socket.
 
-A hook imports this and not the sampler itself.
+Hooks import this module instead of the sampler itself. Privileges: root.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LAST = 0.5  # seconds that the end of a job waits for its last sample
 
 
 class Sampler(NodeProcess):
-    """One for all jobs of the node: see the module that it runs."""
+    """The sampler process, one for all jobs of the node (:mod:`vtorque_telemetry.sampler`)."""
 
     kind = "telemetry-sampler"
     name = "telemetry"
     module = "vtorque_telemetry.sampler"
 
     def create(self) -> None:
-        """Start it. Its socket is there at once, so that what is there does not change later.
+        """Start the sampler. Raises HostFault.
 
-        Raises HostFault.
+        The socket is created first, so that the set of files does not change later.
         """
         try:
             listen(Path(self.lock).with_suffix(".sock")).close()
@@ -39,16 +39,18 @@ class Sampler(NodeProcess):
         super().create()
 
     def release(self) -> None:
-        """End it, and remove what one that was killed has left."""
+        """End the sampler, and remove files that a killed sampler left."""
         super().release()
         for suffix in (".sock", ".sock.new"):
             Path(self.lock).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def last_sample(paths: Paths, key: str) -> None:
-    """Have the sampler take a job's last sample, while its guests are still there. As root.
+    """Request a job's last sample, while its guests still exist.
 
-    Waits at most half a second; nothing is lost but that sample if there is no answer.
+    Waits at most half a second. Without an answer only that sample is lost.
+
+    Privileges: root.
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(LAST)
@@ -62,7 +64,7 @@ def last_sample(paths: Paths, key: str) -> None:
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a socket of root's that listens there. Raises OSError."""
+    """Return a listening socket that only root can use. Raises OSError."""
     fresh = path.with_suffix(".sock.new")
     fresh.unlink(missing_ok=True)
     with contextlib.ExitStack() as undo:

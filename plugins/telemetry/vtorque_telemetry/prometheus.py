@@ -1,8 +1,8 @@
-"""The endpoint that Prometheus scrapes: text over HTTP or HTTPS, to those who may read it.
+"""The endpoint for Prometheus: text over HTTP or HTTPS, for authorized clients.
 
-It has all users' samples, so it answers nobody without a token, a password or a certificate, unless
-the site says ``allow_anonymous = true``. It serves the last samples. A job that has ended is
-not among them, so that its series go stale.
+It has the samples of all users. Therefore it requires a token, a password or a certificate, unless
+the site sets ``allow_anonymous = true``. It serves the last samples without those of ended jobs,
+whose series become stale.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _WHOLE = 10.0  # seconds for a request and its answer, however busy a client kee
 
 
 class Endpoint:
-    """See :class:`vtorque_telemetry.api.Sink`."""
+    """The Prometheus sink, see :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Listen. Raises HostFault, ConfigError: nobody may read, bad files, address in use.
+        """Listen as root; clients are served from the first :meth:`write` on, without privileges.
 
-        As root; who has connected is answered from the first :meth:`write` on, which root's is not.
+        Raises:
+            HostFault, ConfigError: no authorization is set, a file is invalid, or the address is in
+                use.
         """
         if not (
             settings.token or settings.basic_auth or settings.client_ca or settings.allow_anonymous
@@ -54,7 +56,7 @@ class Endpoint:
         return int(self._server.server_address[1])
 
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:
-        """Keep them for the next scrape."""
+        """Store the samples for the next scrape."""
         self._server.samples = samples
         if self._thread.ident is None:
             self._thread.start()
@@ -72,7 +74,7 @@ class Endpoint:
 
 
 def _words(settings: Settings) -> tuple[bytes, ...]:
-    """Return the Authorization headers that are let in; none: everybody is."""
+    """Return the accepted Authorization headers; empty if all clients are accepted."""
     words = []
     if settings.token:
         words.append(f"Bearer {read_secret(settings.token)}".encode())
@@ -113,21 +115,21 @@ class _Server(ThreadingHTTPServer):
             raise HostFault(f"listen = {address[0]}:{address[1]}: {error.strerror}") from None
 
     def server_bind(self) -> None:
-        """Bind, without asking DNS for our name as the library does."""
+        """Bind without the DNS lookup of the base class."""
         self.socket.setsockopt(1, 2, 1)  # SOL_SOCKET, SO_REUSEADDR: socket(7)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread, unless there are too many."""
+        """Serve in a thread, unless there are too many clients."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one client: TLS is agreed on here, where it keeps no other from being accepted."""
+        """Serve one client; its TLS handshake runs here, where it blocks no other client."""
         try:
             request.settimeout(_TIMEOUT)
             connection: socket = request
@@ -146,7 +148,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is no news."""
+        """Ignore errors of clients."""
 
 
 def _cut(connection: socket) -> None:
@@ -184,4 +186,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a scrape is no news."""
+        """Do not log requests."""

@@ -1,13 +1,15 @@
-"""The node's one sampler, root's half: every interval it measures all guests of all jobs. Root.
+"""The node's sampler, root's part: measures all guests of all jobs at each interval.
 
-The resource ``process.Sampler`` starts this process after the first job's boot, and ends it with
-the last. It reads journals, libvirt's and the kernel's counters, connects to guests' ports and
-opens files; nothing that a guest or a user said comes here. All that goes to a process of its
-own, :mod:`vtorque_telemetry.outside`. Neither keeps anything that matters: they may be killed at
-any time, the next job starts them again, and they go on with the files that they find.
+The resource ``process.Sampler`` starts this process after the first job's boot and ends it with the
+last job. It reads journals and counters of libvirt and the kernel, connects to guests' ports and
+opens files. Data of guests and users goes only to the unprivileged process,
+:mod:`vtorque_telemetry.outside`. Both may be killed at any time: the next job restarts them, and
+they continue with the existing files.
 
-It waits for three things: the time of the next sample, a change of a journal while no guest runs,
-and a job that ends and wants a last sample (``process.last_sample``).
+It waits for the time of the next sample, for journal changes while no guest runs, and for ending
+jobs that request a last sample (``process.last_sample``).
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -41,28 +43,28 @@ StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class Takes(Protocol):
-    """Who takes what was measured; the files stay open here."""
+    """The receiver of measurements; the caller keeps the files open."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Take it, and close ``answer``, a pipe's, when that is done. Never waits."""
+        """Accept a tick, and close the pipe ``answer`` after processing it. Never blocks."""
         ...
 
 
 class Port:
-    """The connection to the port that a guest's own lines come by: nobody here reads it."""
+    """The connection to the port of a guest's own metrics, which this process does not read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._socket: socket.socket | None = None
 
     def close(self) -> None:
-        """Close our end."""
+        """Close this end."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def descriptor(self) -> int | None:
-        """Return the connection, a new one if QEMU has closed it; None if there is none."""
+        """Return the connection, renewed if QEMU has closed it; None if there is none."""
         before, self._socket = self._socket, self._socket or _connected(self._path)
         if before is not None and _is_closed(before):
             self._socket = _connected(self._path)  # before the other's number is free
@@ -77,7 +79,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _connected(path: Path) -> socket.socket | None:
-    """Connect to a root-only socket of QEMU's; None: no such channel, guest gone, not yet there."""
+    """Connect to QEMU's root-only socket; None if the channel or guest does not exist."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(os.fspath(path))
@@ -88,7 +90,7 @@ def _connected(path: Path) -> socket.socket | None:
 
 
 class JobMeter:
-    """What root measures and opens of one job on this node."""
+    """Root's measurements and open files of one job on this node."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -98,7 +100,7 @@ class JobMeter:
         self._said = ""
 
     def close(self) -> None:
-        """Close all files; they stay."""
+        """Close all files without removing them."""
         for meter, port in self._guests.values():
             meter.close()
             port.close()
@@ -107,7 +109,7 @@ class JobMeter:
             self._series = -1
 
     def look(self, job: RunningJob) -> None:
-        """Take over what the journal says now."""
+        """Update the guests from the journal."""
         self.job = job
         for guest in job.guests:
             if guest.index in self._guests:
@@ -116,7 +118,7 @@ class JobMeter:
                 self._guests[guest.index] = GuestMeter(guest), Port(guest.run_dir / CHANNEL)
 
     def measure(self, stats_of: StatsOf) -> JobFigures:
-        """Return its figures of now; none of guests that stand still: the phases say why."""
+        """Return the current figures; without guests while the job is suspended."""
         guests = {}
         still = suspend.stands_still(self.job)
         for index, (meter, _) in () if still else self._guests.items():
@@ -127,7 +129,7 @@ class JobMeter:
         return JobFigures(labels, self.job.phases, guests)
 
     def files(self, key: str) -> Iterator[tuple[Name, int]]:
-        """Yield what is open for it."""
+        """Yield the open files of the job."""
         if self._series < 0:
             self._open()
         if self._series >= 0:
@@ -138,7 +140,7 @@ class JobMeter:
                 yield (key, index), descriptor
 
     def _open(self) -> None:
-        """Open the job's file, to be read, too."""
+        """Open the job's file for reading and writing."""
         kept = self.job.kept
         try:
             os.close(kept.append(NAME))  # which makes it, with the owner's right to read
@@ -152,7 +154,7 @@ class JobMeter:
 
 
 class Loop:
-    """All jobs of the node. Nothing that is wrong with one of them ends it."""
+    """All jobs of the node. An error of one job does not stop the loop."""
 
     def __init__(
         self,
@@ -169,7 +171,10 @@ class Loop:
         self._said = ""
 
     def tick(self, last: str = "", answer: int = -1) -> None:
-        """Measure all jobs once; ``last`` is the key of one that ends, ``answer`` waits for it."""
+        """Measure all jobs once.
+
+        ``last`` is the key of an ending job, and ``answer`` the pipe on which its epilogue waits.
+        """
         self._look()
         at = time.time()
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
@@ -203,7 +208,7 @@ class Loop:
         return found
 
     def _look(self) -> None:
-        """Read from the journals what runs."""
+        """Read the running jobs from the journals."""
         found = {each.job.key: each for each in self._running.jobs() if each.guests}
         for key in self.jobs.keys() - found.keys():
             self.jobs.pop(key).close()
@@ -214,7 +219,7 @@ class Loop:
 
 
 def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], bool]) -> None:
-    """Sample until killed, or not needed: the node's directories are gone."""
+    """Sample until killed, or until the node's directories are removed."""
     interval, due = loop.interval, 0.0
     while loop.jobs or needed():
         now = time.monotonic()
@@ -237,7 +242,7 @@ def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], 
 
 
 def _answer(loop: Loop, control: socket.socket) -> None:
-    """Take the last sample of a job that ends; who writes it says so."""
+    """Take the last sample of an ending job; its writer confirms it."""
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:

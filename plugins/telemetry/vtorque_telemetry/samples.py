@@ -1,7 +1,6 @@
-"""The sampler's half that is not root's: a guest's own lines, samples, series.jsonl.
+"""The sampler's unprivileged part: guests' own metrics, samples, series.jsonl.
 
-What root has measured, and the ports and files that it has opened, come as :mod:`tick
-<vtorque_telemetry.tick>`.
+Root's measurements, ports and files arrive as :mod:`tick <vtorque_telemetry.tick>`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger("telemetry")
 
 
 class GuestSamples:
-    """What is known of one guest: its port, the labels of its series."""
+    """The port and the labels of one guest."""
 
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
@@ -33,7 +32,7 @@ class GuestSamples:
 
 
 class JobSamples:
-    """All that is measured of one job on this node."""
+    """All measurements of one job on this node."""
 
     def __init__(self, labels: Mapping[str, str], settings: Settings) -> None:
         self.id = labels["job"]
@@ -46,14 +45,14 @@ class JobSamples:
         self._said = ""
 
     def close(self) -> None:
-        """Close all files; they stay."""
+        """Close all files without removing them."""
         for guest in self._guests.values():
             guest.app.close()
         if self.series is not None:
             self.series.close()
 
     def take(self, guest: int | None, file: int, job: JobFigures) -> None:
-        """Take a file of the job's or of a guest's over."""
+        """Take over a file of the job or of a guest."""
         if guest is not None:
             self._guest(guest, job).app.connect(socket.socket(fileno=file))
             return
@@ -62,7 +61,7 @@ class JobSamples:
         self.series = SeriesFile(file, self.id, job.labels["node"], self._settings.interval)
 
     def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
-        """Return all samples of now, and write them into the job's file."""
+        """Return all current samples, and write them to the job's file."""
         samples: list[Sample] = []
         rejected = 0
         for index, figures in job.guests.items():
@@ -99,7 +98,7 @@ class JobSamples:
         return self._guests[index]
 
     def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
-        """Write a line if it is time for one, or it must be; return whether it was."""
+        """Write a line if it is due or ``must`` is true; return whether it was written."""
         if self.series is None:  # root could not open it, and has said so
             return False
         try:
@@ -125,7 +124,7 @@ def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
 
 
 class Samples:
-    """All jobs of the node. Nothing that is wrong with one of them ends it."""
+    """All jobs of the node. An error of one job does not stop the others."""
 
     def __init__(self, settings: Settings, outlets: Sequence[Outlet]) -> None:
         self.settings = settings
@@ -133,7 +132,7 @@ class Samples:
         self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
-        """Measure all jobs once, and give the samples to the outlets; tell who waits for that."""
+        """Process a tick: pass all samples to the outlets, and confirm a last sample."""
         ended = self._keep(tick)
         for name, file in zip(tick.files, files, strict=False):
             self._take(tick, name, file)
@@ -152,7 +151,7 @@ class Samples:
             os.close(files[-1])
 
     def _keep(self, tick: Tick) -> set[str]:
-        """Begin with new jobs, forget those that are gone; return the ids of these."""
+        """Add new jobs and remove ended ones; return the ids of the ended jobs."""
         gone = {key: self.jobs.pop(key) for key in self.jobs.keys() - tick.jobs.keys()}
         for each in gone.values():
             each.close()

@@ -1,9 +1,9 @@
-"""series.jsonl, what the report draws: a job's samples, bounded however long the job runs.
+"""series.jsonl, the data of the report's plots: a job's samples, with bounded size.
 
-First line ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``, then one per sampling and
-guest: ``{"t": unix, "g": index or null, "v": {series: value}}``. When it is full every second line
-of each guest goes and the interval doubles; counters stay exact. Lines of the whole job (``g`` is
-null) stay. What a killed sampler has cut off goes with the next.
+The first line is ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``. Then there is one line
+per sample and guest: ``{"t": unix, "g": index or null, "v": {series: value}}``. When the file is
+full, every second line of each guest is removed and the interval doubles; counters remain exact.
+Lines of the whole job (``g`` is null) are kept. A partial line of a killed sampler is removed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_BYTES = 16 << 20  # of the file, however long a job's own names are: then it
 
 
 class SeriesFile:
-    """The file of one job on this node. Raises OSError as the disk does."""
+    """The file of one job on this node. Methods raise OSError."""
 
     def __init__(self, descriptor: int, job: str, node: str, interval: float) -> None:
-        """Begin it, or go on with what a killed sampler has left; open to be read and written."""
+        """Start the file, or continue the file of a killed sampler, open to read and write."""
         self._descriptor = descriptor
         self._head = {"schema": 1, "job": job, "node": node, "interval": interval}
         self._lines: dict[int, int] = {}
@@ -42,17 +42,17 @@ class SeriesFile:
         return float(self._head["interval"])  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Close the file; it stays."""
+        """Close the file without removing it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def due(self, guest: int, at: float) -> bool:
-        """Return whether it is time for a guest's next line; ``at`` in Unix seconds."""
+        """Return whether a guest's next line is due; ``at`` in Unix seconds."""
         return at >= self._next.get(guest, 0.0) - self.interval / 10
 
     def add(self, guest: int | None, at: float, values: Mapping[str, float]) -> None:
-        """Add a line; thin the file if it is full then."""
+        """Add a line; thin the file if it becomes full."""
         entry = {"t": round(at, 3), "g": guest, "v": values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if self._size() + len(line) > MAX_BYTES:
@@ -68,7 +68,7 @@ class SeriesFile:
             self._thin()
 
     def _append(self, data: bytes) -> None:
-        """Add it, or nothing of it."""
+        """Append data completely or not at all."""
         before = self._size()
         if os.pwrite(self._descriptor, data, before) < len(data):
             os.ftruncate(self._descriptor, before)
@@ -92,7 +92,7 @@ class SeriesFile:
                 self._lines[guest] = self._lines.get(guest, 0) + 1
 
     def _thin(self) -> None:
-        """Drop every second line of each guest. What only that one says, the next line gets."""
+        """Drop every second line of each guest; its application metrics move to the next line."""
         head = {**self._head, "interval": self.interval * 2}
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}
@@ -116,10 +116,9 @@ class SeriesFile:
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
 
     def _replace(self, data: bytes) -> None:
-        """Write all of it anew, which is shorter.
+        """Overwrite the file in place with shorter content, because root owns the directory.
 
-        In its place, since the directory is root's. Who reads meanwhile, or a kill, may find the
-        rest of the lines of before as empty ones.
+        A concurrent reader, or a kill, may find empty lines at the end.
         """
         padded = data.ljust(self._size(), b"\n")
         if os.pwrite(self._descriptor, padded, 0) < len(padded):
@@ -133,7 +132,7 @@ def _guest_of(line: bytes) -> int | None:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Return what a line says; nothing if it is cut off."""
+    """Return the content of a line; empty if the line is cut off."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and isinstance(found.get("v"), dict):

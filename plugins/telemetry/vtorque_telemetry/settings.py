@@ -1,4 +1,4 @@
-"""``[plugin.telemetry]``."""
+"""The settings of telemetry."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def port(self) -> int:
-        """Of the endpoint."""
+        """The port of the Prometheus endpoint."""
         return int(self.listen.rpartition(":")[2])
 
     def __post_init__(self) -> None:

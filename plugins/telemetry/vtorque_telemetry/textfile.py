@@ -1,4 +1,4 @@
-"""A file for node_exporter's textfile collector, replaced in one step."""
+"""A file for node_exporter's textfile collector, replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from vtorque_telemetry.settings import Settings
 
 
 class Textfile:
-    """See :class:`vtorque_telemetry.api.Sink`."""
+    """The text file sink, see :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Have a directory that belongs to the uid of the process. As root.
+        """Prepare a directory that belongs to the uid of the process. Privileges: root.
 
-        Raises ConfigError: it is another's, or others could replace it; HostFault for an unknown
-        group; OSError.
+        Raises:
+            ConfigError: another user owns the directory, or could replace it.
+            HostFault: the group is unknown.
+            OSError: the directory cannot be created or changed.
         """
         self._path = Path(settings.textfile)
         self._mode = int(settings.textfile_mode, 8)
@@ -42,15 +44,15 @@ class Textfile:
         fresh.replace(self._path)
 
     def end(self, jobs: Collection[str]) -> None:
-        """Do nothing: the next file does not have them."""
+        """Do nothing: the next file does not contain these jobs."""
 
     def close(self) -> None:
-        """Remove the file: node_exporter would tell its last values for ever."""
+        """Remove the file: node_exporter would keep reporting its last values."""
         self._path.unlink(missing_ok=True)
 
 
 def _own(directory: Path, uid: int, gid: int) -> None:
-    """Make the directory unless it is there; a new file in it gets its group."""
+    """Create the directory if it is missing; new files in it inherit its group."""
     require_root_owned(directory.parent)
     if not directory.exists():
         directory.mkdir(0o700)

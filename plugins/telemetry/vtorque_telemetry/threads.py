@@ -1,7 +1,7 @@
-"""What the kernel knows of a QEMU process: CPU time by kind of thread, memory, faults. As root.
+"""Kernel counters of a QEMU process: CPU time by kind of thread, memory, page faults.
 
-Plain reads of files that stay open: with threads psutil takes six times as long.
-A descriptor in /proc stays with its thread, so it never tells of another with the same number.
+The files are kept open and read directly, because psutil takes six times as long. A descriptor in
+/proc belongs to its thread, so it never shows another thread with the same id. Privileges: root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_AGAIN = 15  # samplings after which threads are looked for again
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds of CPU, bytes of memory, counts of page faults, since the process has begun."""
+    """CPU seconds, memory bytes and page faults since the process started."""
 
     process: float
     iothreads: float
@@ -37,10 +37,10 @@ class Usage:
 
 
 class Process:
-    """A QEMU process, by its directory in /proc."""
+    """A QEMU process, given by its directory in /proc."""
 
     def __init__(self, directory: Path) -> None:
-        """Open it. Raises OSError if it has ended."""
+        """Open its files. Raises OSError if the process has ended."""
         self._directory = directory
         self._stat = _open(directory / "stat")
         self._threads: dict[str, int] = {}  # path of a thread to its schedstat
@@ -57,7 +57,7 @@ class Process:
         self._stat = -1
 
     def usage(self) -> Usage:
-        """Return what it has used. Raises OSError if it has ended."""
+        """Return the current usage. Raises OSError if the process has ended."""
         if self._looks % LOOK_AGAIN == 0:
             self._look()
         self._looks += 1
@@ -83,7 +83,7 @@ class Process:
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Find iothreads, and vhost's threads: QEMU's own or the kernel's."""
+        """Find the iothreads and the vhost threads of QEMU or the kernel."""
         for task in threads(self._directory):
             if thread_name(task).startswith("IO iothread"):
                 self._add(task, "io")

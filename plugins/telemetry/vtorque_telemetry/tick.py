@@ -1,7 +1,7 @@
-"""What root's half of the sampler sends to the other: figures, and what is open for it.
+"""The message from the sampler's root part to its unprivileged part: figures and descriptors.
 
-A message is one byte on a SOCK_SEQPACKET socket (unix(7)), so it arrives whole or not at all. With
-it come descriptors: that of a memfd with the pickled :class:`Tick`, then those of its ``files``.
+A message is one byte on a SOCK_SEQPACKET socket (unix(7)), so it arrives completely or not at all.
+Its descriptors are a memfd with the pickled :class:`Tick`, then those of ``files``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Name = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class GuestFigures:
-    """What was measured of one guest; ``rank`` in the whole job."""
+    """The measured values of one guest; ``rank`` is its rank in the whole job."""
 
     rank: int
     values: Values
@@ -30,9 +30,10 @@ class GuestFigures:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """One job on this node; ``labels``: job, user, node; ``guests`` by index.
+    """The figures of one job on this node; ``guests`` is by index.
 
-    ``phases``: name and Unix time, the last one is not over.
+    ``labels`` are job, user and node. ``phases`` are names and start times (Unix); the last phase
+    is still active.
     """
 
     labels: Mapping[str, str]
@@ -42,9 +43,10 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All of one moment (Unix seconds): the jobs that there are by their keys, and new files.
+    """All figures of one moment: running jobs by key, and new files.
 
-    ``last``: the key of a job that ends; a pipe may follow its files, whose end somebody awaits.
+    ``last`` is the key of an ending job. The write end of a pipe may follow the files; the receiver
+    closes it to confirm.
     """
 
     at: float
@@ -54,7 +56,7 @@ class Tick:
 
 
 def send(to: socket.socket, tick: Tick, files: Sequence[int]) -> None:
-    """Send it with its files. Raises OSError; BlockingIOError if too many wait there already."""
+    """Send a tick with files. Raises OSError, or BlockingIOError if the socket is full."""
     with open(os.memfd_create("tick"), "wb") as told:  # noqa: PTH123 - a descriptor
         pickle.dump(tick, told)
         told.flush()
@@ -62,7 +64,7 @@ def send(to: socket.socket, tick: Tick, files: Sequence[int]) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Tick, list[int]] | None:
-    """Wait for the next one; return it with its files, None at the end. Raises OSError."""
+    """Wait for the next tick; return it with its files, or None at the end. Raises OSError."""
     said, descriptors, _, _ = socket.recv_fds(source, 1, MAX_FILES + 2)
     if not said:
         return None
