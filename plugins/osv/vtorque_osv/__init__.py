@@ -1,1 +1,1 @@
-"""OSv guests: unikernels that run a job's command lines."""
+"""OSv guests: unikernels that run the command lines of a job."""

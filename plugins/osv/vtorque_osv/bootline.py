@@ -1,4 +1,4 @@
-"""The command line of a guest that boots from its disk: written into the job's own layer of it."""
+"""The command line of a guest that boots from its disk, written to the job's overlay."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 
 @dataclass(frozen=True)
 class BootLine(Resource):
-    """OSv's command line on a qcow2 overlay of the job's; it goes with the overlay.
+    """OSv's command line on the job's qcow2 overlay; it is removed with the overlay.
 
-    Written by qemu-io(1), which knows qcow2, and needs a file for the bytes. It parses the image,
-    which anybody may have made, so it has no more rights than the guest's QEMU.
+    qemu-io(1) writes it, because it supports qcow2. It parses the untrusted image, so it runs as
+    the user of the guest's QEMU. It reads the bytes from a file.
     """
 
     kind: ClassVar[str] = "osv-bootline"
@@ -36,4 +36,4 @@ class BootLine(Resource):
             run_tool("qemu-io", "-f", "qcow2", "-c", write, self.overlay, uid=owner)
 
     def release(self) -> None:
-        """Do nothing: the overlay is a resource of its own, released after this."""
+        """Do nothing: the overlay is another resource, released after this one."""

@@ -1,6 +1,6 @@
-"""The image builder ``osv``: a loader, your programs and their libraries become one image.
+"""The image builder ``osv``: combine a loader, your programs and their libraries to an image.
 
-Root runs it in the staging directory. Nothing of the programs is executed.
+Root runs it in the staging directory. It executes none of the programs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DIRECTORIES = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108 - in the image
 
 
 class OsvBuilder:
-    """See :class:`vtorque_core.api.image_builder.Builder`."""
+    """Builds OSv images, see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
-        """Build an image; its options: :func:`vtorque_osv.recipe.from_arguments`."""
+        """Build an image; for its options see :func:`vtorque_osv.recipe.from_arguments`."""
         try:
             return _build(recipe.from_arguments(arguments), staging, progress)
         except OSError as error:
@@ -76,9 +76,9 @@ def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> Bu
 
 
 def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
-    """Return the image's files: the recipe's, their libraries, what OSv itself needs.
+    """Return the image's files: those of the recipe, their libraries, and OSv's own.
 
-    Raises Refused: a file that is missing or cannot run, a command whose program is not there.
+    Raises Refused if a file is missing or cannot run, or if a command has no program.
     """
     tree = rofs.Tree()
     for path in (*_DIRECTORIES, *wanted.mounts):

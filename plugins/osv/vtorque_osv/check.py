@@ -1,9 +1,12 @@
-"""What an OSv image says in its labels, and whether a script can run in it. Pure.
+"""The labels of an OSv image, and whether a script can run in it. Pure.
 
-Labels: ``command.<name>`` a command line by name; ``mounts`` the directories that shares can be
-mounted on, with ``,`` between; ``root`` the site's share that is the root file system; ``rest``,
-``cloud-init``, ``nfs``: ``true`` where the image has ``/libhttpserver-api.so``,
-``/usr/mgmt/cloud-init.so``, ``/tools/mount-fs.so`` with NFS.
+Labels:
+
+- ``command.<name>``: a named command line.
+- ``mounts``: the mount points for shares, separated by ``,``.
+- ``root``: the site's share that is the root file system.
+- ``rest``, ``cloud-init``, ``nfs``: ``true`` if the image has ``/libhttpserver-api.so``,
+  ``/usr/mgmt/cloud-init.so``, or ``/tools/mount-fs.so`` with NFS.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ def named_commands(image: Image) -> Mapping[str, str]:
 
 
 def has(image: Image, label: str) -> bool:
-    """Return whether the image says that it has a part of OSv."""
+    """Return whether the image's labels declare a part of OSv."""
     return image.labels.get(label) == "true"
 
 
 def mount_points(image: Image) -> tuple[str, ...]:
-    """Return the directories that shares can be mounted on."""
+    """Return the mount points for shares."""
     return tuple(path for path in image.labels.get(MOUNTS, "").split(",") if path)
 
 
 def check_script(content: bytes, image: Image) -> Iterable[Refusal]:
-    """Return why the script cannot run in a guest of this image; nothing if it can."""
+    """Return why the script cannot run in a guest of this image; empty if it can."""
     try:
         script.parse(content, named_commands(image))
     except Refused as error:

@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that OSv can have: no shell's own, plain names, ASCII."""
+    """Return the variables that OSv supports: not the shell's own, plain names, ASCII values."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -50,24 +50,23 @@ def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _expanded(value: str) -> bool:
-    """Return whether a script disk would change a value: ``$NAME`` and ``?=`` mean something."""
+    """Return whether a script disk would change a value: ``$NAME`` and ``?=`` are special."""
     return "$" in value or "?=" in value
 
 
 def base_options(*, run_init: bool = False) -> list[str]:
-    """Return what every guest is started with.
+    """Return the options of every guest.
 
-    ``run_init``: let the image's ``/init`` run what it has; else nothing runs but the job.
+    ``run_init`` lets the image's ``/init`` run its programs; otherwise only the job runs.
     """
     options = ["--verbose", "--power-off-on-abort", "--console=serial"]
     return options if run_init else [*options, "--noinit"]
 
 
 def network_options(addresses: Sequence[Address]) -> list[str]:
-    """Return the static addresses; nothing where OSv shall ask DHCP.
+    """Return the static addresses; empty if OSv uses DHCP.
 
-    Raises Refused where a NIC has no address and DHCP does not say one either: OSv would wait for
-    ever.
+    Raises Refused if a NIC has neither a static address nor DHCP, because OSv would wait forever.
     """
     if any(address.ip is None and not address.dhcp for address in addresses):
         raise Refused(
@@ -84,7 +83,7 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
 
 
 def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
-    """Return the mounts of virtiofs shares, in the order of their devices from ``first`` on."""
+    """Return the mounts of virtiofs shares; ``first`` is the number of their first device."""
     return [
         f"--mount-fs=virtiofs,/dev/virtiofs{number},{target}"
         for number, target in enumerate(targets, first)
@@ -92,7 +91,7 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return the command line; of the environment only what the script disk would change.
+    """Return the command line, with only the variables that a script disk would change.
 
     Raises Refused if it is too long.
     """
@@ -109,7 +108,7 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
 
 
 def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> bytes:
-    """Return the script disk: environment and commands. Raises Refused if it is too long."""
+    """Return the script disk with environment and commands. Raises Refused if it is too long."""
     plain = [(name, value) for name, value in environ.items() if not _expanded(value)]
     words = [quoted(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]
     text = " ".join([*words, command_line(commands)])
@@ -124,7 +123,7 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> byte
 
 
 def escaped(word: str) -> str:
-    """Return an option as one word. A backslash cannot be said: OSv drops every one."""
+    """Return an option as one word. It cannot contain a backslash, because OSv drops them all."""
     return re.sub(r"([ \t\n])", r"\\\1", word)
 
 

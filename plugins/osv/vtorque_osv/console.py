@@ -1,18 +1,18 @@
-"""Read a job's output and exit code from OSv's console. Pure.
+"""Extract a job's output and exit status from OSv's console. Pure.
 
-QEMU always ends with 0, so the console is all there is. With ``--verbose`` OSv says on it
-(recorded, and core/app.cc, runtime.cc, core/shutdown.cc)::
+QEMU always exits with 0, so the console is the only source. With ``--verbose`` OSv prints
+(core/app.cc, runtime.cc, core/shutdown.cc)::
 
     Cmdline: runscript /dev/vblk1
-    Setting in environment: ...     the last is ours: the end of the boot's own lines
+    Setting in environment: ...     the last one is ours, and ends the boot messages
     will return 42                  the program's output
-    program /hello returned 42      its code, unless 0
+    program /hello returned 42      its exit status, unless 0
     program exited with status 7    it has called exit()
-    VFS: unmounting /dev            the way down
+    VFS: unmounting /dev            shutdown
     Powering off.                   the end; anything else was a crash
 
-Every line ends with CR LF. What a program has not written through to its last newline is lost:
-OSv does not flush stdio at its end.
+Every line ends with CR LF. Output after a program's last newline may be lost, because OSv does not
+flush stdio at its end.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _END = b"Powering off."
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: the job's exit code; ``reason`` and ``detail`` say more where it is no code.
+    """The job's exit status, with ``reason`` and ``detail`` after a failure.
 
-    ``booted``: OSv came as far as running the command line.
+    ``booted`` is true if OSv started to run the command line.
     """
 
     code: int
@@ -67,12 +67,14 @@ class Outcome:
 
 
 class Console:
-    """Takes the console's bytes as they come, gives back the program's output."""
+    """Reads the console's bytes and returns the program's output."""
 
     def __init__(self, programs: Collection[str], begin: str = BEGIN) -> None:
-        """``programs``: what the job runs; only their codes count.
+        """Start reading a console.
 
-        ``begin``: how the line begins behind which the output is.
+        Args:
+            programs: the programs of the job; only their exit statuses count.
+            begin: the beginning of the last line before the output.
         """
         self._programs = {program.encode() for program in programs}
         self._begin = begin.encode()
@@ -87,11 +89,11 @@ class Console:
 
     @property
     def booted(self) -> bool:
-        """Whether OSv has come as far as running the command line."""
+        """True if OSv has started to run the command line."""
         return self._booted
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of ``data``, and of what was held back, is output."""
+        """Return the output in ``data`` and in bytes that were held back."""
         out = []
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:
@@ -106,7 +108,7 @@ class Console:
         return b"".join(out)
 
     def end(self) -> tuple[bytes, Outcome]:
-        """Return the rest of the output and how it ended: the console is closed."""
+        """Return the rest of the output and the outcome, after the console was closed."""
         rest = b""
         if self._line and self._booted and self._crash is None and not self._ended:
             rest, self._line = self._release() + self._line, b""
@@ -135,7 +137,7 @@ class Console:
         return Outcome(self._code, True)
 
     def _whole(self, line: bytes) -> bytes:
-        """Take a whole line; return output."""
+        """Process a complete line; return output."""
         self._tail.append(line[:_MAX_TAIL])
         if self._crash is not None:
             self._crash += [line[:_MAX_TAIL]] if len(self._crash) < TAIL else []
@@ -149,7 +151,7 @@ class Console:
         return b""
 
     def _output(self, line: bytes) -> bytes:
-        """Take a whole line after the boot; return output."""
+        """Process a complete line after the boot; return output."""
         said, down = self._said(line), _WAY_DOWN.fullmatch(line)
         if line == b"[backtrace]":
             self._crash, self._held = [each for each in self._held if each], []
@@ -175,7 +177,7 @@ class Console:
         return bool(self._held) and self._held[-1] == b"Aborted"
 
     def _said(self, line: bytes) -> bytes | None:
-        """Note an exit code that the line tells; return what stands before it, or None."""
+        """Record an exit status in a line; return the text before it, or None."""
         found = _EXITED.match(line)
         if found is not None:
             self._note(int(found[2]))
@@ -187,7 +189,7 @@ class Console:
         return None
 
     def _note(self, code: int) -> None:
-        """Keep the first code that is not 0, as a parent process sees it (wait(2))."""
+        """Keep the first exit status other than 0, as a parent process sees it (wait(2))."""
         self._code = self._code or code & 0xFF
 
     def _release(self) -> bytes:
@@ -195,7 +197,7 @@ class Console:
         return b"".join(line + b"\n" for line in held)
 
     def _may_go(self, line: bytes) -> bool:
-        """Return whether a line that has not ended can be no line of OSv's, so need not wait."""
+        """Return whether an incomplete line cannot be a message of OSv, so it can be output now."""
         if not line or not self._booted or self._crash is not None or self._ended:
             return False
         if self._held and not line.strip(b"\r"):

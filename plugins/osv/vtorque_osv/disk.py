@@ -1,7 +1,7 @@
-"""Compose a disk for OSv: a boot record with one partition of ROFS, after a loader if it has one.
+"""Compose a disk for OSv: a boot record, optionally a loader, and one ROFS partition.
 
 OSv finds its file system in the second entry of the boot record (drivers/blk-common.cc,
-scripts/imgedit.py); the BIOS boot reads the command line, up to its NUL, from byte 512 on
+scripts/imgedit.py). The BIOS boot reads the NUL-terminated command line at byte 512
 (arch/x64/boot16.S).
 """
 
@@ -27,10 +27,10 @@ _LINUX = 0x83
 
 
 def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
-    """Write a raw disk with the tree as its root.
+    """Write a raw disk with the tree as its root file system.
 
-    ``loader``: OSv's ``loader.img``, for a disk that boots by itself; None: for direct kernel boot.
-    Raises Refused for a loader without a boot record.
+    ``loader`` is OSv's ``loader.img`` for a bootable disk, or None for direct kernel boot. Raises
+    Refused for a loader without a boot record.
     """
     with out.open("wb+") as file:
         if loader is None:
@@ -48,10 +48,10 @@ def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
 
 
 def _partition(file: BinaryIO, start: int, size: int) -> None:
-    """Write the entry: type, first sector, number of sectors.
+    """Write the partition entry: type, first sector, number of sectors.
 
-    Cylinder, head and sector say "beyond what these can say"; OSv skips an entry whose starting
-    sector is 0 (fs/devfs/device.cc).
+    The CHS fields have their maximum, which means "not representable". OSv skips an entry whose
+    starting sector is 0 (fs/devfs/device.cc).
     """
     beyond, first, count = b"\xfe\xff\xff", start // SECTOR, size // SECTOR
     entry = struct.pack("<B3sB3sII", 0, beyond, _LINUX, beyond, first, count)

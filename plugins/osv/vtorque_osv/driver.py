@@ -1,6 +1,6 @@
-"""The driver of OSv guests: their devices, their command line, and how that reaches them.
+"""The driver of OSv guests: their devices, their command line, and its delivery.
 
-All but :meth:`OsvDriver.run` acts as root on the node.
+Privileges: root on the node, except for :meth:`OsvDriver.run`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TMP = "/tmp"  # noqa: S108 - OSv's own, in the memory of one job's guest
 
 
 class OsvDriver(LateDriver):
-    """See :class:`vtorque_core.api.guest_driver.LateDriver`."""
+    """Drives OSv guests, see :class:`vtorque_core.api.guest_driver.LateDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
-        """Yield console, HPET, shares, seed and direct boot; only virtio devices."""
+        """Yield console, HPET, shares, seed and direct boot, with virtio devices only."""
         yield Clock(hpet=True)  # without one it halts under emulation
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
@@ -76,7 +76,7 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the job shell's word, and the seed of an image that reads one."""
+        """Yield the job shell's file, and a seed if the image reads one."""
         rest = guest[OSV_MODE] == "rest"
         files = placed(guest, items)
         word = Word(
@@ -97,7 +97,7 @@ class OsvDriver(LateDriver):
     def late(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
-        """Yield the command line that the job's script asks for, where this guest reads it."""
+        """Yield the command line of the job's script, in the place where this guest reads it."""
         asked = Order.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
@@ -119,7 +119,7 @@ class OsvDriver(LateDriver):
             yield BootLine(str(root_disk(guest)), line)
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Do nothing: what an OSv guest does from its start on is the job."""
+        """Do nothing: an OSv guest runs the job from its start."""
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in all guests of this node; see :func:`vtorque_osv.jobs.run`."""
@@ -129,14 +129,14 @@ class OsvDriver(LateDriver):
 
 
 def environment(guest: GuestPlan, items: Sequence[ContextItem], order: Order) -> Mapping[str, str]:
-    """Return the job's variables in this guest: the order's, and over them the guest's own."""
+    """Return the job's variables in this guest; the guest's own override those of the order."""
     told = {item.name for item in items if isinstance(item, EnvVar)}
     of_user = {name: value for name, value in order.environ.items() if name not in told}
     return cmdline.for_guest({**of_user, **variables(guest, items)})
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
-    """Return OSv's command line for one guest: for the script disk, or for the REST server."""
+    """Return OSv's command line for one guest, for the script disk or the REST server."""
     rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),
@@ -154,7 +154,7 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _before(guest: GuestPlan) -> Iterator[script.Command]:
-    """Yield what runs before the job's commands: the seed's reader, NFS mounts."""
+    """Yield the commands that run before the job: the seed's reader and NFS mounts."""
     if _seeded(guest):
         yield script.Command(0, (cmdline.CLOUD_INIT,))
     for share in mounted(guest, "nfs"):
@@ -164,7 +164,7 @@ def _before(guest: GuestPlan) -> Iterator[script.Command]:
 
 
 def mounted(guest: GuestPlan, kind: str) -> list[Share]:
-    """Return the shares of a kind that the image has a mount point for."""
+    """Return the shares of a kind for which the image has a mount point."""
     points = check.mount_points(guest.image)
     able = kind != "nfs" or check.has(guest.image, check.NFS)
     root = guest.image.labels.get(check.ROOT)
@@ -173,13 +173,13 @@ def mounted(guest: GuestPlan, kind: str) -> list[Share]:
 
 
 def root_share(guest: GuestPlan) -> list[Share]:
-    """Return the share that is the guest's root file system; none if that is on a disk."""
+    """Return the share with the guest's root file system; empty if it is on a disk."""
     name = guest.image.labels.get(check.ROOT)
     return [s for s in guest.shares if s.name == name and s.kind == "virtiofs"]
 
 
 def inside(guest: GuestPlan, cwd: str) -> str:
-    """Return the working directory if it lies in a mounted share, else nothing."""
+    """Return the working directory if it is in a mounted share, or an empty string."""
     targets = [share.target for kind in ("virtiofs", "nfs") for share in mounted(guest, kind)]
     path = PurePosixPath(cwd)
     safe = cwd.isprintable() and "\\" not in cwd and cwd.isascii()
@@ -187,9 +187,9 @@ def inside(guest: GuestPlan, cwd: str) -> str:
 
 
 def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
-    """Return by path the files for the guest that a variable names, such as the node file.
+    """Return by path the guest's files that a variable names, such as the node file.
 
-    They go into /tmp, where alone OSv can write. Raises Refused for one that is not text.
+    They are placed in /tmp, the only writable directory of OSv. Raises Refused for binary files.
     """
     if guest[OSV_MODE] != "rest" and not check.has(guest.image, check.CLOUD_INIT):
         return {}
@@ -216,7 +216,10 @@ def _seeded(guest: GuestPlan) -> bool:
 
 
 def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, str]:
-    """Return the guest's own variables; those that name a file say where it is here, or are not."""
+    """Return the guest's own variables, with paths inside the guest.
+
+    A variable that names a file is omitted if the guest does not get the file.
+    """
     own = placed(guest, items)
     moved = {item.path: _moved(item) for item in items if isinstance(item, GuestFile)}
     found = {item.name: item.value for item in items if isinstance(item, EnvVar)}
@@ -228,10 +231,10 @@ def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, st
 
 
 def seed(files: Mapping[str, str]) -> bytes:
-    """Return an ISO image with ``/user-data`` as OSv's cloud-init reads it (JSON is YAML).
+    """Return an ISO image with ``/user-data`` for OSv's cloud-init (as JSON, which is also YAML).
 
-    It says no host name: OSv would then ask DHCP for it, and wait for ever without. Behind its
-    end are zeros, since OSv's iso-read reads ahead of what it needs.
+    It contains no host name, because OSv would then wait for DHCP. It ends with zeros, because
+    OSv's iso-read reads beyond the data that it needs.
     """
     content = json.dumps({"files": dict(files)}).encode() + b"\n"
     import pycdlib  # noqa: PLC0415 - 25 ms that no job's shell needs

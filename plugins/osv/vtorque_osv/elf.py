@@ -1,7 +1,7 @@
-"""Programs and libraries for OSv: whether it can run them, and the libraries they need.
+"""Check programs for OSv, and find the libraries that they need.
 
-Nothing is executed: ELF files are read (elf(5), gabi "Dynamic Linking"), libraries are looked for
-as ld.so(8) does: RPATH, RUNPATH, the system's cache.
+Nothing is executed. ELF files are parsed (elf(5), gabi "Dynamic Linking"), and libraries are
+searched as by ld.so(8): RPATH, RUNPATH, the system's cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KERNEL_BASE = 0x40000000
 
 @dataclass(frozen=True)
 class Elf:
-    """What is known of an ELF file. ``end``: how far it reaches from its own addresses."""
+    """Properties of an ELF file. ``end`` is its highest address."""
 
     path: Path
     arch: str
@@ -51,7 +51,7 @@ class Elf:
 
 
 def read(path: Path) -> Elf | None:
-    """Return what the file is, or None if it is no ELF file. Raises Refused if it is broken."""
+    """Parse an ELF file; None for another file. Raises Refused if it is broken."""
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":
             return None
@@ -89,12 +89,11 @@ def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _text(tag: DynamicTag, name: str) -> str:
-    """Return a tag's text: pyelftools names its attribute after the tag."""
     return str(getattr(tag, name))
 
 
 def check_program(elf: Elf, arch: str) -> None:
-    """Refuse what OSv cannot load: another architecture, a fixed address that OSv itself has."""
+    """Refuse programs for another architecture, or with fixed addresses that OSv uses."""
     if elf.arch != arch:
         raise Refused(f"{elf.path}: is for {elf.arch}, the loader for {arch}")
     if not elf.pie and elf.end > KERNEL_BASE:
@@ -108,10 +107,10 @@ def check_program(elf: Elf, arch: str) -> None:
 def libraries(
     programs: Iterable[Elf], here: Sequence[Path] = (), have: Iterable[str] = ()
 ) -> Mapping[str, Path]:
-    """Return by name the libraries that the programs need, and what those need.
+    """Return by name the libraries that the programs need, including indirect dependencies.
 
-    ``here``: directories to look into first; ``have``: names that are in the image already.
-    Raises Refused naming the program if one is not to be found.
+    ``here`` are directories to search first; ``have`` are names that the image already contains.
+    Raises Refused with the program's name if a library is missing.
     """
     found: dict[str, Path] = {}
     known = set(have) | SUPPLIED
@@ -152,7 +151,7 @@ def _fits(path: Path, arch: str) -> bool:
 
 @cache
 def _cache() -> Mapping[str, tuple[Path, ...]]:
-    """Return the system's libraries by name, as ldconfig(8) knows them."""
+    """Return the system's libraries by name (ldconfig(8))."""
     known: dict[str, tuple[Path, ...]] = {}
     for line in run_tool("ldconfig", "-p").splitlines():
         match = _CACHED.match(line)

@@ -1,8 +1,8 @@
-"""Run a job in the OSv guests of this node: order, consoles, exit code. In the job shell.
+"""Run a job in the OSv guests of this node, from the job shell.
 
-Each guest runs the whole script; rank and names are in its environment. Signals: OSv has nothing
-that could take one, so TERM, INT and HUP end the job at once, and the batch system's epilogue the
-guests; the others do nothing.
+Each guest runs the whole script; its environment has its rank and names. OSv cannot receive
+signals. TERM, INT and HUP therefore end the job at once, and the batch system's epilogue ends the
+guests. Other signals are ignored.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _CHUNK = 65536
 
 
 class _Ended(Exception):
-    """The batch system ends the job with this signal."""
+    """The batch system ended the job with this signal."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
-    """Run the script; return the first code that is not 0, by rank, or 128+n for a signal.
+    """Run the script; return the first exit status other than 0, by rank, or 128+n for a signal.
 
-    Raises Refused for what OSv cannot run, HostFault if the guests do not start, GuestDied if
-    OSv ends before it runs the job.
+    Raises:
+        Refused: OSv cannot run the script.
+        HostFault: the guests do not start.
+        GuestDied: OSv ended before it ran the job.
     """
     word = Word.decode((guest.run_dir / WORD).read_bytes())
     commands = _check(script, word)
@@ -83,7 +85,7 @@ def _signals() -> Iterator[None]:
 
 @dataclass
 class _Output:
-    """One guest's console on its way to the job's output."""
+    """The console of one guest, and its state on the way to the job's output."""
 
     guest: BootedGuest
     console: Console
@@ -93,7 +95,7 @@ class _Output:
     line: bytes = field(default=b"")
 
     def lines(self, data: bytes, *, last: bool = False) -> bytes:
-        """Return what to write: as it comes, or of several guests whole lines with their names."""
+        """Return data to write; with several guests, whole lines with the guest's name."""
         if not self.prefix:
             return data
         *whole, self.line = (self.line + data).split(b"\n")
@@ -111,7 +113,7 @@ class _Job:
     order: Order
 
     def run(self, booted: Sequence[BootedGuest]) -> int:
-        """Pump the consoles until all guests have ended; return the job's code."""
+        """Copy the consoles until all guests have ended; return the job's exit status."""
         outputs = [self._output(each, several=len(booted) > 1) for each in booted]
         with selectors.DefaultSelector() as selector:
             for each in outputs:
@@ -136,7 +138,7 @@ class _Job:
         return _Output(booted, Console(programs, self.word.begin), prefix, rest)
 
     def _pump(self, output: _Output) -> bool:
-        """Pass on what a console has; return whether there can be more."""
+        """Copy available console data; return whether more can follow."""
         try:
             data = os.read(output.guest.console, _CHUNK)
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""What the OSv plugin does on the node: refusals of what OSv cannot do, its resources."""
+"""The OSv plugin on the node: refusals and resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtorque_osv.settings import OSV_MODE, Settings
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
-    """Refuse what an OSv guest, this image or this site cannot do."""
+    """Refuse requests that OSv, this image or this site does not support."""
     image, mode = guest.image, guest[OSV_MODE]
     if image.guest_type != "osv":
         if "osv_mode" in guest.request.given:

@@ -1,6 +1,6 @@
-"""What the job shell sends to root (the order), and what root has told the job shell (the word).
+"""Messages between the job shell (user) and root: the order and the word.
 
-Both are JSON objects (RFC 8259). The order is the user's: root takes it for text and nothing else.
+Both are JSON objects (RFC 8259). The order is untrusted input, and root only validates its types.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ WORD = "osv.json"
 
 @dataclass(frozen=True)
 class Order:
-    """The job's script, its environment and its working directory in the guest."""
+    """The order, from the job shell to root: script, environment and working directory."""
 
     script: bytes
     environ: Mapping[str, str]
     cwd: str = ""
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
+        """Return the JSON document."""
         data = {**asdict(self), "script": self.script.decode("utf-8", "surrogateescape")}
         return json.dumps(data).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Order:
-        """Read it as root. Raises Refused for anything but what :meth:`encode` gives."""
+        """Parse an order, as root. Raises Refused for invalid input."""
         try:
             found: dict[str, Any] = json.loads(data)
             script, environ, cwd = found["script"], found["environ"], found["cwd"]
@@ -45,11 +45,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Word:
-    """What the job shell must know of a guest.
+    """The word, from root to the job shell: properties of a guest.
 
-    ``begin``: how the line of its console begins behind which the job's output is. ``named`` are
-    the image's command lines, ``files`` what goes into the guest by REST, ``environ`` this
-    guest's own variables, ``seconds`` how long its REST server may take.
+    Attributes:
+        begin: the beginning of the last console line before the job's output.
+        named: the image's command lines.
+        files: files to upload to the guest by REST.
+        environ: this guest's own variables.
+        seconds: time limit of its REST server.
     """
 
     mode: str
@@ -61,10 +64,10 @@ class Word:
     seconds: float = 30.0
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
+        """Return the JSON document."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Word:
-        """Read what :meth:`encode` has given: root's own file."""
+        """Parse the trusted file that root wrote."""
         return cls(**json.loads(data))

@@ -1,4 +1,4 @@
-"""What the OSv plugin declares: guest type, image builder, ``-vm osv_mode``; for ``vsub`` too."""
+"""The plugin's declarations: guest type, image builder and ``-vm osv_mode``; also for ``vsub``."""
 
 from __future__ import annotations
 

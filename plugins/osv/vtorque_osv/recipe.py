@@ -1,19 +1,22 @@
-"""What an OSv image is made of: from ``-o key=value``, or a TOML file that says the same.
+"""The recipe of an OSv image, from ``-o key=value`` or an equivalent TOML file.
 
-    loader = "loader-stripped.elf"     # or loader.img, for a disk that boots by itself
-    mounts = ["/data"]                 # directories that shares can be mounted on
-    libdirs = ["lib"]                  # where to look for libraries first
+    loader = "loader-stripped.elf"     # or loader.img, for a bootable disk
+    mounts = ["/data"]                 # mount points for shares
+    libdirs = ["lib"]                  # searched first for libraries
     min_ram = "64M"
-    root_share = "sim"                 # the root file system is this share of the site's config
-    root_directory = "/srv/osv/sim"    # and the files go here; without: they are there already
-    [files]                            # in the image = on this machine, a file or a directory
+    root_share = "sim"                 # the site's share with the root file system
+    root_directory = "/srv/osv/sim"    # where to write its files; omit if they exist
+
+    [files]                            # path in the image = path here (file or directory)
     "/hello" = "hello"
+
     [commands]                         # by name, for job scripts
     greet = "/hello world"
+
     [env]
     OMP_NUM_THREADS = "1"
 
-Paths on this machine are taken from the recipe's directory.
+Relative paths on this machine start at the recipe's directory.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _WORDS = ("min_ram", "root_share")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checked recipe. ``files``: path in the image to path here; ``min_ram`` in MiB."""
+    """A validated recipe. ``files``: path in the image to path here; ``min_ram`` in MiB."""
 
     loader: Path
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -54,11 +57,11 @@ class Recipe:
 
 
 def from_arguments(arguments: Mapping[str, str]) -> Recipe:
-    """Return the recipe of ``vmgr images build``'s options; they win over the file's.
+    """Return the recipe of the options of ``vmgr images build``, which override the file's values.
 
-    ``recipe=FILE``, and each key of the file as ``loader=``, ``min_ram=``, ``mounts=A,B``,
-    ``libdirs=A,B``, ``file:/in/image=PATH``, ``command:NAME=LINE``, ``env:NAME=VALUE``.
-    Raises Refused.
+    Options: ``recipe=FILE``, and each key of the file as ``loader=``, ``min_ram=``, ``mounts=A,B``,
+    ``libdirs=A,B``, ``file:/in/image=PATH``, ``command:NAME=LINE``, ``env:NAME=VALUE``. Raises
+    Refused.
     """
     base, data = Path(), dict[str, Any]()
     if "recipe" in arguments:
@@ -135,7 +138,7 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
 
 
 def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path | None]:
-    """Return share and directory of a root file system by virtiofs, empty and None without."""
+    """Return share and directory of a virtiofs root file system, or an empty string and None."""
     share, directory = data.get("root_share", ""), data.get("root_directory")
     if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
         raise _bad(f"root_share={share!r}: must be the name of a share of the site's config")

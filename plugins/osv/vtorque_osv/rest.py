@@ -1,7 +1,6 @@
-"""OSv's REST API (its modules/httpserver-api), as a client: what a job needs of it.
+"""Client of OSv's REST API (modules/httpserver-api), as far as jobs need it.
 
-The server has no authentication, answers HTTP/1.0 and has no notion of an exit code: that is on
-the console.
+The server has no authentication and uses HTTP/1.0. It reports no exit status; the console does.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ _NO_ANSWER = 0.3  # seconds: the machine goes without closing its connections
 
 
 class RestError(Exception):
-    """The server did not do what was asked, and says why."""
+    """The server rejected or failed a request; the message has its reason."""
 
 
 @dataclass(frozen=True)
 class Rest:
-    """The server of one guest."""
+    """The REST server of one guest."""
 
     host: str
     port: int = PORT
     timeout: float = _ASK
 
     def wait(self, deadline: float, stop: Callable[[], bool] = lambda: False) -> str:
-        """Return OSv's version as soon as it answers. Raises RestError at ``deadline``."""
+        """Wait for the server; return OSv's version. Raises RestError at ``deadline``."""
         while not stop():
             try:
                 return str(json.loads(self._ask("GET", "/os/version")))
@@ -44,13 +43,13 @@ class Rest:
         raise RestError("OSv has ended")
 
     def set_variable(self, name: str, value: str) -> None:
-        """Set a variable of the environment that programs get from now on."""
+        """Set an environment variable for programs that start later."""
         self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file; only below /tmp: on a read-only file system the server hangs.
+        """Write a file below /tmp; on a read-only file system the server would hang.
 
-        A form (RFC 7578): of a body without one the server writes nothing, and says 200.
+        The body is a form (RFC 7578). Without one the server writes nothing, but answers 200.
         """
         boundary = uuid.uuid4().hex
         head = (
@@ -62,16 +61,16 @@ class Rest:
         self._ask("POST", f"/file/{quote(path, safe='')}", body, kind)
 
     def start(self, command: str) -> list[str]:
-        """Start one program, without waiting for it; return its threads' ids. No ``;``."""
+        """Start one program without waiting for it; return its thread ids. ``;`` is not allowed."""
         said = json.loads(self._ask("PUT", f"/app/?command={quote(command, safe='')}"))
         return str(said).split()
 
     def finished(self, tid: str) -> bool:
-        """Return whether a program has ended; also of an id that was never one."""
+        """Return whether a program has ended; also true for an unknown id."""
         return bool(json.loads(self._ask("GET", f"/app/finished?tid={quote(tid)}")) == "1")
 
     def power_off(self) -> None:
-        """Ask OSv to shut down. There is no answer, and no end of the connection either."""
+        """Shut OSv down. It neither answers nor closes the connection."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
         try:
             connection.request("POST", "/os/shutdown")

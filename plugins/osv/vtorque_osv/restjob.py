@@ -1,6 +1,6 @@
-"""A job in one guest by its REST server, beside the console: variables, files, programs, the end.
+"""Run a job in one guest through its REST server, in a thread of the job shell.
 
-A thread of the job shell. What it cannot say by the console (the server fails) it keeps.
+It keeps errors of the server, because the console does not show them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vtorque_osv.script import Command
 
 
 class RestJob:
-    """Sets the guest up, runs the commands one after another, shuts it down."""
+    """Sets the guest up, runs the commands one after another, and shuts it down."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class RestJob:
         self._thread = threading.Thread(target=self._run, name="osv rest", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> str:
-        """Wait for its end, once the guest has ended; return what went wrong, or nothing."""
+        """Wait for the thread after the guest has ended; return an error or an empty string."""
         self._over.set()
         self._thread.join(10.0)
         return self._failure

@@ -1,12 +1,18 @@
 """Write OSv's read-only file system, ROFS, version 1.
 
-Layout, in blocks of 512 bytes, all numbers little-endian (OSv: fs/rofs/rofs.hh and
-scripts/gen-rofs-img.py): a superblock of eight u64; the files' data, each from a block of its own;
-then without gaps all directory entries (u64 inode number, u16 length, name), all symbolic links
-(u16 length, path), all inodes (u64 mode, number, offset, count); zeros up to a whole block.
-Inodes count from 1, which is the root. Offset and count of an inode are: of a file its first block
-and its size in bytes, of a directory its first entry and their number, of a link its number and 1.
-Owners, permissions and times are not kept: OSv shows root's, readable and executable.
+The layout is in blocks of 512 bytes, with little-endian numbers (OSv: fs/rofs/rofs.hh and
+scripts/gen-rofs-img.py):
+
+1. A superblock of eight u64.
+2. The data of the files, each from the start of a block.
+3. Without gaps: all directory entries (u64 inode number, u16 length, name), all symbolic links
+   (u16 length, path), all inodes (u64 mode, number, offset, count).
+4. Zeros up to a whole block.
+
+Inodes count from 1, which is the root. Offset and count of an inode are the first block and the
+size in bytes of a file, the first entry and the number of entries of a directory, or the number of
+a link and 1. Owners, permissions and times are not stored: OSv shows all files as root's, readable
+and executable.
 """
 
 from __future__ import annotations
@@ -38,9 +44,9 @@ _INODE = struct.Struct("<4Q")
 
 @dataclass
 class Node:
-    """What a name stands for: a directory (``children``), a link (``target``) or a file.
+    """A directory (``children``), a link (``target``) or a file.
 
-    A file's bytes are ``data`` or those of the host's regular file ``source``.
+    The content of a file is ``data``, or that of the host's regular file ``source``.
     """
 
     mode: int
@@ -51,14 +57,14 @@ class Node:
 
 
 class Tree:
-    """The tree of files to be written; paths are absolute, in the guest."""
+    """The file tree to write, with absolute guest paths."""
 
     def __init__(self) -> None:
         self.root = Node(DIRECTORY)
         self._entries = 0
 
     def directory(self, path: str) -> Node:
-        """Make a directory with its parents, unless it is there. Raises Refused."""
+        """Create a directory and its parents, if missing. Raises Refused."""
         node = self.root
         for part in _parts(path):
             found = node.children.get(part)
@@ -70,23 +76,23 @@ class Tree:
         return node
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link; it replaces a file of that name. Raises Refused."""
+        """Add a symbolic link, or replace a file. Raises Refused."""
         raw = os.fsencode(target)
         if not raw or len(raw) > MAX_PATH or b"\0" in raw:
             raise Refused(f"{path}: a link's target has 1 to {MAX_PATH} bytes")
         self._leaf(path, Node(LINK, target=raw))
 
     def file(self, path: str, data: bytes | Path) -> None:
-        """Add a file, from bytes or the host's file; it replaces a file of that name."""
+        """Add or replace a file, from bytes or a host file."""
         if isinstance(data, Path):
             self._leaf(path, Node(FILE, source=data))
         else:
             self._leaf(path, Node(FILE, data=data))
 
     def add(self, path: str, source: Path) -> None:
-        """Add a host's file, link or directory with all below it, links as they are.
+        """Add a file, link or directory tree of the host; links are not followed.
 
-        Raises Refused for what is none of these, such as a device.
+        Raises Refused for other types, such as devices.
         """
         mode = source.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -101,18 +107,18 @@ class Tree:
             raise Refused(f"{source}: is no file, directory or link")
 
     def sources(self) -> Iterator[Path]:
-        """Yield the host's files whose bytes go into the image."""
+        """Yield the host files that the image contains."""
         return (node.source for node in _numbered(self.root) if node.source is not None)
 
     def names(self, path: str) -> Iterator[str]:
-        """Yield the names in a directory; none if there is no such one."""
+        """Yield the names in a directory; none if it does not exist."""
         node: Node | None = self.root
         for part in _parts(path):
             node = node.children.get(part) if node is not None else None
         return (os.fsdecode(name) for name in (node.children if node is not None else ()))
 
     def has(self, path: str) -> bool:
-        """Return whether the path is in the tree; links are not followed."""
+        """Return whether the path is in the tree, without following links."""
         node: Node | None = self.root
         for part in _parts(path):
             node = node.children.get(part) if node is not None else None
@@ -138,7 +144,7 @@ class Tree:
 
 
 def _parts(path: str) -> tuple[bytes, ...]:
-    """Return the names of an absolute path of the guest. Raises Refused."""
+    """Return the components of an absolute guest path. Raises Refused."""
     pure = PurePosixPath(path)
     parts = tuple(os.fsencode(part) for part in pure.parts[1:])
     bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
@@ -151,10 +157,10 @@ def _parts(path: str) -> tuple[bytes, ...]:
 
 
 def write(tree: Tree, out: BinaryIO) -> int:
-    """Write the file system at the position of ``out``; return its size in bytes.
+    """Write the file system at the position of the seekable ``out``; return its size in bytes.
 
-    ``out`` must be seekable. The same tree gives the same bytes. Raises OSError; Refused for a
-    source that is no regular file any more.
+    The output is reproducible. Raises OSError, or Refused if a source is not a regular file
+    anymore.
     """
     begin = out.tell()
     out.write(bytes(BLOCK))
@@ -174,7 +180,7 @@ def write(tree: Tree, out: BinaryIO) -> int:
 
 
 def _numbered(root: Node) -> Iterator[Node]:
-    """Yield all nodes, the root first, a directory's children next to each other."""
+    """Yield all nodes, the root first, with the children of a directory in sequence."""
     waiting = [root]
     yield root
     while waiting:
@@ -185,7 +191,7 @@ def _numbered(root: Node) -> Iterator[Node]:
 
 
 def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int]]:
-    """Write the files' data; return by node (first block, size)."""
+    """Write the files' data; return (first block, size) by node."""
     block = 1
     found = {}
     for node in nodes:
@@ -198,7 +204,7 @@ def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int
 
 
 def copy(node: Node, put: Callable[[bytes], object]) -> int:
-    """Hand a file's bytes to ``put``; return how many. Raises OSError, Refused as write."""
+    """Pass a file's content to ``put``; return its size. Raises OSError, Refused."""
     if node.source is None:
         put(node.data)
         return len(node.data)

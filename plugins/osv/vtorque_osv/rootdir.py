@@ -1,8 +1,8 @@
-"""Write an image's tree into a directory of the host, for a root file system by virtiofs.
+"""Write an image's tree to a host directory, for a root file system by virtiofs.
 
-OSv mounts it read-only and sees owners and modes as they are; the job's user reads it, so all of
-it is readable to all. Nothing of it is in the image pool: running guests have the directory open,
-so it is never changed, and a new content is a new directory.
+OSv mounts it read-only and sees the host's owners and modes. The job's user reads it, so everything
+is world-readable. Running guests have the directory open, so it never changes: new content needs a
+new directory. It is not in the image pool.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ _EXECUTE = 0o111
 
 
 def write(tree: Tree, target: Path) -> None:
-    """Make directory ``target`` with the tree in it, in one step. As root.
+    """Create the directory ``target`` with the tree, atomically.
 
-    Raises OSError; Refused: it is there, or others than root can write above it.
+    Privileges: root.
+
+    Raises:
+        Refused: it exists, or users other than root can write to a parent directory.
+        OSError: a file cannot be read or written.
     """
     target = target.absolute()
     if os.path.lexists(target):

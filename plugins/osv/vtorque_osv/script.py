@@ -1,7 +1,7 @@
-"""Read a job script as OSv's command lines, or say why it cannot be one. Pure.
+"""Parse a job script as OSv command lines, or report why that is impossible. Pure.
 
-OSv has no shell: ``fork`` fails there. A line is taken if it means in OSv (core/commands.cc) what
-it means in a POSIX shell; everything that only a shell can do is refused with its line's number.
+OSv has no shell: ``fork`` fails there. A line is accepted if it has the same meaning in OSv
+(core/commands.cc) and in a POSIX shell. Other lines are refused with their number.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _SHELL = {
 
 @dataclass(frozen=True)
 class Command:
-    """One program run: its words, quoting resolved, and how OSv goes on after it.
+    """One program run: its unquoted words, and how OSv continues.
 
-    ``end`` is ``;`` (wait for it), ``&`` (in the background, waited for at the end) or ``&!`` (in
-    the background, ended with the rest).
+    ``end`` is ``;`` (wait for the program), ``&`` (run it in the background and wait at the end) or
+    ``&!`` (run it in the background and end it with the job).
     """
 
     line: int
@@ -54,7 +54,7 @@ class Command:
     end: str = ";"
 
     def text(self) -> str:
-        """Return it as OSv reads it, without its end."""
+        """Return the command in OSv's syntax, without its end."""
         return " ".join(quoted(word) for word in self.words)
 
 
@@ -65,10 +65,10 @@ def command_line(commands: Sequence[Command]) -> str:
 
 
 def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
-    """Return the script's commands.
+    """Return the script's commands. Raises Refused with every unsupported line.
 
-    ``named``: the image's command lines by name; a line that begins with such a name stands for it,
-    with the line's further words behind. Raises Refused with every line that cannot run.
+    ``named`` has the image's named command lines. Such a name at the start of a line is replaced by
+    its command line, and the line's other words are appended.
     """
     commands: list[Command] = []
     refusals: list[Refusal] = []
@@ -130,7 +130,7 @@ def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Comm
 
 
 def _word(line: str, at: int, words: list[str]) -> int:
-    """Append the word that begins at ``at``; return where it ends. Raises ValueError."""
+    """Append the word at position ``at``; return its end. Raises ValueError."""
     found = _WORD.match(line, at)
     if found is None:
         raise ValueError(f"{_problem(line[at:])}")
@@ -177,7 +177,7 @@ def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) 
 
 
 def quoted(word: str) -> str:
-    """Return a word as OSv's commands have it (core/commands.cc)."""
+    """Quote a word for OSv's commands (core/commands.cc)."""
     if word and not re.search(r'[\s;&!"\\]', word):
         return word
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

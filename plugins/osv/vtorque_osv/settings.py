@@ -1,4 +1,4 @@
-"""``[plugin.osv]`` and ``-vm osv_mode``."""
+"""The settings ``[plugin.osv]`` and the option ``-vm osv_mode``."""
 
 from __future__ import annotations
 
