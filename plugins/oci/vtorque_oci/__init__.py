@@ -1,1 +1,1 @@
-"""vtorque-oci: guest images from containers."""
+"""Build guest images from containers."""

@@ -1,7 +1,7 @@
-"""Files of a container as somebody handed them over: opened with care, copied, then checked.
+"""Open, copy and verify files of an untrusted container.
 
-A source may lie where its owner can change it at any time, so every part that is used is copied
-into root's own directory first, and what is checked is the copy. As root.
+The owner of a source can change it at any time. Therefore every used part is copied to root's own
+directory first, and the copy is verified. Privileges: root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT = 1800  # seconds for unpacking all layers of an image
 
 
 def digest_of(text: object) -> str:
-    """Return the hexadecimal part of a digest. Raises Refused: only sha256 is known."""
+    """Return the hexadecimal part of a sha256 digest. Raises Refused for other digests."""
     found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise Refused(f"{str(text)[:100]!r} is not a digest: sha256:... is what is known")
@@ -33,9 +33,9 @@ def digest_of(text: object) -> str:
 
 @contextmanager
 def opened(name: str, directory: int | None = None) -> Iterator[int]:
-    """Open a path, which must be a directory or a regular file, and no link. Raises Refused.
+    """Open a directory or a regular file, but no symbolic link. Raises Refused.
 
-    Nothing else is even opened: that would wait (FIFO) or act (a device).
+    Other types are not opened, because opening a FIFO blocks and opening a device may have effects.
     """
     try:
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -59,7 +59,10 @@ def opened(name: str, directory: int | None = None) -> Iterator[int]:
 
 
 def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | None) -> None:
-    """Copy a part of a file into a new one; ``expect``: its sha256. Raises Refused, HostFault."""
+    """Copy a part of a file to a new file and verify its sha256, if ``expect`` is given.
+
+    Raises Refused, HostFault.
+    """
     digest = hashlib.sha256()
     try:
         with target.open("xb") as file:
@@ -78,10 +81,10 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
 
 
 def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
-    """Return a layer as a plain tar file: itself, or decompressed into ``target``.
+    """Return a layer as a plain tar file: itself, or decompressed to ``target``.
 
-    ``most``: bytes that it may have then; ``seconds``: until it must be unpacked. Raises Refused
-    for more, for damage, and for what is compressed in an unknown way.
+    ``most`` limits its size in bytes, ``seconds`` the time. Raises Refused if a limit is exceeded,
+    if the layer is damaged, or for an unknown compression.
     """
     if seconds <= 0:
         raise _too_slow()
@@ -107,7 +110,7 @@ def _too_slow() -> Refused:
 
 
 def too_large(most: int) -> Refused:
-    """Return the refusal of what unpacks to more than ``most`` bytes."""
+    """Return the refusal of a layer that unpacks to more than ``most`` bytes."""
     return Refused(
         f"unpacks to more than {most >> 20} MiB: the limit is the root disk's size (-o size=) "
         "and a third of what the pool's disk has free"
@@ -122,10 +125,10 @@ def as_nobody(
     package: str,
     seconds: float = TIMEOUT,
 ) -> None:
-    """Run a tool on a stranger's data without any rights, its output into a new file.
+    """Run a tool on untrusted data without privileges, with its output in a new file.
 
-    Within 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises Refused with its last
-    words; HostFault if it is missing.
+    Its limits are 1 GiB of memory, ``most`` bytes of output and ``seconds``. Raises Refused with
+    its last message, or HostFault if the tool is missing.
     """
     limits = (
         "--as=1073741824",

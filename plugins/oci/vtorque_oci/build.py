@@ -1,8 +1,8 @@
 """The builder ``oci``: a container becomes a guest with the site's kernel and the agent.
 
-Runs as root in ``vmgr images build NAME oci -o source=...``. Nothing of the container is run, and
-nothing of it is unpacked on this machine: its layers become a tree in memory, and that a disk. A
-process without rights does that (:mod:`vtorque_oci.unprivileged`).
+``vmgr images build NAME oci -o source=...`` runs it as root. No program of the container is run,
+and its files are not unpacked on this machine: an unprivileged process reads the layers into a tree
+in memory, and writes that to a disk (:mod:`vtorque_oci.unprivileged`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home"
 
 @dataclass(frozen=True)
 class Options:
-    """What ``-o`` says. ``run``: the entry point starts the job's script; ``size`` in MiB."""
+    """The ``-o`` options. ``run``: the entry point starts the job's script; ``size`` in MiB."""
 
     source: str
     tag: str = ""
@@ -82,9 +82,9 @@ class OciBuilder:
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
     ) -> BuiltImage:
-        """Build kernel, initramfs and root disk into ``staging``; arguments: doc/images.md.
+        """Build kernel, initramfs and root disk in ``staging``. Raises Refused, HostFault.
 
-        Raises Refused and HostFault.
+        For the arguments see doc/images.md.
         """
         options = parse_options(arguments)
         need_tools("qemu-img", "e2fsck", "setpriv")
@@ -141,7 +141,7 @@ def _assembled(
     options: Options,
     progress: Callable[[str], None],
 ) -> FileTree:
-    """Return the files of all layers. Raises Refused."""
+    """Return the merged files of all layers. Raises Refused."""
     tree, budget = FileTree(), Budget()
     for file, (_, digest) in zip(files, container.layers, strict=True):
         layers.check_digest(file, digest)
@@ -154,7 +154,7 @@ def _assembled(
 
 
 def parse_options(arguments: Mapping[str, str]) -> Options:
-    """Return the builder's options. Raises Refused for an unknown one or a bad value."""
+    """Parse the builder's options. Raises Refused for an unknown option or an invalid value."""
     known = ("source", "tag", "entrypoint", "size", "setuid", "modules", "debs")
     unknown = sorted(set(arguments) - set(known))
     if unknown:
@@ -185,7 +185,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
 
 
 def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
-    """Return the container, and whether it came as a SIF. Errors name the source."""
+    """Return the container, and whether it is a SIF. Errors name the source."""
     most = min(options.size << 20, room(work))
     try:
         with opened(options.source) as descriptor:
@@ -200,9 +200,9 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
 
 
 def room(work: Path) -> int:
-    """Return how many bytes the layers may have: a third of what the disk has free.
+    """Return the maximum size of the layers in bytes: a third of the free disk space.
 
-    They are there, and in the raw disk, and in the image, before the first two go.
+    For a while their content exists three times: as layers, on the raw disk and in the image.
     """
     status = os.statvfs(work)
     return status.f_bavail * status.f_frsize // 3
@@ -221,7 +221,7 @@ def _check_entrypoint(tree: FileTree, container: Container, options: Options) ->
 def prepare(
     tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
 ) -> None:
-    """Add what a guest needs of directories, and how its programs are started."""
+    """Add the directories that a guest needs, and the start scripts of its programs."""
     for name in _MOUNTED:  # a link there would lead the initramfs astray
         tree.remove(name)
         tree.put(name, directory())
@@ -250,14 +250,14 @@ def prepare(
 
 
 def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> None:
-    """Write the kernel and an initramfs with all modules that the container's init needs."""
+    """Write the kernel, and an initramfs with all modules that the container's init needs."""
     (staging / "vmlinux").write_bytes(vmlinux(kernel))
     modules = tuple(dict.fromkeys([*INITRD_MODULES, *BOOT_MODULES]))
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
 def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
-    """Yield init, agent, busybox and the kernel's modules that a job may want, by their paths."""
+    """Yield by path init, agent, busybox, and the kernel modules that a job may need."""
 
     def program(content: bytes) -> Node:
         return Node(stat.S_IFREG | 0o755, content)
@@ -278,7 +278,7 @@ def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[s
 
 
 def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:
-    """Return the labels: how the guest comes up, and what a user may want to know."""
+    """Return the labels: how the guest boots, and information for users."""
     shown = {
         "init": "micro",
         "family": "container",

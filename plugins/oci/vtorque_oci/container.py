@@ -1,4 +1,4 @@
-"""What a container is made of, however it came: layers, and how its programs are to be started."""
+"""A container of any source: its layers, and how to start its programs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ MAX_SETTINGS = 1 << 20  # bytes: CONTAINER_MAX of the agent's container.c
 
 @dataclass(frozen=True)
 class Container:
-    """``layers``: plain tar files, lowest first, with the sha256 that each must have, if known.
+    """A container.
 
-    ``environment``: what programs of the container expect; ``entrypoint`` and ``command``: its
-    own program and the arguments that a user's replace.
+    Attributes:
+        layers: plain tar files, lowest first, with their expected sha256, if known.
+        environment: variables of the container's programs.
+        entrypoint: the container's own program.
+        command: its default arguments, which a user's arguments replace.
     """
 
     layers: tuple[tuple[Path, str | None], ...]
@@ -27,9 +30,10 @@ class Container:
 
 
 def settings(container: Container, prefix: tuple[str, ...]) -> bytes:
-    """Return what the agent reads (agent/container.c): the environment, then what goes before.
+    """Return the agent's settings file (agent/container.c): the environment, then the prefix.
 
-    The job's own variables win but for PATH: that of the host means nothing in a container.
+    The job's variables override it, except for PATH, because the host's PATH is wrong in a
+    container.
     """
     entries = [
         f"{'!' if name == 'PATH' else ''}{name}={value}"

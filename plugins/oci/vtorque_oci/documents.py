@@ -1,10 +1,9 @@
 """Parse the JSON documents of an image (OCI image-spec 1.1).
 
-Each function runs in a process without privileges (:func:`vtorque_core.api.read_apart`), because a
-hostile document may need much memory or time. ``document`` is a descriptor of the file. Root gets
-texts from these functions, which it checks as the values that they are to be.
-
-Raises Refused, of which root gets the message.
+A hostile document may need much memory or time. Therefore each function runs in a process without
+privileges (:func:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root
+gets texts from these functions and validates them. If a function raises Refused, root gets the
+message.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def index(tag: str, arch: str, document: int) -> Iterator[bytes]:
 
 
 def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
-    """Yield what a manifest of this media type names.
+    """Yield the contents of a manifest of this media type.
 
     An index: INDEX, then as :func:`index`. A manifest: MANIFEST, then digest and size of the
     configuration and of each layer.
@@ -69,10 +68,7 @@ def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
 
 
 def saved(tag: str, document: int) -> Iterator[bytes]:
-    """Yield title, path of the configuration and paths of the layers of ``manifest.json``.
-
-    That is what docker save writes: a list of images.
-    """
+    """Yield title, configuration path and layer paths of docker save's ``manifest.json``."""
     listed = _parsed(document, "manifest.json")
     if type(listed) is not list or not all(type(each) is dict for each in listed):
         raise Refused("manifest.json is not a list of images")
@@ -88,9 +84,9 @@ def saved(tag: str, document: int) -> Iterator[bytes]:
 
 
 def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
-    """Yield the digests of an image's layers, its variables, entry point and command.
+    """Yield an image's layer digests, variables, entry point and command, each after its letter.
 
-    Each behind its letter. ``arch`` is the guests', as the kernel calls it.
+    ``arch`` is the guests' architecture, as the kernel names it.
     """
     config = _object(document, "the configuration")
     wanted = _ARCHITECTURES.get(arch, arch)
@@ -150,14 +146,14 @@ def _chosen(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
 
 
 def _blob(described: Any) -> tuple[str, str]:
-    """Return digest and size of a descriptor (descriptor.md); an empty size if it has none."""
+    """Return digest and size of a descriptor (descriptor.md); the size may be empty."""
     if type(described) is not dict:
         raise Refused("a descriptor is not a JSON object")
     return f"sha256:{digest_of(described.get('digest'))}", str(described.get("size", ""))[:30]
 
 
 def _table(described: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object in an object; an empty one for anything else."""
+    """Return a nested object, or an empty one if it is missing or invalid."""
     found = described.get(key)
     return found if type(found) is dict else {}
 
@@ -181,7 +177,7 @@ def _texts(table: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _length(text: str) -> int:
-    """Return a text's bytes, or -1 if it has none: JSON can say half of a character."""
+    """Return the number of bytes of a text, or -1 for an unpaired surrogate of JSON."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -189,7 +185,7 @@ def _length(text: str) -> int:
 
 
 def _variables(entries: list[str]) -> Iterator[str]:
-    """Yield the variables of a container that a job is to have."""
+    """Yield the container's variables that a job gets."""
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not equals or not _NAME.fullmatch(name):

@@ -1,7 +1,7 @@
-"""Lay the layers of a container over each other, as OCI image-spec 1.1, layer.md, says.
+"""Merge the layers of a container (OCI image-spec 1.1, layer.md).
 
-In memory: see :mod:`vtorque_linux_guest.image.filetree`. No name in a layer is ever a path of this
-machine, so neither ``..`` nor a link can lead out of the image.
+This happens in memory (:mod:`vtorque_linux_guest.image.filetree`). No name in a layer is used as a
+path of this machine, so neither ``..`` nor a link can escape from the image.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OPAQUE = ".wh..wh..opq"
 def apply(
     tree: FileTree, file: IO[bytes], most: int, keep: Callable[[str], bool], budget: Budget
 ) -> None:
-    """Put a layer over what is in the tree. ``keep``: extended attributes that are kept.
+    """Apply a layer to the tree. Raises Refused.
 
-    ``budget``: of all layers of the image. Whiteouts hide what lower layers have, wherever in the
-    layer they stand. Raises Refused.
+    ``keep`` selects extended attributes. ``budget`` is shared by all layers of the image. Whiteouts
+    hide files of lower layers, at any position in the layer.
     """
     listed = [member for member in members(file, most, budget) if not is_device(member)]
     added = []
@@ -46,7 +46,7 @@ def apply(
 
 
 def check_digest(file: BufferedReader, expect: str | None) -> None:
-    """Refuse a layer whose content is not what the configuration says."""
+    """Refuse a layer whose digest differs from the configuration."""
     if expect is None:
         return
     file.seek(0)
@@ -58,9 +58,9 @@ def check_digest(file: BufferedReader, expect: str | None) -> None:
 
 
 def without_privilege(tree: FileTree) -> int:
-    """Take setuid and setgid bits and capabilities from programs; return from how many.
+    """Remove setuid and setgid bits and capabilities; return the number of changed programs.
 
-    A container's user may have made them: they would be root in the guest.
+    An ordinary user may have set them in the container, but they would give root in the guest.
     """
     count = 0
     for _, node in tree.walk():

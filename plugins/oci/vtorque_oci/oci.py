@@ -1,7 +1,7 @@
-"""OCI image layouts and what ``podman save`` and ``docker save`` write, as directory or tar file.
+"""Read OCI image layouts and output of ``podman save`` and ``docker save`` (directory or tar).
 
-OCI image-spec 1.1: image-layout.md, manifest.md. A tar file is read where it is: nothing is
-unpacked by the names that it has.
+OCI image-spec 1.1: image-layout.md, manifest.md. A tar file is read in place and never unpacked by
+its names.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _MAX_DEPTH = 4  # an index may list indexes
 
 
 class Files(Protocol):
-    """Where an image's files are."""
+    """Access to an image's files."""
 
     def part(self, path: str) -> tuple[int, int, int] | None:
-        """Return descriptor, offset and size of a file, or None if there is none."""
+        """Return descriptor, offset and size of a file, or None if it is missing."""
 
 
 @dataclass(frozen=True)
 class _Directory:
-    """A layout as a directory: each part of a path is opened without following links."""
+    """A layout as a directory; path components are opened without following links."""
 
     descriptor: int
     stack: ExitStack
@@ -79,7 +79,7 @@ class _Archive:
 
 @contextmanager
 def files_of(descriptor: int) -> Iterator[Files]:
-    """Yield the files of a directory or a tar file that is open. Raises Refused."""
+    """Yield the files of an open directory or tar file. Raises Refused."""
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         with ExitStack() as stack:
             yield _Directory(descriptor, stack)
@@ -94,11 +94,11 @@ def files_of(descriptor: int) -> Iterator[Files]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """One image being read into ``work``.
+    """The reading of one image to ``work``.
 
     Attributes:
-        most: bytes that all its layers may unpack to.
-        until: when they must all be unpacked, by time.monotonic().
+        most: maximum size of all unpacked layers in bytes.
+        until: deadline for unpacking them, by time.monotonic().
     """
 
     files: Files
@@ -109,9 +109,9 @@ class _Reading:
 
 
 def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Container:
-    """Copy, check and decompress an image's layers into ``work``; return the container.
+    """Copy, verify and decompress an image's layers to ``work``; return the container.
 
-    ``tag`` chooses one of several images. Raises Refused.
+    ``tag`` selects one of several images. Raises Refused.
     """
     reading = _Reading(files, work, most, arch, time.monotonic() + TIMEOUT)
     try:
@@ -138,7 +138,7 @@ def _json(reading: _Reading, path: str) -> bytes:
 
 
 def _blob(reading: _Reading, digest: str, size: str) -> bytes:
-    """Return the content of a JSON blob, checked against its descriptor."""
+    """Return the content of a JSON blob, verified against its descriptor."""
     digest = digest_of(digest)
     data = _json(reading, f"blobs/sha256/{digest}")
     _check_size(size, len(data))
@@ -148,13 +148,13 @@ def _blob(reading: _Reading, digest: str, size: str) -> bytes:
 
 
 def _check_size(said: str, size: int) -> None:
-    """Refuse a blob whose size is not the one of its descriptor (descriptor.md)."""
+    """Refuse a blob whose size differs from its descriptor (descriptor.md)."""
     if said and said != str(size):
         raise Refused(f"a blob has {size} bytes, its descriptor says {said}")
 
 
 def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
-    """Return the texts of one of :mod:`vtorque_oci.documents`, parsed without privileges."""
+    """Return the texts of a function in :mod:`vtorque_oci.documents`, run without privileges."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -230,7 +230,7 @@ def _layer(
 
 
 def _read_saved(reading: _Reading, tag: str) -> Container:
-    """Read what docker save writes: manifest.json, a list of images with the paths of layers."""
+    """Read docker save's manifest.json, a list of images with the paths of layers."""
     title, config, *paths = _texts_of(documents.saved, _json(reading, "manifest.json"), tag)
     layers, left = [], reading.most
     for number, path in enumerate(paths):

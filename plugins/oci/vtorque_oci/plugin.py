@@ -1,4 +1,4 @@
-"""What the plugin declares: the image builder ``oci``."""
+"""The plugin's declaration of the image builder ``oci``."""
 
 from __future__ import annotations
 

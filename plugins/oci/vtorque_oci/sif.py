@@ -1,7 +1,7 @@
-"""Apptainer's and Singularity's image files: the header, and the squashfs that they carry.
+"""Read image files of Apptainer and Singularity (SIF): header and squashfs partition.
 
-Source: github.com/apptainer/sif v2, pkg/sif/{sif,descriptor}.go: global header of 128 bytes, then
-descriptors of 585 bytes; all numbers are little-endian.
+Source: github.com/apptainer/sif v2, pkg/sif/{sif,descriptor}.go: a global header of 128 bytes, then
+descriptors of 585 bytes, with little-endian numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ exec "$@"
 
 
 def is_sif(head: bytes) -> bool:
-    """Return whether a file that begins so is a SIF."""
+    """Return whether these first bytes of a file are those of a SIF."""
     return head[32:42] == _MAGIC
 
 
@@ -72,7 +72,7 @@ def partition(descriptor: int, arch: str) -> tuple[int, int]:
 
 
 def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> Container:
-    """Return the container in a SIF, its root file system as one tar file in ``work``.
+    """Return the container in a SIF, with its root file system as one tar file in ``work``.
 
     Raises Refused; HostFault if sqfs2tar is missing.
     """
@@ -90,6 +90,6 @@ def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> C
 
 
 def add_environment(tree: FileTree) -> tuple[str, ...]:
-    """Put the script that sets a SIF's environment into the tree; return what runs it."""
+    """Add the script that sets a SIF's environment; return the command prefix that runs it."""
     tree.file(ENVIRONMENT, _ENVIRONMENT_SCRIPT.encode(), 0o755)
     return (f"/{ENVIRONMENT}",)

@@ -1,9 +1,9 @@
 """Read the layers of an untrusted image in a process without privileges.
 
 The process is forked from root's process, which has loaded the modules and opened the files. It
-changes to the user nobody, closes all other files, and has limits for memory, CPU time and file
-size. Root reads lines of text from it, of limited number and length. Runs as root; in tests also as
-an ordinary user.
+changes to the user nobody, closes all other files, and limits its memory, CPU time and file size.
+Root reads lines of text from it, of limited number and length. Runs as root, in tests also as an
+ordinary user.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _BROKEN = "the process that reads it is broken"
 
 @dataclass(frozen=True)
 class Root:
-    """Root, as the unprivileged process reaches it."""
+    """The connection from the unprivileged process to root."""
 
     answers: int
     go: int
 
     def step(self, text: str) -> None:
-        """Report that a step begins."""
+        """Report the start of a step."""
         self.say(_STEP, text)
 
     def wait(self) -> None:
-        """Wait until root has done its own part. Ends the process if root has failed."""
+        """Wait until root has done its part; exit if root has failed."""
         self.say(_READY, "")
         if not os.read(self.go, 1):
             os._exit(0)
@@ -61,16 +61,18 @@ def run(
     progress: Callable[[str], None],
     meanwhile: Callable[[], None],
 ) -> None:
-    """Run ``work`` in a process without rights, and wait for its end.
+    """Run ``work`` in an unprivileged process, and wait for its end.
 
     Args:
         work: calls ``wait`` of its argument once.
-        keep: the descriptors that it needs.
-        most: bytes of the largest file that it may write.
-        progress: gets the steps that it reports.
+        keep: descriptors to keep open.
+        most: maximum size of a written file in bytes.
+        progress: called with each reported step.
         meanwhile: root's part, which runs while ``work`` waits.
 
-    Raises Refused: it refuses the source, or needs too much for it; HostFault.
+    Raises:
+        Refused: the process refuses the source, or exceeds a limit.
+        HostFault: the process cannot be started, or fails.
     """
     (answers, say), (go, start) = os.pipe(), os.pipe()
     try:
@@ -109,7 +111,7 @@ def run(
 
 
 def _ends(pid: int) -> bool:
-    """Wait for the end of a child that has nothing more to say; return whether it came in time."""
+    """Wait for a child that closed its pipe; return whether it ended in time."""
     ended = os.pidfd_open(pid)
     try:
         return readable([ended], _END)
