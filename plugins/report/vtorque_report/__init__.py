@@ -1,1 +1,1 @@
-"""What a job did with what it asked for: ``vmgr report``."""
+"""``vmgr report``: how a job used the resources that it requested."""

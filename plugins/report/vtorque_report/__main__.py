@@ -1,7 +1,7 @@
-"""The summary at the end of a job's error output. As the job's owner, in the job's last second.
+"""Print the summary at the end of a job's standard error, in the job's last second.
 
-``python -I -m vtorque_report DIRECTORY EXIT_CODE``. It prints all or nothing, and ends by itself
-after a second even if nobody waits for it.
+Usage: ``python -I -m vtorque_report DIRECTORY EXIT_CODE``. It prints the whole summary or nothing,
+and ends itself after a second. Privileges: the job's owner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECONDS = 1
 
 
 def main(argv: list[str]) -> int:
-    """Print the summary to the standard output, which is the job's error output."""
+    """Print the summary to standard output, which is the job's standard error."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.alarm(_SECONDS)
     from vtorque_report import load, text  # noqa: PLC0415 - within the second

@@ -1,4 +1,4 @@
-"""``vmgr report``: the click command. What it needs is imported when it runs."""
+"""The click command ``vmgr report``. It imports its modules when it runs."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
 
 
 def _places(job: KeptJob) -> Sequence[Place]:
-    """Return those of the nodes of which something can be read; if there is none, the first."""
+    """Return the nodes with readable records; if there are none, the first."""
     readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
     return readable or job.places[:1]

@@ -1,7 +1,7 @@
-"""Pages with plots: one HTML file, no script, nothing from elsewhere. Public.
+"""Public API for pages with plots: one self-contained HTML file without scripts.
 
-A distribution that needs vtorque-report may import this module of it, and no other one. It runs in
-its user's process, for ``vmgr``.
+A distribution that requires vtorque-report may import this module, but no other module of it. It
+runs in the user's process, for ``vmgr``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _renderer: list[Callable[..., str]] = []
 
 
 def page(package: str, template: str, /, **values: object) -> str:
-    """Return a package's template (a file beside its modules) with these values, all escaped.
+    """Render a package's template (a file beside its modules) with these values, all escaped.
 
-    The template can import ``macros.html.j2`` of this package; the filter ``svg`` lets a drawing of
-    :func:`svg` through. Also defined: ``css``, ``css_hash`` and ``no_plots``, which says why there
-    are none and else is empty.
+    The template can import ``macros.html.j2`` of this package. The filter ``svg`` marks a drawing
+    of :func:`svg` as safe. ``css``, ``css_hash`` and ``no_plots`` are also defined; ``no_plots``
+    says why there are no plots, or is empty.
     """
     environment = jinja2.Environment(
         autoescape=True,
@@ -52,7 +52,7 @@ def page(package: str, template: str, /, **values: object) -> str:
 
 
 def can_draw() -> bool:
-    """Whether what draws is installed: it is large, and the tables have all values, too."""
+    """Return whether the optional drawing library is installed."""
     return util.find_spec("vl_convert") is not None
 
 
@@ -97,5 +97,5 @@ def _frame(width: int, height: int) -> dict[str, Any]:
 
 
 def _hidden(drawing: str) -> Markup:
-    """Let an SVG through that :func:`svg` has made; what it shows is said beside it."""
+    """Mark a drawing of :func:`svg` as safe, and hide it from screen readers."""
     return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

@@ -1,4 +1,4 @@
-"""What follows from the samples: how much of what was asked for has been used."""
+"""Compute from the samples how much of the requested resources was used."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ MOVED = ("arrives", "moves")
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a guest, or of several together. None: not known. Bytes, seconds.
+    """Figures of one or more guests in bytes and seconds; None if unknown.
 
     Args:
         core_seconds: vCPUs times the time over which ``cpu`` was measured.
-        cpu: CPU time of the vCPUs then; of the whole QEMU, from its boot on, without telemetry.
-        steal: time that vCPUs were ready to run and the host had no CPU for them.
-        overhead: CPU time of QEMU, its iothreads and vhost threads beside the vCPUs.
-        memory: the most that its QEMU held on the host.
+        cpu: CPU time of the vCPUs; without telemetry, of the whole QEMU since its start.
+        steal: time that vCPUs were ready to run but had no host CPU.
+        overhead: CPU time of QEMU, iothreads and vhost threads besides the vCPUs.
+        memory: maximum host memory of its QEMU.
         disk, network: (read, written), (received, sent) since the boot.
-        drops: packets that a guest's network card has dropped.
+        drops: packets dropped by a guest's network card.
     """
 
     vcpus: int = 0
@@ -58,38 +58,38 @@ class Figures:
 
     @property
     def busy(self) -> float | None:
-        """The share of the vCPUs' time in which they ran: 0 to 1."""
+        """The share of time in which the vCPUs ran, 0 to 1."""
         if self.cpu is None or self.core_seconds <= 0:
             return None
         return min(1.0, self.cpu / self.core_seconds)
 
     @property
     def cores(self) -> float | None:
-        """How many vCPUs were busy on average."""
+        """The average number of busy vCPUs."""
         return None if self.busy is None else self.busy * self.vcpus
 
     @property
     def stolen(self) -> float | None:
-        """The share of the time in which vCPUs wanted to run and had to wait."""
+        """The share of time that runnable vCPUs had to wait."""
         if self.steal is None or self.cpu is None:
             return None
         return self.steal / (self.cpu + self.steal) if self.cpu + self.steal > 0 else 0.0
 
     @property
     def beside(self) -> float | None:
-        """CPU time beside the vCPUs, as a share of theirs."""
+        """CPU overhead as a share of the vCPUs' time."""
         if self.overhead is None or not self.cpu:
             return None
         return self.overhead / self.cpu
 
     @property
     def memory_share(self) -> float | None:
-        """The most memory in use, as a share of what was asked for."""
+        """Maximum memory as a share of the requested memory."""
         return None if self.memory is None or not self.ram else self.memory / self.ram
 
 
 def summed(line: Line, *names: str) -> float | None:
-    """Return the sum of the named metrics over all their devices; None if there is none."""
+    """Return the sum of the named metrics over all devices; None if there is none."""
     heads = tuple(f"{name}{{" for name in names)
     found = [v for k, v in line.values.items() if k in names or k.startswith(heads)]
     return sum(found) if found else None
@@ -124,7 +124,7 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
 
 
 def together(parts: Sequence[Figures]) -> Figures:
-    """Return the figures of several guests as one."""
+    """Return the combined figures of several guests."""
     boots = [f.boot for f in parts if f.boot is not None]
     return Figures(
         vcpus=sum(f.vcpus for f in parts),
@@ -143,7 +143,7 @@ def together(parts: Sequence[Figures]) -> Figures:
 
 
 def run_start(attempt: Attempt) -> float:
-    """Return when the script could begin (Unix seconds); the job's start if that is not known."""
+    """Return when the script could begin (Unix seconds), or else the job's start."""
     starts = [p.start for p in attempt.phases if p.guest is None and p.name in RUN]
     return starts[0] if starts else attempt.started
 
@@ -155,13 +155,13 @@ def boot_start(attempt: Attempt) -> float:
 
 
 def spent(attempt: Attempt, names: Iterable[str]) -> float:
-    """Return the seconds of some of the job's phases together."""
+    """Return the total seconds of these phases of the job."""
     wanted = set(names)
     return sum(p.end - p.start for p in attempt.phases if p.guest is None and p.name in wanted)
 
 
 def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
-    """Return by how much a counter has grown, and in how many seconds."""
+    """Return the growth of a counter, and its period in seconds."""
     values = ((line.time, summed(line, *names)) for line in _ends(lines))
     known = [(at, value) for at, value in values if value is not None]
     if len(known) < 2:
@@ -171,7 +171,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _ends(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return some lines at both ends: libvirt may not have answered for the very first or last."""
+    """Return some lines at both ends, because libvirt's first or last values may be missing."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

@@ -1,4 +1,4 @@
-"""What to do better next time. Every threshold is here, with its reason."""
+"""Hints for the next job. All thresholds are here, with their reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DROPS = 1000  # packets: single ones are normal when an interface comes up
 
 
 def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterator[str]:
-    """Yield one sentence each, the most important first."""
+    """Yield hints of one sentence each, the most important first."""
     failures = list(_failures(attempt))
     if failures:  # what was used until then says little of what is needed
         yield from failures
@@ -94,7 +94,7 @@ def _memory(guests: Sequence[Figures], over: bool) -> Iterator[str]:
 
 
 def _key(amount: int) -> str:
-    """Return bytes as ``-vm ram=`` takes them."""
+    """Format bytes for ``-vm ram=``."""
     return f"{amount >> 30}G" if amount % (1 << 30) == 0 else f"{amount >> 20}M"
 
 

@@ -1,4 +1,4 @@
-"""From what is kept to a report, and from a page to a file."""
+"""Load a report from kept records, and write a page to a file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def report(
     max_lines: int = MAX_LINES,
     status: int | None = None,
 ) -> Report:
-    """Return the report of the same job on one or more nodes. ``status``: the script's exit code.
+    """Return the report of the same job on one or more nodes.
 
-    ``kept``: what each has kept, or directories with copies. Raises Refused: one has nothing of a
-    job, or of another job.
+    ``kept`` are their records, or directories with copies. ``status`` is the script's exit status.
+    Raises Refused if one has no record, or that of another job.
     """
     found: list[Attempt] = []
     for each in kept:
@@ -52,9 +52,9 @@ def report(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file of the caller's, mode 0600, in one step; a link there is replaced, not followed.
+    """Write a file of the caller atomically, mode 0600; a symbolic link is replaced, not followed.
 
-    ``-`` is the standard output. Raises Refused: it cannot be written.
+    ``-`` is standard output. Raises Refused if the file cannot be written.
     """
     if str(path) == "-":
         with os.fdopen(os.dup(1), "wb") as out:
@@ -73,6 +73,6 @@ def write(path: Path, content: bytes) -> None:
 
 
 def tolerate(stream: TextIO) -> None:
-    """Have a stream show ``?`` for what its encoding has no character for, such as a bar."""
+    """Let a stream print ``?`` for characters that its encoding lacks, such as bars."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, nothing from elsewhere, plots as SVG."""
+"""The report as one self-contained HTML page with SVG plots, without scripts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vtorque_report.units import percent
 
 @dataclass(frozen=True)
 class Section:
-    """A guest's part of the page."""
+    """A guest's section of the page."""
 
     guest: Guest
     plots: Sequence[plots.Plot]
 
 
 def render(report: Report | Array) -> str:
-    """Return the page; it says so if it has no plots, and has their tables all the same.
+    """Return the page; without plots it says so and still has their tables.
 
-    Of an array it is the table of its elements.
+    For an array, the page has the table of its elements.
     """
     common = {
         "report": report,

@@ -1,4 +1,4 @@
-"""A job's plots: numbers and this module's own words, no text of a user's or a guest's."""
+"""The plots of a job. They contain numbers and fixed words, but no text of a user or guest."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Values = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing and what it shows in words and numbers, for who cannot see it.
+    """A drawing, with its content as text and table for accessibility.
 
     Args:
-        title: what is measured. It may be a guest's text: the page escapes it.
+        title: the measured quantity. It may be a guest's text: the page escapes it.
         unit: of all values; ``label``: the whole plot in a sentence, without its title.
-        heads, rows: the same as a table.
+        heads, rows: the content as a table.
     """
 
     title: str
@@ -45,14 +45,14 @@ class Plot:
 
 @dataclass(frozen=True)
 class Axis:
-    """Time since the job's start (``start`` in Unix seconds), the same for all plots of a job."""
+    """Time since the job's start (``start`` in Unix seconds), common to all plots of a job."""
 
     start: float
     seconds: float
 
     @property
     def unit(self) -> tuple[float, str]:
-        """Seconds of the unit, and its name."""
+        """The unit of the axis: its seconds and its name."""
         for seconds, name, least in ((86400, "days", 2), (3600, "hours", 2), (60, "min", 2)):
             if self.seconds >= least * seconds:
                 return float(seconds), name
@@ -90,13 +90,13 @@ def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
 
 
 def thinned(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return at most :data:`POINTS` + 1 of the lines, the last one always."""
+    """Return at most :data:`POINTS` + 1 lines, always including the last."""
     step = max(1, math.ceil(len(lines) / POINTS))
     return [*lines[:-1:step], *lines[-1:]]
 
 
 def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
-    """Return how fast a counter has grown, per second, until each line."""
+    """Return the growth per second of a counter, at each line."""
     totals = ((line.time, f.summed(line, *names)) for line in lines)
     known = [(at - axis.start, total) for at, total in totals if total is not None]
     pairs = [(a, b) for a, b in itertools.pairwise(known) if b[0] > a[0]]
@@ -105,7 +105,7 @@ def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
 
 
 def gauges(lines: Sequence[Line], axis: Axis, name: str) -> Values:
-    """Return a metric as it was at each line."""
+    """Return the value of a metric at each line."""
     return [(line.time - axis.start, line.values[name]) for line in lines if name in line.values]
 
 
@@ -118,7 +118,7 @@ def _plot(
     top: float = 0.0,
     per: str | None = None,
 ) -> Iterator[Plot]:
-    """Yield a line plot of what there is; ``per``: the values are bytes, in a unit to choose."""
+    """Yield a line plot, unless there is no data; ``per`` means that the values are bytes."""
     series = {name: values for name, values in series.items() if values}
     if not series:
         return
@@ -181,7 +181,7 @@ def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, A
 
 
 def timeline(attempt: Attempt, axis: Axis) -> Plot:
-    """Return the phases of a job on a node, and when each of its guests was ready."""
+    """Return the phases of a job on a node, and the boot of each guest."""
     ranks = {g.index: g.rank for g in attempt.guests[:MAX_GUESTS]}
     rows = [*_rows(attempt.phases, ranks)]
     bars = [
@@ -230,7 +230,7 @@ def _rows(
 
 
 def _labels(names: Sequence[str]) -> str:
-    """Return a Vega expression for the names; each is one of :func:`_rows`' own words."""
+    """Return a Vega expression for the names; each is a fixed word of :func:`_rows`."""
     return "[" + ",".join(f"'{name}'" for name in names) + "][datum.value]"
 
 

@@ -1,4 +1,4 @@
-"""``vmgr report``, and its summary at the end of a job's error output if the site wants."""
+"""``vmgr report``, and optionally its summary at the end of a job's standard error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ vtorque_settings = always(Settings)
 
 @hookimpl
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequence[str]]:
-    """Yield what prints the summary, if the site wants it."""
+    """Yield the command that prints the summary, if the site enables it."""
     if site[Settings].show:
         directory = os.fspath(place.directory)
         yield [sys.executable, "-I", "-m", "vtorque_report", directory, str(code)]

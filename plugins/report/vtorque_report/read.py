@@ -1,7 +1,7 @@
-"""Read what is kept of a job attempt on a node: ``job.json`` and ``series.jsonl``.
+"""Read the record of a job attempt on a node: ``job.json`` and ``series.jsonl``.
 
-Both are root's, and hold what users and guests have said: everything is checked, bounded and made
-printable here, once for all that is shown.
+Root owns both files, but they contain data of users and guests. All values are checked, limited and
+made printable here, for all outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the job on this node; of a guest: what it had done at ``end``. Unix seconds."""
+    """A phase of the job or of a guest on this node, with its begin and end in Unix seconds."""
 
     name: str
     guest: int | None
@@ -46,9 +46,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Guest:
-    """A guest as it was planned, and what was measured of it.
+    """The plan of a guest and its measurements.
 
-    ``cpu_seconds`` and ``peak_mib`` are of its QEMU from start to end, known when it has ended.
+    ``cpu_seconds`` and ``peak_mib`` are those of its QEMU from start to end, known after its end.
     """
 
     node: str
@@ -64,9 +64,12 @@ class Guest:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A job attempt on one node. ``status``: the script's exit code, if anybody has said.
+    """A job attempt on one node.
 
-    ``known_as``: what users call the job, if not by its id; ``reason``: why it did not start.
+    Attributes:
+        status: the script's exit status, if known.
+        known_as: the users' name of the job, if not its id.
+        reason: why it did not start.
     """
 
     job: str
@@ -88,11 +91,10 @@ class Attempt:
 
 
 def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
-    """Return what a place, or a copy of its directory, says; None if that is nothing.
+    """Return the record of a place, or of a copy of its directory; None if it is empty.
 
-    ``now``: where a running job ends.
-
-    Never raises for what stands there; OSError if ``job.json`` is missing or somebody else's.
+    ``now`` is the end of a running job. Invalid content never raises. Raises OSError if
+    ``job.json`` is missing, or owned by another user.
     """
     facts = _object(_read(kept, JOB, MAX_JOB))
     if not facts:
@@ -176,7 +178,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
 
 
 def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
-    """Yield the phases that telemetry has seen, one after the other: better than none."""
+    """Yield the phases in telemetry's samples, one after another, as an approximation."""
     if not whole:
         return
     head = 'vtorque_job_phase_seconds{phase="'
@@ -188,7 +190,7 @@ def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
 
 
 def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
-    """Return the lines of each guest, evenly thinned and with the last, and those of the job."""
+    """Return each guest's lines, thinned evenly but with the last, and those of the job."""
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
         for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:
@@ -236,7 +238,7 @@ def _text(value: object, limit: int = 200) -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number of a size that can be calculated with."""
+    """Return a finite number of limited size, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -1e18 < value < 1e18 else None

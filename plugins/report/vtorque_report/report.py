@@ -1,4 +1,4 @@
-"""A job as a whole, from what one or more nodes have kept of it."""
+"""The report of a whole job, from the records of one or more nodes."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Report:
-    """``attempts``: the same job on several nodes; at least one. ``now``: Unix seconds."""
+    """One or more ``attempts`` of the same job on different nodes; ``now`` in Unix seconds."""
 
     attempts: tuple[Attempt, ...]
     now: float
 
     @property
     def first(self) -> Attempt:
-        """The node that the others are compared with."""
+        """The reference node."""
         return self.attempts[0]
 
     @cached_property
     def guests(self) -> Sequence[tuple[Guest, Figures]]:
-        """All guests of these nodes in the order of their ranks."""
+        """All guests of these nodes, by rank."""
         found = [(g, of_guest(g, a, self.now)) for a in self.attempts for g in a.guests]
         return sorted(found, key=lambda each: each[0].rank)
 
     @cached_property
     def total(self) -> Figures:
-        """All guests together."""
+        """The figures of all guests together."""
         return together([figures for _, figures in self.guests])
 
     @property
     def start(self) -> float:
-        """When the first node began, Unix seconds."""
+        """When the first node began, in Unix seconds."""
         return min(a.started for a in self.attempts)
 
     @property
     def end(self) -> float:
-        """When the last node was done; now while one is not, whatever clocks say."""
+        """When the last node ended, or now while one is running; never before the last sample."""
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])
 
     @property
     def times(self) -> Mapping[str, float]:
-        """Seconds until the script began, of it, and from its end until all nodes were done."""
+        """Seconds before the script, of the script, and after it until all nodes were done."""
         ran = [p for a in self.attempts for p in a.phases if p.guest is None and p.name == "run"]
         if not ran or any(a.ended is None for a in self.attempts):
             return {}
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def state(self) -> str:
-        """In words: running, or how it has ended."""
+        """The state as text: running, or how it ended."""
         status = next((a.status for a in self.attempts if a.status is not None), None)
         over = all(a.ended is not None for a in self.attempts)
         if status is not None:
@@ -83,36 +83,36 @@ class Report:
 
     @property
     def why(self) -> str:
-        """Why it did not start; empty: nobody has said that it did not."""
+        """Why the job did not start; empty if it started or nothing is known."""
         return next((a.reason for a in self.attempts if a.reason), "")
 
     @property
     def called(self) -> str:
-        """What its user calls the job."""
+        """The users' name of the job."""
         return self.first.known_as or self.first.job
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
-        """What has a row each: the nodes, if they are several."""
+        """The nodes as table rows, if there are several."""
         if len(self.attempts) < 2:
             return ()
         return [(a.node, Report((a,), self.now)) for a in self.attempts]
 
     @property
     def length(self) -> str:
-        """How long it took, in words."""
+        """The duration as text."""
         return duration(max(0.0, self.end - self.start))
 
     @property
     def who(self) -> str:
-        """Whose it is, and where."""
+        """The owner and nodes as text."""
         nodes = ", ".join(a.node for a in self.attempts)
         again = f", attempt {self.first.attempt + 1}" if self.first.attempt else ""
         return f"of {self.first.owner} on {nodes} ({self.first.batch}{again})"
 
     @property
     def what(self) -> str:
-        """What was asked for."""
+        """The request as text."""
         kinds = {(g.vcpus, g.ram_mib) for g, _ in self.guests}
         each = [f"{v} vCPU{'s' * (v != 1)} and {size(m << 20)}" for v, m in sorted(kinds)]
         number = len(self.guests)
@@ -122,7 +122,7 @@ class Report:
 
     @property
     def when(self) -> str:
-        """When, and how long."""
+        """Time and duration as text."""
         ran = [p for p in self.first.phases if p.guest is None and p.name == "run"]
         script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
         began = clock(self.start)
@@ -130,12 +130,12 @@ class Report:
 
     @cached_property
     def hints(self) -> Sequence[str]:
-        """What to do better."""
+        """Hints for the next job."""
         return tuple(hints(self.first, [figures for _, figures in self.guests], self.total))
 
     @cached_property
     def missing(self) -> Sequence[str]:
-        """What is not known, and why."""
+        """Missing data, with reasons."""
         told = []
         here = {a.node for a in self.attempts}
         others = [n for n in self.first.nodes if n not in here]
@@ -157,7 +157,7 @@ class Report:
         return tuple(told)
 
     def data(self) -> dict[str, Any]:
-        """Return all of it for ``--json``: seconds, bytes, shares from 0 to 1."""
+        """Return the report for ``--json``, in seconds, bytes, and shares from 0 to 1."""
         first = self.first
         return {
             "schema": 1,
@@ -191,19 +191,19 @@ class Report:
 
 @dataclass(frozen=True)
 class Array:
-    """The elements of a job array; at least one."""
+    """One or more elements of a job array."""
 
     elements: tuple[Report, ...]
 
     @property
     def called(self) -> str:
-        """What its user calls it: ``22[].srv``, ``22_*``."""
+        """The users' name of the array: ``22[].srv``, ``22_*``."""
         name = self.elements[0].called
         return re.sub(r"\[\d+\]", "[]", re.sub(r"_\d+$", "_*", name), count=1)
 
     @property
     def state(self) -> str:
-        """How many elements are in which state."""
+        """The number of elements in each state, as text."""
         states = Counter(element.state for element in self.elements)
         said = [f"{number} {state}" for state, number in states.most_common(4)]
         rest = len(states) - len(said)
@@ -211,12 +211,12 @@ class Array:
 
     @property
     def parts(self) -> Sequence[tuple[str, Report]]:
-        """The elements in the order of their numbers."""
+        """The elements, by number."""
         found = [(element.called, element) for element in self.elements]
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 
     def data(self) -> dict[str, Any]:
-        """Return all of it for ``--json``: as of a job, for each element."""
+        """Return the reports of all elements for ``--json``."""
         elements = [element.data() for _, element in self.parts]
         return {"schema": 1, "array": self.called, "elements": elements}
 

@@ -1,4 +1,4 @@
-"""The summary of a job as a screen of text. Colours only on a terminal, and not with NO_COLOR."""
+"""The summary of a job as text. It is colored only on a terminal, and not with NO_COLOR."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _use(report: Report) -> Table:
 
 
 def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
-    """Yield what is a part of something: name, share, and both in words."""
+    """Yield figures that are shares: name, share, and both as text."""
     if total.busy is not None and total.cores is not None and total.cpu is not None:
         of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
         yield "CPU", total.busy, of
@@ -99,7 +99,7 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
 
 
 def amounts(total: Figures) -> Iterator[tuple[str, str]]:
-    """Yield what is just so much."""
+    """Yield figures without a share."""
     if total.disk is not None:
         amount = f"read {size(total.disk[0])}, written {size(total.disk[1])}"
         yield "disk", f"{amount}, without shared directories"
@@ -129,7 +129,7 @@ ROW_HEADS = ("time", "CPU", "QEMU memory", "state")
 
 
 def row(report: Report) -> Sequence[str]:
-    """Return an element's or a node's cells below :data:`ROW_HEADS`."""
+    """Return the cells of an element or node for the columns :data:`ROW_HEADS`."""
     busy, _, memory, *_ = cells(report.total)
     return report.length, busy, memory, report.state
 
@@ -149,7 +149,7 @@ HEADS = ("CPU", "steal", "QEMU memory", "read", "written", "received", "sent")
 
 
 def cells(figures: Figures) -> Sequence[str]:
-    """Return a guest's figures below :data:`HEADS`."""
+    """Return the figures of a guest for the columns :data:`HEADS`."""
     disk, network = figures.disk, figures.network
     return (
         "-" if figures.busy is None else percent(figures.busy),

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(amount: float) -> str:
-    """Return bytes with three figures."""
+    """Format bytes with up to three digits."""
     number, unit = scaled(amount)
     return f"{amount / number:.{0 if number == 1 or amount / number >= 100 else 1}f} {unit}"
 
 
 def scaled(most: float) -> tuple[float, str]:
-    """Return the unit for bytes up to ``most``: how many bytes it has, and its name."""
+    """Return the unit for bytes up to ``most``: its number of bytes and its name."""
     step = 0
     while most >= 1000 * 1024**step and step < len(_BINARY) - 1:
         step += 1
@@ -22,7 +22,7 @@ def scaled(most: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Format a duration in its two largest units."""
     if seconds < 9.95:
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
     if seconds < 60:
@@ -38,12 +38,12 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share without false precision."""
+    """Format a share as a percentage without false precision."""
     return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
 
 
 def clock(time: float) -> str:
-    """Return Unix seconds as local time with its offset; empty if no calendar has it."""
+    """Format Unix seconds as local time with offset; empty if out of range."""
     try:
         when = datetime.datetime.fromtimestamp(time).astimezone()
     except (OverflowError, ValueError, OSError):
