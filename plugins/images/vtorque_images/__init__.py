@@ -1,1 +1,1 @@
-"""vtorque-images: the commands of the image pool, and what doctor says of it."""
+"""The commands that manage the image pool, and its health checks."""

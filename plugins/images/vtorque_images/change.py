@@ -1,4 +1,4 @@
-"""Change the pool: add, label, sign and remove images. As root.
+"""Change the pool: add, label, sign and remove images. Privileges: root.
 
 The core reads images (:mod:`vtorque_core.live.images`), and defines their layout on disk and the
 lifetime of old versions (``store``). Each change is one rename, so a kill leaves the old or the new
@@ -44,13 +44,13 @@ Sign = Callable[[Sidecar], str]
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
-    """Hash every file of an image, check its disk, and check who can read it. Any user.
+    """Hash every file of an image, check its disk, and check who can read it.
 
-    As root it also records the result. A pool that was copied to another node has other inodes and
-    times than the sidecar, so the new ones are recorded with the time of the check.
+    As root it also records the result: a pool that was copied to another node has other inodes and
+    times than the sidecar. Other users may call it, too.
 
     Raises:
-        Refused: names the file and what is wrong.
+        Refused: names the file and the problem.
     """
     sidecar = describe(pool, name)
     directory = pool / name / sidecar.version
@@ -92,16 +92,16 @@ def build(
     keep: float = 0.0,
     sign: Sign | None = None,
 ) -> Image:
-    """Build an image and commit it. As root.
+    """Build an image and commit it. Privileges: root.
 
     Args:
         pool: the pool.
-        name: of the image.
-        builder: name of the builder.
+        name: the image's name.
+        builder: the builder's name.
         make: a builder's ``build`` with its arguments; gets the staging directory.
         building: progress and notes of the build.
-        there: False: refuse an existing image; True: refuse a missing one, and give the builder its
-            facts. None: replace any existing one.
+        there: False refuses an existing image. True refuses a missing one, and passes its facts to
+            the builder. None replaces any existing image.
         paths: as for :func:`commit`.
         keep: as for :func:`commit`.
         sign: as for :func:`commit`.
@@ -146,18 +146,18 @@ def commit(
 ) -> Image:
     """Check the builder's files in ``source`` and make them the current version of an image.
 
-    As root. The files get a directory named after their contents. The sidecar that names it is
-    renamed last. Guests of the previous version keep it.
+    The files get a directory named after their contents. The sidecar, which names that directory,
+    is renamed last. Guests of the previous version keep it. Privileges: root.
 
     Args:
         pool: the pool.
-        name: of the image, which is replaced if it exists.
+        name: the name of the image, which is replaced if it exists.
         source: from :func:`staging`.
         built: facts of the image.
-        builder: name of the builder, for the sidecar.
+        builder: the builder's name, for the sidecar.
         paths: this node's, if its jobs use the pool.
-        keep: seconds that the previous version is kept for jobs of other nodes.
-        told: progress of the hashing.
+        keep: seconds to keep the previous version for jobs of other nodes.
+        told: called with the progress of the hashing.
         sign: returns the signature, or raises Refused. None: keep the signature of equal contents.
 
     Raises:
@@ -185,7 +185,7 @@ class Removed:
 
     Attributes:
         used_by: jobs of this node that still use a version of the image.
-        kept: versions that stay for them, or for jobs of other nodes.
+        kept: versions that remain for them, or for jobs of other nodes.
     """
 
     used_by: tuple[str, ...]
@@ -200,14 +200,14 @@ def remove(
     keep: float = 0.0,
     when_free: bool = False,
 ) -> Removed:
-    """Remove an image: its name at once, its files when nothing uses them. As root.
+    """Remove an image: its name at once, its files when nothing uses them. Privileges: root.
 
     Args:
         pool: the pool.
-        name: of the image.
+        name: the image's name.
         paths: this node's, if its jobs use the pool.
-        keep: seconds that the files are kept for jobs of other nodes.
-        when_free: also if jobs of this node use the image; the files stay until the last job ends.
+        keep: seconds to keep the files for jobs of other nodes.
+        when_free: allow images in use on this node; the files remain until the last job ends.
 
     Raises:
         Refused: the image does not exist, or is in use.
@@ -238,9 +238,9 @@ def remove(
 def label(
     pool: Path, name: str, changes: Mapping[str, str | None], paths: Paths | None = None
 ) -> Sidecar:
-    """Set labels of an image, remove those with the value None, and return the new sidecar.
+    """Set labels of an image, or remove those with the value None; return the new sidecar.
 
-    As root.
+    Privileges: root.
 
     Raises:
         Refused: the image does not exist, or a label is invalid.
@@ -264,7 +264,10 @@ def label(
 
 
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
-    """Add a signature to an image. As root. Raises Refused if the image is no longer ``seen``."""
+    """Add a signature to an image. Raises Refused if the image is no longer ``seen``.
+
+    Privileges: root.
+    """
 
     def signed(now: Sidecar) -> Sidecar:
         if signed_bytes(now) != signed_bytes(seen):
@@ -275,9 +278,9 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
 
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
-    """Replace an image's sidecar by the result of ``make``, under the pool's lock. As root.
+    """Replace an image's sidecar by the result of ``make``, under the pool's lock.
 
-    ``stage`` names the action in a HostFault.
+    ``stage`` names the action in a HostFault. Privileges: root.
     """
     try:
         with store.locked(pool):
@@ -297,7 +300,7 @@ def _used(name: str, users: tuple[str, ...]) -> Refused:
 
 
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
-    """Reduce ``source`` to the version's directory, hashed and on disk."""
+    """Reduce ``source`` to the version's directory, hashed and synced to disk."""
     files = file_names(built)
     for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())
@@ -357,7 +360,7 @@ def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
 
 
 def _forget(home: Path, uses: store.Uses, keep: float) -> None:
-    """Remove the name of an image whose files stay for now, under the pool's lock."""
+    """Remove the name of an image whose files are kept, under the pool's lock."""
     try:
         version = store.current(home)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Checks of the files a builder left, before they get into the pool. Run as root."""
+"""Check a builder's files before they enter the pool. Privileges: root."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TOLD = 64 << 20  # bytes between two words on progress
 
 
 def check_built(staging: Path, built: BuiltImage) -> None:
-    """Check that the image's files are there and what they are said to be.
+    """Check that an image's files exist and match its facts.
 
-    Raises Refused naming the file and what is wrong with it.
+    Raises Refused with the file and the problem.
     """
     try:
         check_facts(built)
@@ -51,11 +51,12 @@ def _check_plain(path: Path) -> None:
 
 
 def check_disk(path: Path, declared: str) -> None:
-    """Check that a disk is of the declared format and refers to no other file.
+    """Check that a disk has the declared format and refers to no other file.
 
-    A backing or data file would let an image read any file of the node as root's QEMU. The header
-    is read here first, since qemu-img itself opens a qcow2's data file (CVE-2024-4467).
-    Raises Refused; HostFault if qemu-img is missing or gives up.
+    With a backing or data file an image could read any file of the node through QEMU. The header is
+    parsed here first, because qemu-img itself opens a qcow2's data file (CVE-2024-4467).
+
+    Raises Refused; HostFault if qemu-img is missing or fails.
     """
     with path.open("rb") as file:
         header = file.read(HEADER)
@@ -79,7 +80,7 @@ def check_disk(path: Path, declared: str) -> None:
 
 
 def file_hashes(directory: Path, files: Iterable[str], told: Hashed) -> dict[str, str]:
-    """Return the hashes of files of a directory, as :func:`file_sha256`, by their names."""
+    """Return the hashes of files in a directory (:func:`file_sha256`) by name."""
     sizes = {file: (directory / file).stat().st_size for file in files}
     done, digests = 0, {}
     for file, size in sizes.items():
@@ -94,9 +95,9 @@ def _told(told: Hashed, before: int, total: int, count: int) -> None:
 
 
 def file_sha256(path: Path, told: Callable[[int], None] = lambda _done: None) -> str:
-    """Return the hash of a file that is not a link. Raises HostFault if it cannot be read.
+    """Return the hash of a file that is not a link. Raises HostFault if it is unreadable.
 
-    ``told``: gets the bytes that are hashed so far, now and then.
+    ``told`` is called occasionally with the number of bytes hashed so far.
     """
     digest, done, since = hashlib.sha256(), 0, 0
     block = memoryview(bytearray(_BLOCK))

@@ -1,4 +1,4 @@
-"""What the commands of ``vmgr images`` have in common."""
+"""Helpers of the ``vmgr images`` commands."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def signed_by(site: Site, sidecar: Sidecar) -> str | None:
-    """Return who has signed an image; None: this site does not ask. Raises Refused, HostFault."""
+    """Return the signer of an image, or None if this site requires no signatures.
+
+    Raises Refused, HostFault.
+    """
     if not site.images.signers:
         return None
     return signer_of(sidecar, Path(site.images.signers))
 
 
 def write_json(value: Any) -> None:
-    """Print for a script."""
+    """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def pairs(options: tuple[str, ...], flag: str) -> dict[str, str]:
-    """Return the KEY=VALUE of a repeatable option. Raises UsageError for others, or twice."""
+    """Return the KEY=VALUE pairs of a repeatable option. Raises UsageError."""
     found: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -48,7 +51,7 @@ def pairs(options: tuple[str, ...], flag: str) -> dict[str, str]:
 
 
 def age(when: str, now: datetime | None = None) -> str:
-    """Return how long ago an ISO 8601 time was: ``5m``, ``3h``, ``12d``."""
+    """Return the age of an ISO 8601 time: ``5m``, ``3h``, ``12d``."""
     try:
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(when)).total_seconds()
     except (ValueError, TypeError):
@@ -60,7 +63,7 @@ def age(when: str, now: datetime | None = None) -> str:
 
 
 def size(count: int) -> str:
-    """Return bytes for people, in binary units: ``2.6M``."""
+    """Format bytes in binary units: ``2.6M``."""
     value = float(count)
     for unit in ("B", "K", "M", "G"):
         if value < 1000:
@@ -70,7 +73,7 @@ def size(count: int) -> str:
 
 
 class Bars:
-    """Tells steps and how far they are: bars on a terminal, plain lines elsewhere; on stderr."""
+    """Shows steps and their progress on stderr: bars on a terminal, otherwise plain lines."""
 
     def __init__(self, bars: Progress | None) -> None:
         self._bars = bars
@@ -78,7 +81,7 @@ class Bars:
         self._task: Any = None
 
     def step(self, text: str) -> None:
-        """A new step begins."""
+        """Show a new step."""
         self._told = time.monotonic()
         if self._bars is None:
             click.echo(f"{self._told - self._start:6.1f} s  {text}", err=True)
@@ -88,7 +91,7 @@ class Bars:
         self._task = self._bars.add_task(text.replace("[", r"\["), total=None)
 
     def told(self, done: int, total: int) -> None:
-        """So much of the step is done."""
+        """Show the progress of the step."""
         if self._bars is not None:
             self._bars.update(self._task, completed=done, total=max(total, 1))
         elif time.monotonic() - self._told >= _EVERY:
@@ -97,7 +100,7 @@ class Bars:
 
 @contextmanager
 def bars() -> Iterator[Bars]:
-    """Give somebody to tell progress to."""
+    """Yield a progress display for this standard error."""
     if not sys.stderr.isatty():
         yield Bars(None)
         return

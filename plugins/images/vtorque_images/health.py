@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says of the image pool and of this node's copies."""
+"""Health checks of the image pool and of this node's cache for ``vtorque doctor``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SYNC = "vmgr images sync --nodes NODE, on the host that fills the pool"
 
 
 def check_pool(site: Site) -> Iterator[HealthResult]:
-    """Check the image pool: root's alone to write, readable and traversable for QEMU."""
+    """Check the image pool: only root can write it, and QEMU can read it."""
     pool, cache = site.images.pool, site.images.cache
     if cache and not pool.is_dir() and Path(cache).is_dir():
         yield ok(f"there is no {pool} here: all images are in the cache {cache}")
@@ -62,7 +62,7 @@ def _listed(pool: Path) -> tuple[list[Sidecar], list[Broken]]:
 
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
-    """Check that who may sign images is said, and tell which are not signed by them."""
+    """Check that the signers are configured, and report images that they have not signed."""
     accept = acceptor(site.images.signers)
     good = 0
     for sidecar in found:
@@ -78,9 +78,9 @@ def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult
 
 
 def check_cache(site: Site) -> Iterator[HealthResult]:
-    """Check this node's own copies of images: they are root's, whole, and what the pool has.
+    """Check this node's copies of images: owned by root, complete, and equal to the pool.
 
-    What is wrong with a copy costs jobs no more than time as long as there is the pool.
+    A bad copy only slows jobs down as long as the pool is available.
     """
     if not site.images.cache:
         yield ok("this node keeps no copies of images ([images] cache)")
@@ -117,7 +117,7 @@ def _same_in(pool: Path, copy: Sidecar) -> bool:
 
 
 def _check_readable(found: Iterable[Sidecar], pool: Path) -> Iterator[HealthResult]:
-    """Check that all can read images: each guest's QEMU is a user of its own."""
+    """Check that all users can read images, because each guest's QEMU has its own user."""
     for sidecar in found:
         for path in (pool / sidecar.name / sidecar.version / file for file in sidecar.files):
             for part in (*reversed(path.parents), path):

@@ -1,4 +1,4 @@
-"""``vmgr images build``: new content for the pool, as root."""
+"""``vmgr images build``: build an image into the pool. Privileges: root."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def build(
 
 
 def _signing(key: Path | None) -> pool_of.Sign | None:
-    """Return what signs a new image by this key."""
+    """Return a function that signs a new image with this key."""
     if key is None:
         return None
     return lambda sidecar: sign(sidecar, key)
 
 
 def _unsigned(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
-    """Return a note if no job gets the new image, since nobody has signed it."""
+    """Return a note if no job can use the new image because it is unsigned."""
     try:
         signed_by(site, sidecar)
     except (HostFault, Refused) as error:

@@ -1,4 +1,4 @@
-"""images on the node: what doctor looks at."""
+"""The health checks of images on the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plugin declares: the commands of ``vmgr images`` but those that bring a format."""
+"""The plugin's commands: all of ``vmgr images`` except those for a format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vmgr images``: what there is, and small changes. Only root changes the pool."""
+"""``vmgr images``: list, show, verify, remove and label images. Only root changes the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vmgr images sign``: say by a key of the site that an image is what it should be."""
+"""``vmgr images sign``: sign an image with a key of the site."""
 
 from __future__ import annotations
 

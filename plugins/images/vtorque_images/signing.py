@@ -1,4 +1,4 @@
-"""Sign images, or take signatures made elsewhere; who may is looked at where images are read."""
+"""Sign images, or attach signatures made elsewhere. The reader of an image checks the signer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def check_well_made(sidecar: Sidecar, text: str) -> None:
 
 
 def sign(sidecar: Sidecar, key: Path) -> str:
-    """Return the signature of an image by a private key.
+    """Return the signature of an image by a private key, as a user who can read the key.
 
-    As who may read the key; a passphrase is asked for on the terminal. Raises Refused with
-    ssh-keygen's words, HostFault.
+    ssh-keygen asks for a passphrase on the terminal. Raises Refused with its message, HostFault.
     """
     named = ("-n", signature.NAMESPACE, "-f")
     try:

@@ -1,4 +1,4 @@
-"""The table of ``vmgr images list``: nothing is hashed and no process is started for it."""
+"""The table of ``vmgr images list``, made without hashing files or starting processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_JOBS = 3
 
 
 def uses(paths: Paths) -> store.Uses | None:
-    """Return which jobs of this node use which version; None: the journals are root's.
+    """Return the jobs of this node that use each version; None if the journals are unreadable.
 
-    Also None if a journal cannot be read: ``vtorque doctor`` and ``reap`` name it.
+    ``vtorque doctor`` and ``reap`` name a damaged journal.
     """
     if not os.path.lexists(paths.journal):
         return {} if os.access(paths.state, os.X_OK) or not paths.state.exists() else None
@@ -34,14 +34,14 @@ def uses(paths: Paths) -> store.Uses | None:
 
 
 def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
-    """Return the jobs that use any version below ``home``; None: it is not known."""
+    """Return the jobs that use any version below ``home``; None if unknown."""
     if not known:
         return None if known is None else ()
     return store.users_of(home, known)
 
 
 def row(item: Listed | Broken, site: Site, known: store.Uses | None) -> dict[str, Any]:
-    """Return one image as ``--json`` prints it."""
+    """Return one image in the format of ``--json``."""
     if isinstance(item, Broken):
         return {"name": item.name, "broken": item.reason}
     sidecar, built = item.sidecar, item.sidecar.built
@@ -66,7 +66,7 @@ def row(item: Listed | Broken, site: Site, known: store.Uses | None) -> dict[str
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table, and what is broken with the reason."""
+    """Print the table, and broken images with the reason."""
     now = datetime.now(UTC)
     usable = [each for each in rows if "broken" not in each]
     told = any(DESCRIPTION in each["labels"] for each in usable)
