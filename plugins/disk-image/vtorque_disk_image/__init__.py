@@ -1,1 +1,1 @@
-"""vtorque-disk-image: images from disks that somebody else has made."""
+"""Build images from existing disks."""

@@ -1,9 +1,8 @@
-"""Make an image of somebody's disk: the builder ``disk``. As root.
+"""The builder ``disk``: make an image of an untrusted disk. Privileges: root.
 
-The file is copied first, so that what is checked is what is used, and nothing is done with the
-original but reading it. Tools then work on the copy, confined
-(:mod:`vtorque_core.api.confined_tool`). The result is always a qcow2 of its own: a large empty
-disk costs what its data costs, to convert and to hash.
+The file is copied first, so that the checked file is the used one; the original is only read.
+Confined tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a
+standalone qcow2, so converting and hashing a sparse disk takes time only for its data.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 
 @dataclass(frozen=True)
 class Wishes:
-    """What who adds an image says of it; empty or None: found out, or as it was.
+    """The user's description of an image; empty or None: detect it, or keep the old value.
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
-        boot: ``kernel``: the disk's own kernel is taken out and started directly; ``disk``: by
-            its boot loader; ``auto``: by its kernel if there is one.
-        kernel, initrd: files to start it with instead.
-        labels: also ``firmware``, ``bios`` or ``efi``: what runs the boot loader.
+        boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
+            boot loader; ``auto``: use its kernel if there is one.
+        kernel, initrd: files to boot instead.
+        labels: may include ``firmware``, ``bios`` or ``efi``, which starts the boot loader.
     """
 
     file: Path
@@ -60,7 +59,7 @@ class Wishes:
 
 
 def wishes_of(arguments: Mapping[str, str]) -> Wishes:
-    """Return what the ``-o KEY=VALUE`` of the builder say. Raises Refused."""
+    """Parse the ``-o KEY=VALUE`` options of the builder. Raises Refused."""
     facts: dict[str, Any] = {}
     labels = {}
     for key, value in arguments.items():
@@ -89,19 +88,19 @@ def wishes_of(arguments: Mapping[str, str]) -> Wishes:
 
 
 class DiskBuilder:
-    """See :class:`vtorque_core.api.image_builder.Builder`."""
+    """Builds images from disks, see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
-        """Build from ``file``; see :class:`Wishes`.
+        """Build an image from ``file``; for the arguments see :class:`Wishes`.
 
-        Raises Refused for a file that is not fit, HostFault if the pool has no room.
+        Raises Refused for an unsuitable file, HostFault if the pool is full.
         """
         return _Work(staging, wishes_of(arguments), progress).built()
 
 
 @dataclass
 class _Work:
-    """The making of one image in its staging directory."""
+    """The build of one image in its staging directory."""
 
     stage: Path
     wishes: Wishes
@@ -138,7 +137,7 @@ class _Work:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Fill in what is not known from the version before; refuse what stays open."""
+        """Take unknown facts from the previous version. Raises Refused for those still unknown."""
         before = self.progress.before
         facts = {key: getattr(built, key) for key in ("guest_type", "distro", "arch")}
         if before is not None:
@@ -157,7 +156,7 @@ class _Work:
         return replace(built, min_ram_mib=least, **facts)
 
     def _take(self, file: Path) -> str | None:
-        """Copy, check, look into and convert the file; return the disk's name, if it is one."""
+        """Copy, check, inspect and convert the file; return the disk's name, if it is a disk."""
         self.progress(f"copying {file.name!r}")
         with opened(file) as source:
             kind = self.wishes.format or detect(source.descriptor)
@@ -179,7 +178,7 @@ class _Work:
         return _DISK
 
     def _from_other(self, disk: int, kind: str) -> None:
-        """Go through a raw disk, in which one can look."""
+        """Convert the disk to raw first, because only raw disks can be inspected."""
         size = self._info(disk, kind)
         self.progress(f"checking the {kind}")
         argv = ("qemu-img", "check", "-q", "-f", kind, path_of(disk))
@@ -221,7 +220,7 @@ class _Work:
         probe.extract(raw, start, self.found.initrd, self.stage / _INITRD)
 
     def _info(self, disk: int, kind: str) -> int:
-        """Return the size that a guest sees, in bytes, as qemu-img tells it."""
+        """Return the virtual size of the disk in bytes (qemu-img info)."""
         argv = ("qemu-img", "info", "--output=json", "-f", kind, path_of(disk))
         info = _json(run(*argv, files=(disk,), most=0))
         if any("backing" in key for key in info) or info.get("encrypted"):
@@ -231,7 +230,7 @@ class _Work:
         return size
 
     def _measure(self, disk: int, kind: str) -> int:
-        """Return how many bytes a qcow2 of the same content takes: an unpacked bomb is seen."""
+        """Return the size in bytes of a qcow2 with this content, to detect decompression bombs."""
         argv = ("qemu-img", "measure", "--output=json", "-O", "qcow2", "-f", kind, path_of(disk))
         return int(_json(run(*argv, files=(disk,), most=0))["required"])
 

@@ -1,4 +1,4 @@
-"""``vmgr images add`` and ``update``: ``vmgr images build NAME disk`` in people's words."""
+"""``vmgr images add`` and ``update``: convenient forms of ``vmgr images build NAME disk``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATH = click.Path(path_type=Path)
 
 
 def _described(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options by which an image is described: each is the builder's of the same name."""
+    """Add the options that describe an image; each has the name of the builder's option."""
     options: list[Callable[..., Any]] = [
         click.option("--guest-type", help="The guest type, such as linux."),
         click.option("--distro", metavar="NAME", help="The distribution, for -vm distro=."),
@@ -81,7 +81,7 @@ def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
 
 
 def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **how: bool) -> None:
-    """Call the command ``build`` beside this one: what changes the pool is the plugin images'."""
+    """Call the command ``build`` of the plugin images, which changes the pool."""
     sign_key, as_json = said.pop("sign_key"), said.pop("as_json")
     labels = said.pop("labels")
     for label in labels:

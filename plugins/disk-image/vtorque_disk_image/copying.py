@@ -1,7 +1,7 @@
-"""A stranger's file copied into the staging directory: opened with care, its holes left, unchanged.
+"""Copy an untrusted file to the staging directory, with its holes.
 
-What is checked and used is the copy: the file itself may change at any time. As root (else: as the
-caller, for tests).
+The copy is checked and used, because the file may change at any time. Privileges: root; in tests
+the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 16 << 20  # bytes copied at a time
 
 @dataclass(frozen=True)
 class Source:
-    """A file of somebody's, open; ``stamp`` is what must not change while it is read."""
+    """An open file of a user; ``stamp`` must not change while it is read."""
 
     path: Path
     descriptor: int
@@ -30,7 +30,7 @@ class Source:
     stamp: tuple[int, ...]
 
     def check_unchanged(self) -> None:
-        """Refuse what was written to since it was opened."""
+        """Refuse a file that was modified since it was opened."""
         if _stamp(os.fstat(self.descriptor)) != self.stamp:
             raise Refused("has changed while it was read: try again when nobody writes to it")
 
@@ -41,9 +41,9 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """Open a regular file that is not a link; errors on it name it.
+    """Open a regular file that is not a link; errors inside the context name it. Raises Refused.
 
-    Nothing else is even opened: that would wait (FIFO) or act (a device). Raises Refused.
+    Other types are not opened, because opening a FIFO blocks and opening a device may have effects.
     """
     shown = printable(str(path))
     try:
@@ -80,7 +80,7 @@ def _kind(mode: int) -> str:
 
 @contextmanager
 def fresh(path: Path) -> Iterator[int]:
-    """Make a file that a tool may read and write by its descriptor."""
+    """Create a file that a tool may read and write through its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -92,9 +92,9 @@ def fresh(path: Path) -> Iterator[int]:
 
 
 def copy(source: Source, target: int, pool: Path, told: Told) -> None:
-    """Copy a file's data and leave its holes: costs what its data costs.
+    """Copy a file's data and keep its holes.
 
-    Raises Refused if it changes meanwhile, HostFault if the pool has no room.
+    Raises Refused if the file changes during the copy, HostFault if the pool is full.
     """
     data = min(source.size, os.fstat(source.descriptor).st_blocks * 512)
     if data > (free := free_bytes(pool)):
@@ -114,7 +114,7 @@ def copy(source: Source, target: int, pool: Path, told: Told) -> None:
 
 
 def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each stretch of data, as lseek(2) with SEEK_DATA finds them."""
+    """Yield start and end of each data extent (lseek(2), SEEK_DATA)."""
     at = 0
     while at < size:
         try:
@@ -137,6 +137,6 @@ def _copy_some(source: int, target: int, at: int, count: int) -> int:
 
 
 def free_bytes(pool: Path) -> int:
-    """Return what may still be written into the pool: a fiftieth of its disk stays free."""
+    """Return how much may be written to the pool; one fiftieth of its disk remains free."""
     there = os.statvfs(pool)
     return max(0, there.f_bavail - there.f_blocks // 50) * there.f_frsize

@@ -1,8 +1,8 @@
-"""What a file that somebody calls a disk really is, from its first bytes. Pure reading, no tools.
+"""Detect and check the format of a disk by its first bytes, without tools.
 
 Formats can refer to other files (a backing file, extents, a data file), and QEMU's tools open
-those: an image that names /etc/shadow would get it inside. So headers are read here before any
-tool sees the file, and whatever refers to another is refused.
+these. An image that names /etc/shadow would get its content. Therefore headers are checked here
+first, and disks that refer to other files are refused.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _OTHER = {
 
 
 def detect(descriptor: int) -> Format | Literal["elf"]:
-    """Return the format that a file's first bytes show; ``elf``: a kernel without a disk.
+    """Return the format by a file's first bytes; ``elf`` is a kernel without a disk.
 
-    Raises Refused for what is known to be something else, or nothing known.
+    Raises Refused for another or an unknown type.
     """
     head = os.pread(descriptor, 70000, 0)
     if head.startswith(MAGIC):
@@ -69,7 +69,7 @@ def detect(descriptor: int) -> Format | Literal["elf"]:
 
 
 def _looks_raw(head: bytes) -> bool:
-    """Return whether there is a boot sector, a GPT, ext, XFS, Btrfs or ISO 9660."""
+    """Return whether the data has a boot sector, GPT, ext, XFS, Btrfs or ISO 9660."""
     return (
         head[510:512] == b"\x55\xaa"
         or head[512:520] == b"EFI PART"
@@ -82,9 +82,9 @@ def _looks_raw(head: bytes) -> bool:
 
 
 def check(descriptor: int, kind: str, most: int) -> None:
-    """Check that a disk is whole, refers to no other file, and is not larger than ``most`` bytes.
+    """Check that a disk is complete, refers to no other file, and has at most ``most`` bytes.
 
-    As far as its headers tell; for vhdx a tool must say the size. Raises Refused.
+    Only headers are checked; for vhdx a tool must report the size. Raises Refused.
     """
     size = os.fstat(descriptor).st_size
     if kind == "qcow2":
@@ -96,7 +96,7 @@ def check(descriptor: int, kind: str, most: int) -> None:
 
 
 def check_size(size: int, most: int) -> None:
-    """Refuse a disk that is larger than the site allows, or has no size. In bytes."""
+    """Refuse a disk that is empty, or larger than the site's limit in bytes."""
     if size > most:
         limit = f"{most >> 20} MiB, set by [images] max_disk"
         raise Refused(f"is a disk of {size >> 20} MiB, more than allowed (limit: {limit})")
@@ -114,7 +114,7 @@ def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
 
 
 def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
-    """Check one header and its descriptor; return whether the real header is at the end."""
+    """Check a header and its descriptor; return whether the actual header is at the end."""
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")
@@ -136,10 +136,10 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
 
 
 def _last_grain(descriptor: int, directory: int, grains: int) -> int:
-    """Return where the piece of data begins that lies last in a vmdk, 0 if none does; in bytes.
+    """Return the offset of the last grain of data in a vmdk; 0 if there is none.
 
-    qemu-img check(1) finds tables and pieces that begin beyond the end of the file, but reads one
-    that is cut as if the rest were zeros. It finds fault with tables that are cut, too.
+    qemu-img check(1) detects truncated tables, and tables and grains beyond the end of the file.
+    But it reads a truncated grain as zeros.
     """
     tables = _numbers(descriptor, directory * 512, grains // _VMDK_ENTRIES + 1)
     found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES), default=0) for at in tables if at)
@@ -161,9 +161,9 @@ def _check_vmdk_descriptor(text: bytes) -> None:
 
 
 def check_kernel(head: bytes) -> None:
-    """Check that a file starts as a kernel that QEMU boots. Raises Refused.
+    """Check that a file begins like a kernel that QEMU can boot. Raises Refused.
 
-    A bzImage (Documentation/arch/x86/boot.rst), an ELF file, an arm64 Image.
+    Known are bzImage (Documentation/arch/x86/boot.rst), ELF and arm64 Image.
     """
     if not (head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF" or head[56:60] == b"ARM\x64"):
         raise Refused("is no kernel: neither a bzImage nor ELF nor an arm64 Image")

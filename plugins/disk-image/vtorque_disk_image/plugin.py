@@ -1,4 +1,4 @@
-"""What the plugin declares: the image builder ``disk``, ``vmgr images add`` and ``update``."""
+"""The plugin's declarations: the image builder ``disk``, ``vmgr images add`` and ``update``."""
 
 from __future__ import annotations
 

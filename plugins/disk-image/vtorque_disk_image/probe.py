@@ -1,8 +1,8 @@
-"""What is on a raw disk: partitions, and in an ext4 root file system distribution and kernel.
+"""Inspect a raw disk: partitions, and distribution and kernel of an ext4 root file system.
 
-A look, not a proof: what cannot be seen (XFS, LVM, encryption) is named, and left to whoever adds
-the image. Nothing is ever mounted: debugfs(8) reads the file system, confined as
-:mod:`vtorque_core.api.confined_tool` says.
+The result is a hint, not a proof. Unreadable content (XFS, LVM, encryption) is reported to the
+user. Nothing is mounted: debugfs(8) reads the file system, confined by
+:mod:`vtorque_core.api.confined_tool`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Partition:
-    """A stretch of a disk, in bytes. ``kind``: its type in a GPT."""
+    """An extent of a disk, in bytes. ``kind`` is its GPT type."""
 
     start: int
     size: int
@@ -71,7 +71,7 @@ class Partition:
 
 @dataclass
 class Found:
-    """What a disk shows. ``notes``: what could not be seen, for who adds the image."""
+    """The detected properties of a disk. ``notes`` tell the user what could not be read."""
 
     distro: str = ""
     arch: str = ""
@@ -86,8 +86,8 @@ class Found:
 def partitions(descriptor: int, size: int) -> list[Partition]:
     """Return the partitions of a raw disk, or the whole disk if it has none.
 
-    MBR (four entries, no extended ones) and GPT (UEFI 2.10, 5.3). Raises Refused if one lies
-    beyond the disk's end: then the file is truncated.
+    Supports MBR (four primary entries) and GPT (UEFI 2.10, 5.3). Raises Refused for a partition
+    beyond the disk's end, because the file is then truncated.
     """
     head = os.pread(descriptor, 2 * _SECTOR, 0)
     found = []
@@ -123,13 +123,13 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
 
 
 def _firmware(parts: list[Partition]) -> str:
-    """Return what boots a disk, ``efi`` or ``bios``: with GRUB's partition for a BIOS, that."""
+    """Return the firmware that boots a disk: ``bios`` if it has GRUB's BIOS partition or no ESP."""
     kinds = {part.kind for part in parts}
     return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
 
 def look(descriptor: int, size: int) -> tuple[Found, int | None]:
-    """Return what a raw disk shows, and where its root file system begins if that can be read.
+    """Return the properties of a raw disk, and the offset of its root file system, if readable.
 
     Raises Refused for a truncated disk.
     """
@@ -154,9 +154,9 @@ def look(descriptor: int, size: int) -> tuple[Found, int | None]:
 
 
 def _content(descriptor: int, start: int) -> str:
-    """Return what a stretch of a disk holds, by its mark and label; empty: not known.
+    """Return the type of an extent by its magic number and label; empty if unknown.
 
-    Marks and labels as blkid(8) has them (util-linux, libblkid/src/superblocks).
+    Magic numbers and labels are those of blkid(8) (util-linux, libblkid/src/superblocks).
     """
     if _ext(descriptor, start) is not None:
         return "ext4 without os-release" + _label(descriptor, start + 1024 + 120, 16)
@@ -196,7 +196,7 @@ def _facts(found: Found, disk: _Ext, release: str) -> None:
 
 
 def extract(descriptor: int, start: int, path: str, target: Path) -> None:
-    """Write a file of the ext4 file system at ``start`` to ``target``. Raises Refused."""
+    """Extract a file of the ext4 file system at ``start`` to ``target``. Raises Refused."""
     with fresh(target) as out:
         _Ext(descriptor, start).dump(path, out)
         if os.fstat(out).st_size == 0:
@@ -204,7 +204,7 @@ def extract(descriptor: int, start: int, path: str, target: Path) -> None:
 
 
 def _ext(descriptor: int, start: int) -> str | None:
-    """Return the UUID of an ext2/3/4 file system (its superblock at 1024: ext4(5)), or None."""
+    """Return the UUID of an ext2/3/4 file system (superblock at 1024: ext4(5)), or None."""
     block = os.pread(descriptor, 120, start + 1024)
     if len(block) < 120 or block[56:58] != b"\x53\xef":
         return None
@@ -231,7 +231,7 @@ class _Ext:
             return ""
 
     def data(self, path: str) -> bytes:
-        """Return the first bytes of a program, found through links of its directories."""
+        """Return the first bytes of a program; symbolic links of directories are followed."""
         return self.text(path)[:64].encode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
@@ -244,7 +244,7 @@ class _Ext:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory: debugfs prints /inode/mode/uid/gid/name/size/."""
+        """Return the names in a directory; debugfs prints /inode/mode/uid/gid/name/size/."""
         try:
             rows = self._ask(f"ls -p {path}").splitlines()
         except Refused:
@@ -256,7 +256,7 @@ class _Ext:
 
 
 def _os_release(text: str) -> dict[str, str]:
-    """Return the assignments of os-release(5)."""
+    """Parse os-release(5)."""
     values = {}
     for line in text.splitlines()[:200]:
         key, equals, value = line.partition("=")
@@ -277,7 +277,7 @@ def _machine(head: bytes) -> str:
 
 
 def _order(version: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that puts 6.1.0-9 before 6.1.0-10."""
+    """Return a sort key by which 6.1.0-9 precedes 6.1.0-10."""
     return tuple(
         (int(part), "") if part.isdecimal() else (-1, part)
         for part in re.findall(r"[0-9]+|[^0-9]+", version)
@@ -285,7 +285,7 @@ def _order(version: str) -> tuple[tuple[int, str], ...]:
 
 
 def kernel_arch(head: bytes) -> str:
-    """Return the architecture of a kernel by its first bytes, empty if they do not tell."""
+    """Return the architecture of a kernel by its first bytes, or an empty string."""
     check_kernel(head)
     if head[0x202:0x206] == b"HdrS":
         return "x86_64"
