@@ -13,7 +13,7 @@ from pathlib import Path
 from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, functions, together
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-"""A directory for each card of NVIDIA's driver, by address: its devices are not in sysfs."""
+"""A directory per card of NVIDIA's driver, by address, because sysfs lacks its devices."""
 
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 

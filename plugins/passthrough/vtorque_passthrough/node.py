@@ -146,7 +146,6 @@ def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 def _granted(
     of: CardClass, guest: GuestPlan, found: Collection[Card], sysfs: str
 ) -> Collection[Card]:
-    """Return the cards that the job may use. Raises Refused, HostFault."""
     if guest.granted is None or not of.files:
         return found
     grant = guest.granted.get(of.resource, Grant(0))
