@@ -206,7 +206,6 @@ class Client:
         return response.status, data
 
     def _left(self) -> float:
-        """Return the remaining seconds. Raises HostFault if the deadline has passed."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise self.late()
