@@ -108,7 +108,6 @@ def _guids(settings: Settings) -> str:
 
 
 def _backend(guest: GuestPlan) -> str:
-    """Return the backend that the plan chose for this guest, or an empty string."""
     return next((kind for kind, pool in POOLS.items() if guest.leased(pool)), "")
 
 
@@ -176,7 +175,6 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 
 def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
-    """Return the guest's virtual functions. Raises HostFault if one is missing or in use."""
     settings, items = site[Settings], guest.leased(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
     if gone := set(items) - set(found):
@@ -233,7 +231,6 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 
 def _peers(guest: GuestPlan, network: str) -> tuple[str, ...]:
-    """Return the addresses of the job's guests in a network."""
     ips = {ip for name, host, ip in guest.aliases if name == f"{host}-{network}"}
     return tuple(sorted(ips if network else {ip for _, ip in guest.peers if ip}))
 
