@@ -284,7 +284,6 @@ def _page(text: str, path: Path) -> None:
 
 
 def _write(content: bytes, path: Path) -> None:
-    """Write to the user's file, or to standard output for ``-``."""
     if str(path) == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.flush()

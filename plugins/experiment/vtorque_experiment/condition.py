@@ -167,7 +167,6 @@ class Condition:
 
 
 def _call(node: ast.Call) -> tuple[str, str] | None:
-    """Return function and number of a supported call, or None."""
     if (
         isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
         and len(node.args) == 1 and isinstance(node.args[0], ast.Name)

@@ -13,7 +13,7 @@ from vtorque_core.api import Refusal, Refused, printable
 from vtorque_experiment import files, schema
 
 BUILT_IN = ("wall", "wait", "code")
-"""Numbers that each point has: seconds of the script, seconds until it began, its exit code."""
+"""Numbers of every point: run time and waiting time in seconds, exit status."""
 MAX_FILE = 1 << 20  # bytes of an experiment's file
 Scalar = str | int | float | bool
 

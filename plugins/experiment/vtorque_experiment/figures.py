@@ -17,8 +17,8 @@ MOST_DIGITS = 17  # tell any two floats from each other
 DRAWS = 2000
 LEVEL = 0.95
 ENOUGH = 6
-"""Runs of each side: with fewer even the whole range of the values holds the median with less than
-95 % (2 * 0.5**n, the sign test), so no interval can promise it."""
+"""Minimum runs of each side. With fewer, even the whole range of values contains the median with a
+probability below 95 % (sign test: 1 - 2 * 0.5**n)."""
 
 
 @dataclass(frozen=True)

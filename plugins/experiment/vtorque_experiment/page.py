@@ -91,7 +91,6 @@ def _of_numbers(results: Results) -> Iterator[Section]:
 
 
 def _versions(results: Results) -> Iterator[str]:
-    """Yield lines with the versions of the run."""
     try:
         known = versions.read(results.place.versions)
         host = known["host"]

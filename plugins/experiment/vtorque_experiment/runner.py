@@ -230,7 +230,6 @@ class Runner:
         self._count(row, reason)
 
     def _submit(self) -> None:
-        """Submit points up to the limit of jobs."""
         room = self._definition.limits.jobs - self._book.counts()[k.SUBMITTED]
         for row in self._book.rows(k.WAITING, limit=max(0, room)):
             if self._stop.is_set() or self._refused >= IN_A_ROW or self._why_not_more():
@@ -288,7 +287,6 @@ class Runner:
 
 
 def _claimed(point: Path) -> str:
-    """Return the job that has claimed a point, or an empty string."""
     try:
         job = str((point / wrapper.CLAIM).readlink())
     except OSError:

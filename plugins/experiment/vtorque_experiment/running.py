@@ -207,7 +207,6 @@ def planned(
 
 
 def _forget(there: Book, place: Place) -> None:
-    """Reset failed points to run them again, and rename their directories."""
     for row in there.rows(book.FAILED):
         point = place.point(row.number)
         number = 1

@@ -88,7 +88,6 @@ def _cpu() -> str:
 
 
 def _images(pool: Path) -> Mapping[str, Any]:
-    """Return the file checksums of each image; empty if the pool is not readable."""
     found = {}
     try:
         for name in images.names(pool):
