@@ -93,7 +93,6 @@ def _one(config: Path, job_id: str) -> KeptJob:
 
 
 def _entries(places: Sequence[Place], follow: bool) -> Iterator[job_log.Entry]:
-    """Yield the entries of all nodes, by time."""
     if follow:
         yield from job_log.entries(places[0], lambda: _ended(places[0]))
     else:
@@ -115,7 +114,6 @@ def _places(config: Path, job_id: str) -> Sequence[Place]:
 
 
 def _show_kept(places: Sequence[Place], name: str) -> bool:
-    """Print a file of the first node that has it; return whether it had content."""
     for place in places:
         with contextlib.suppress(OSError):
             content = place.read(name, _MAX_KEPT)

@@ -140,7 +140,6 @@ def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
 def _open(
     site: Site, logged: str, paths: Paths, idle: Callable[[], None]
 ) -> list[Outlet | Outside]:
-    """Open the outlets of the site's sinks; ``logged`` is ``[log] level``."""
     settings = site[Settings]
     outlets: list[Outlet | Outside] = []
     if names := settings.outside:

@@ -29,9 +29,9 @@ from vtorque_joblog.outlets import JobLog
 from vtorque_joblog.told import Told
 
 RECORD = struct.Struct("=HIQ")
-"""What a sink has told: its number, the log's number, the offset up to which.
+"""Progress of a sink: the sink's number, the log's number, the delivered offset.
 
-The number after the last sink's is the process itself: log 0, how many logs it has taken.
+The number after the last sink stands for the process: log 0, number of logs received.
 """
 
 MAX_WORD = 1 << 16  # bytes of what is sent at once
@@ -113,7 +113,6 @@ class _Life:
         self.since = time.monotonic()
 
     def end(self) -> None:
-        """Signal the end of input."""
         if not self.is_ending:
             self.socket.shutdown(socket.SHUT_WR)
             self.is_ending = True
