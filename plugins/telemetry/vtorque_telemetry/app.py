@@ -16,7 +16,7 @@ MAX_LINE = 512  # bytes
 MAX_READ = 64 << 10  # bytes that are read of a guest for one sample
 MAX_LABELS = 4
 RESERVED = frozenset({"job", "user", "node", "guest", "instance", "le", "quantile", "time"})
-"""Ours, and what Prometheus or InfluxDB take for their own."""
+"""Labels that vTorque, Prometheus or InfluxDB reserve."""
 _LINE = re.compile(
     rb"(?P<name>[a-zA-Z][a-zA-Z0-9_]{0,59})[ \t]+(?P<value>[-+0-9.eE]{1,40})"
     rb"(?:[ \t]+(?P<labels>[^ \t\r]{1,300}))?[ \t]*\r?"

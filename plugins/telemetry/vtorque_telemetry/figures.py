@@ -72,7 +72,6 @@ class GuestMeter:
 
 
 def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
-    """Add libvirt's counters (virsh domstats; virConnectGetAllDomainStats)."""
     present = range(int(stats.get("vcpu.maximum", 0)))
     times = [stats[f"vcpu.{n}.time"] for n in present if f"vcpu.{n}.time" in stats]
     waits = [stats[f"vcpu.{n}.delay"] for n in present if f"vcpu.{n}.delay" in stats]

@@ -7,7 +7,7 @@ from typing import Literal
 Kind = Literal["counter", "gauge"]
 Own = tuple[tuple[str, str], ...]
 Values = dict[tuple[str, Own], float]
-"""(name, its own labels) to value."""
+"""Value by (name, own labels)."""
 
 _GUEST = "vtorque_guest_"
 METRICS: dict[str, str] = {
@@ -38,7 +38,7 @@ METRICS: dict[str, str] = {
     "vtorque_job_app_lines_rejected_total": "lines in $VTORQUE_METRICS that were not understood",
 }
 COUNTED = ("paused", "suspended", "moves", "arrives")
-"""The phases that are counted: a job may have them any number of times."""
+"""Phases that can occur several times, and are counted."""
 APP = "vtorque_app_"
 BLOCK = (
     ("rd.bytes", f"{_GUEST}disk_read_bytes_total", 1.0),

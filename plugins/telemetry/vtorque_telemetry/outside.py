@@ -44,8 +44,6 @@ log = logging.getLogger("telemetry")
 
 @dataclass
 class _Life:
-    """The process from one start to its end."""
-
     process: subprocess.Popen[bytes]
     socket: socket.socket
     said: int  # its standard error
@@ -149,7 +147,6 @@ def main() -> None:
 
 
 def _sink(name: str, opened: Future[Sink]) -> Sink | None:
-    """Return the opened sink, or log why it failed."""
     try:
         return opened.result(0)
     except TimeoutError:

@@ -15,7 +15,7 @@ from vtorque_core.api import HostFault, Paths
 from vtorque_core.live.node_process import NodeProcess
 
 CHANNEL = "metrics.sock"
-"""In a guest's run directory: the host's end of the port that the job's own lines come by."""
+"""Socket in a guest's run directory: the host's end of the port for the job's own metrics."""
 
 LAST = 0.5  # seconds that the end of a job waits for its last sample
 

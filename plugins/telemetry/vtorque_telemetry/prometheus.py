@@ -162,7 +162,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "vtorque", ""
 
     def do_GET(self) -> None:
-        """Answer a scrape."""
         if not self._may():
             self._send(HTTPStatus.UNAUTHORIZED, b"who are you?\n")
         elif self.path.partition("?")[0] != "/metrics":

@@ -140,7 +140,6 @@ class JobMeter:
                 yield (key, index), descriptor
 
     def _open(self) -> None:
-        """Open the job's file for reading and writing."""
         kept = self.job.kept
         try:
             os.close(kept.append(NAME))  # which makes it, with the owner's right to read
@@ -208,7 +207,6 @@ class Loop:
         return found
 
     def _look(self) -> None:
-        """Read the running jobs from the journals."""
         found = {each.job.key: each for each in self._running.jobs() if each.guests}
         for key in self.jobs.keys() - found.keys():
             self.jobs.pop(key).close()

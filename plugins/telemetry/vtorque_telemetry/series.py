@@ -132,7 +132,6 @@ def _guest_of(line: bytes) -> int | None:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Return the content of a line; empty if the line is cut off."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and isinstance(found.get("v"), dict):

@@ -83,7 +83,6 @@ class Process:
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Find the iothreads and the vhost threads of QEMU or the kernel."""
         for task in threads(self._directory):
             if thread_name(task).startswith("IO iothread"):
                 self._add(task, "io")

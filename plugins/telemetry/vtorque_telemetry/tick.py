@@ -17,7 +17,7 @@ from vtorque_telemetry.metrics import Values
 
 MAX_FILES = 200  # of one message; the kernel's limit is 253 (SCM_MAX_FD)
 Name = tuple[str, int | None]
-"""A job's key and a guest's index: its port for lines; None: the job's series.jsonl."""
+"""A job's key, and the index of a guest (its port) or None (the job's series.jsonl)."""
 
 
 @dataclass(frozen=True, slots=True)
