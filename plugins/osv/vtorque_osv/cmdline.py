@@ -18,11 +18,11 @@ from vtorque_core.api.guest_plan import Address
 from vtorque_osv.script import Command, command_line, quoted
 
 MAX_CMDLINE = 3584
-"""Bytes; 3,640 are what OSv keeps of a line that QEMU 7.2 gives an ELF kernel (PVH)."""
+"""Bytes; OSv keeps 3,640 bytes of an ELF kernel's command line from QEMU 7.2 (PVH)."""
 
 MAX_SCRIPT_DISK = 65536  # bytes; tried
 OUTPUT_BEGINS = ("VTORQUE_OUTPUT", "begins")
-"""The last variable: with it OSv says on its console that the job's output comes next."""
+"""The last variable; on the console its line precedes the job's output."""
 
 REST_SERVER = "/libhttpserver-api.so"
 CLOUD_INIT = "/usr/mgmt/cloud-init.so"

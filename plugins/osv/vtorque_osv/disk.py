@@ -18,7 +18,7 @@ from vtorque_osv import rofs
 SECTOR = 512
 ALIGN = 2 << 20  # bytes; where OSv's own images have their partitions
 BOOT_LINE = 512
-"""Offset in bytes of the command line of a disk that boots by itself."""
+"""Offset in bytes of a bootable disk's command line."""
 
 MAX_BOOT_LINE = 1023  # bytes: max_cmdline of OSv (include/osv/commands.hh) less its NUL
 _ENTRY = 0x1BE + 16

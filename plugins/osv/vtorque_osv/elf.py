@@ -35,7 +35,7 @@ _CACHED = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/\S+)$")
 
 
 KERNEL_BASE = 0x40000000
-"""Below OSv's kernel (conf/kconfig: 0x40200000) and at a whole GiB, where its mappings begin."""
+"""The whole GiB below OSv's kernel (conf/kconfig: 0x40200000), where its mappings begin."""
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,6 @@ def _signals() -> Iterator[None]:
 
 @dataclass
 class _Output:
-    """The console of one guest, and its state on the way to the job's output."""
-
     guest: BootedGuest
     console: Console
     prefix: bytes

@@ -13,7 +13,7 @@ from typing import Any
 from vtorque_core.api import Refused
 
 WORD = "osv.json"
-"""The word's file in a guest's run directory, root's, for the job's user to read."""
+"""The word's file in a guest's run directory; root owns it, and the job's user can read it."""
 
 
 @dataclass(frozen=True)

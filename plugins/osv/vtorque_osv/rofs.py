@@ -144,7 +144,6 @@ class Tree:
 
 
 def _parts(path: str) -> tuple[bytes, ...]:
-    """Return the components of an absolute guest path. Raises Refused."""
     pure = PurePosixPath(path)
     parts = tuple(os.fsencode(part) for part in pure.parts[1:])
     bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
