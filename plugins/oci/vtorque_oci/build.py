@@ -141,7 +141,6 @@ def _assembled(
     options: Options,
     progress: Callable[[str], None],
 ) -> FileTree:
-    """Return the merged files of all layers. Raises Refused."""
     tree, budget = FileTree(), Budget()
     for file, (_, digest) in zip(files, container.layers, strict=True):
         layers.check_digest(file, digest)
@@ -278,7 +277,6 @@ def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[s
 
 
 def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:
-    """Return the labels: how the guest boots, and information for users."""
     shown = {
         "init": "micro",
         "family": "container",

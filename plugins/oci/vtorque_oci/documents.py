@@ -185,7 +185,6 @@ def _length(text: str) -> int:
 
 
 def _variables(entries: list[str]) -> Iterator[str]:
-    """Yield the container's variables that a job gets."""
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not equals or not _NAME.fullmatch(name):

@@ -59,8 +59,6 @@ class _Directory:
 
 @dataclass(frozen=True)
 class _Archive:
-    """A layout or a saved image as a tar file."""
-
     descriptor: int
     files: Mapping[str, Member]
 
@@ -179,7 +177,6 @@ def _read_layout(reading: _Reading, tag: str) -> Container:
 
 
 def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Container:
-    """Return the container of a manifest: digest and size of its configuration and layers."""
     (config, size), *layers = zip(found[::2], found[1::2], strict=True)
     data = _blob(reading, config, size)
     paths, left = list[Path](), reading.most
@@ -192,7 +189,6 @@ def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Conta
 
 
 def _container(reading: _Reading, config: bytes, layers: Sequence[Path], title: str) -> Container:
-    """Return the container of these layers and this configuration (config.md)."""
     texts = _texts_of(documents.configuration, config, len(layers), reading.arch)
 
     def behind(letter: str) -> tuple[str, ...]:
@@ -215,7 +211,6 @@ def _layer(
     left: int,
     said: str,
 ) -> Path:
-    """Return a layer as a plain tar file in the work directory."""
     part = reading.files.part(path)
     if part is None:
         raise Refused(f"has no {path[:200]}, one of its layers")
