@@ -74,7 +74,6 @@ def report(
 
 
 def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
-    """Return the report of a job, or of the elements of an array. Raises Refused."""
     from vtorque_core.api import Refused  # noqa: PLC0415
     from vtorque_report import load  # noqa: PLC0415
     from vtorque_report.report import Array  # noqa: PLC0415

@@ -20,13 +20,13 @@ DROPS = tuple(f"{GUEST}network_{way}_drops_total" for way in ("receive", "transm
 BOOT = f"{GUEST}boot_seconds"
 
 START = ("plan", "render domain", "pre-boot", "boot", "ready", "post-boot")
-"""The job's phases before its script."""
+"""Phases before the script."""
 
 RUN = ("await the script", "run")
 STILL = ("paused", "suspended")
-"""Its guests stood still: they could use no CPU."""
+"""Phases in which the guests were paused."""
 MOVED = ("arrives", "moves")
-"""A guest came from another node, or went to one."""
+"""Phases in which a guest migrated."""
 
 
 @dataclass(frozen=True)

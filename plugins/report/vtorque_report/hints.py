@@ -94,7 +94,6 @@ def _memory(guests: Sequence[Figures], over: bool) -> Iterator[str]:
 
 
 def _key(amount: int) -> str:
-    """Format bytes for ``-vm ram=``."""
     return f"{amount >> 30}G" if amount % (1 << 30) == 0 else f"{amount >> 20}M"
 
 

@@ -238,7 +238,6 @@ def _text(value: object, limit: int = 200) -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number of limited size, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -1e18 < value < 1e18 else None
