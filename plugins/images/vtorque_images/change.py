@@ -40,7 +40,7 @@ from vtorque_core.live.images import (
 from vtorque_images.check import Hashed, check_built, check_disk, file_hashes
 
 Sign = Callable[[Sidecar], str]
-"""Returns the signature that a new image gets; empty: none."""
+"""Returns the signature of a new image, or an empty string."""
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
@@ -320,7 +320,6 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
 
 
 def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
-    """Make the version current, under the pool's lock."""
     home = pool / sidecar.name
     home.mkdir(mode=0o755, exist_ok=True)
     home.chmod(0o755)
@@ -373,8 +372,6 @@ def _forget(home: Path, uses: store.Uses, keep: float) -> None:
 
 
 def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
-    """Record the result of a check, unless the image was replaced."""
-
     def noted(now: Sidecar) -> Sidecar:
         same = now.version == seen.version
         return replace(now, files=records, verified=_now()) if same else now

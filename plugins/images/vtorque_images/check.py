@@ -17,7 +17,7 @@ from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.live.images import check_facts, file_names
 
 Hashed = Callable[[int, int], None]
-"""Told of progress: bytes that are hashed, bytes in all."""
+"""Called with the progress: bytes hashed, total bytes."""
 
 _BLOCK = 1 << 20  # bytes read at a time
 _TOLD = 64 << 20  # bytes between two words on progress

@@ -94,7 +94,6 @@ def build(
 
 
 def _signing(key: Path | None) -> pool_of.Sign | None:
-    """Return a function that signs a new image with this key."""
     if key is None:
         return None
     return lambda sidecar: sign(sidecar, key)
