@@ -100,8 +100,6 @@ class DiskBuilder:
 
 @dataclass
 class _Work:
-    """The build of one image in its staging directory."""
-
     stage: Path
     wishes: Wishes
     progress: Building

@@ -212,8 +212,6 @@ def _ext(descriptor: int, start: int) -> str | None:
 
 
 class _Ext:
-    """An ext4 file system in a file, read with debugfs(8)."""
-
     def __init__(self, descriptor: int, start: int) -> None:
         self.descriptor = descriptor
         self.where = f"{path_of(descriptor)}?offset={start}"
@@ -256,7 +254,6 @@ class _Ext:
 
 
 def _os_release(text: str) -> dict[str, str]:
-    """Parse os-release(5)."""
     values = {}
     for line in text.splitlines()[:200]:
         key, equals, value = line.partition("=")
