@@ -42,7 +42,7 @@ class Wishes:
         boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
             boot loader; ``auto``: use its kernel if there is one.
         kernel, initrd: files to boot instead.
-        labels: may include ``firmware``, ``bios`` or ``efi``, which starts the boot loader.
+        labels: may set ``firmware`` to ``bios`` or ``efi``, which starts the boot loader.
     """
 
     file: Path
