@@ -28,7 +28,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the job or of a guest on this node, with its begin and end in Unix seconds."""
+    """A phase of the job on this node, in Unix seconds.
+
+    For a guest, ``name`` is the boot step that it had completed at ``end``.
+    """
 
     name: str
     guest: int | None
