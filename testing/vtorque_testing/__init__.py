@@ -1,4 +1,4 @@
-"""What plugins are tested with, and written from: fixtures, contracts, a recorded node, templates.
+"""Test kit for plugins: fixtures, contracts, recorded machines and templates.
 
-For authors and test modules only; a node has none of it. See ``doc/plugins.md``.
+Only plugin authors and test modules use it; nodes do not need it. See ``doc/plugins.md``.
 """

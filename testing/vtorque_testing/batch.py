@@ -18,4 +18,4 @@ from vtorque_testing.batch_submission import SubmissionContract
 
 
 class BatchContract(SubmissionContract, RequestContract, NodeContract, ShellContract):
-    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""
+    """Tests of a batch adapter. Subclass as ``Test...`` and override the fixture ``harness``."""

@@ -1,4 +1,4 @@
-"""What the parts of the batch contract share."""
+"""Helpers shared by the parts of the batch contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VM = ("-vm", "ram=1G")
 
 
 class ContractBase:
-    """Gives the tests a harness; a subclass overrides :meth:`harness`."""
+    """Base class of the batch contracts. A subclass overrides :meth:`harness`."""
 
     @pytest.fixture
     def harness(self) -> BatchHarness:
@@ -28,7 +28,7 @@ class ContractBase:
 def submit(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> Submission:
-    """Submit what has to be accepted; return what the submit command got."""
+    """Submit a job that must be accepted; return the input of the submit command."""
     ended, got = attempt(harness, *argv, stdin=stdin, blob=blob)
     assert ended.code == 0, ended
     assert got is not None, f"the submit command was not started: {ended}"
@@ -36,27 +36,27 @@ def submit(
 
 
 def hooked(harness: BatchHarness) -> HookCall:
-    """Submit a job with guests and start it; return the call of its first node's hook."""
+    """Submit and start a job with guests; return the hook call of its first node."""
     return harness.start(submit(harness, *VM, script(harness))).hooks[0]
 
 
 def attempt(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> tuple[Ended, Submission | None]:
-    """Submit; return how that ended and what the submit command got, if it was started."""
+    """Submit a job; return the result and the submit command's input, if it was started."""
     harness.received()
     ended = run_vsub(harness, argv, stdin=stdin, blob=blob)
     return ended, harness.received()
 
 
 def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh") -> str:
-    """Write a script into the directory of submission; return its name."""
+    """Write a script into the directory of submission; return its file name."""
     (harness.directory / name).write_bytes(content)
     return name
 
 
 def shell_started(harness: BatchHarness, job: StartedJob) -> Started:
-    """Call the job part as the batch system's start of the job shell does."""
+    """Call the adapter as the batch system does when it starts the job shell."""
     call = job.shell
     shell = harness.system.shell()
     if call.stdin is None:
@@ -71,7 +71,7 @@ def shell_started(harness: BatchHarness, job: StartedJob) -> Started:
 
 
 def script_in_guest(harness: BatchHarness, job: Submission) -> bytes:
-    """Return the script that the guest would run."""
+    """Return the script that the guest runs."""
     started = shell_started(harness, harness.start(job))
     assert started.script is not None
     return harness.system.shell().content(started.script.read_bytes())
@@ -86,13 +86,13 @@ def request_of(harness: BatchHarness, job: Submission) -> Request:
 
 
 def added(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are not from the submitting environment, nor a shell's own."""
+    """Return the variables that neither the submitting environment nor a shell sets."""
     own = {"PWD", "OLDPWD", "SHLVL", "_"}
     mine = harness.environ
     return {k: v for k, v in environ.items() if k not in own and mine.get(k) != v}
 
 
 def is_within(words: Sequence[str], others: Iterable[str]) -> bool:
-    """Return whether all ``words`` are among ``others``, in their order."""
+    """Return True if ``others`` contains all ``words`` in this order."""
     rest = iter(others)
     return all(word in rest for word in words)

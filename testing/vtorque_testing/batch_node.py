@@ -1,4 +1,4 @@
-"""The contract of the root part and the job part: outcomes, jobs on many nodes, setup."""
+"""Contract for the node adapter (root) and the job shell (user)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ REASONS = ("", "short", "several\nlines", 'quo\'te "x" `y` $(z)', "é\x7f\x1b", 
 
 
 class NodeContract(ContractBase):
-    """Root's part."""
+    """Tests of the node adapter, which runs as root."""
 
     def test_a_job_is_read_the_same_each_time(self, harness: BatchHarness) -> None:
-        """On every node; this node is among the job's nodes, and root knows the owner."""
+        """``job()`` must return the same job each time, with its owner and this node."""
         for vm in ((), VM):
             call = harness.start(submit(harness, *vm, script(harness))).hooks[0]
             job = call.job()
@@ -36,7 +36,7 @@ class NodeContract(ContractBase):
             assert job.attempt >= 0
 
     def test_the_hook_waits_or_not_whatever_the_request_says(self, harness: BatchHarness) -> None:
-        """``detach`` follows from the node's place, not from what the user wrote."""
+        """``detach`` must depend on the node's position in the job, never on the request."""
         got = submit(harness, *VM, script(harness))
         honest, forged = (
             harness.start(got, forged=text).hooks[0].job() for text in (None, "vt1:%")
@@ -44,7 +44,7 @@ class NodeContract(ContractBase):
         assert honest.detach == forged.detach
 
     def test_a_call_that_is_not_the_batch_systems(self, harness: BatchHarness) -> None:
-        """A HostFault that says so, or a job that is none of ours."""
+        """A call from another program must raise HostFault, or return no valid VM job."""
         call = hooked(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
             try:
@@ -65,7 +65,10 @@ class NodeContract(ContractBase):
     def test_each_outcome_is_told_in_the_batch_systems_way(
         self, harness: BatchHarness, outcome: Outcome, reasons: Sequence[str]
     ) -> None:
-        """The documented exit code, whatever the reason's text; no exception without a server."""
+        """``finish()`` must return the documented exit status, for any reason text.
+
+        It must not raise if the batch system's server is down.
+        """
         call = hooked(harness)
         job = call.job()
         finish = partial(call.adapter.finish, hook_waits=job.detach is not Detach.AT_ONCE)
@@ -81,7 +84,10 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_which_jobs_are_alive(self, harness: BatchHarness) -> None:
-        """GONE only if the server says so; the reaper takes down what is GONE."""
+        """``alive()`` must return ``GONE`` only if the server reports it.
+
+        The reaper tears down every job that is ``GONE``.
+        """
         got = submit(harness, *VM, script(harness))
         call = harness.start(got).hooks[0]
         job_id = call.job().id
@@ -97,7 +103,7 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_odd_ids_are_answered_too(self, harness: BatchHarness) -> None:
-        """Every id that was asked for is in the answer, and none of these is alive."""
+        """The answer must contain every given id, and invalid ids must not be ``ALIVE``."""
         call = hooked(harness)
         job_id = call.job().id
         found = call.adapter.alive([*ODD_IDS, job_id])
@@ -107,7 +113,10 @@ class NodeContract(ContractBase):
         assert call.adapter.alive([]) == {}
 
     def test_the_node_is_marked_and_its_use_noted(self, harness: BatchHarness) -> None:
-        """Any number of times; without a server a HostFault that says so, or nothing."""
+        """``mark()`` and ``account()`` must be idempotent.
+
+        If the server is down, they must raise HostFault with a printable message, or return.
+        """
         call = hooked(harness)
         job_id = call.job().id
 
@@ -127,7 +136,10 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_the_node_is_drained_and_a_job_starts_again(self, harness: BatchHarness) -> None:
-        """The first any number of times; or it says why not, and whose fault that is."""
+        """``drain()`` must be idempotent, and failures of it and of ``requeue()`` must be reported.
+
+        Refused is allowed at any time. HostFault is allowed only if the server is down.
+        """
         call = hooked(harness)
         if not isinstance(call.adapter, DrainingAdapter):
             return  # its batch system does neither
@@ -154,7 +166,10 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_guests_learn_of_each_other(self, harness: BatchHarness) -> None:
-        """Paths are absolute and stay below no user's directory; every name is in rank order."""
+        """The context must name all guests in rank order, and be the same each time.
+
+        Paths must be absolute and must not contain ``..``.
+        """
         call = hooked(harness)
         guests = [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]
         items = list(call.adapter.context(call.job(), guests))
@@ -167,7 +182,7 @@ class NodeContract(ContractBase):
         assert text.index("vn1-0") < text.index("vn1-1"), "the guests are not named"
 
     def test_the_jobs_of_an_array_are_apart(self, harness: BatchHarness) -> None:
-        """Each has an id of its own, so that each gets guests of its own."""
+        """Each job of an array must have its own id, and therefore its own guests."""
         if not harness.dialect.array:
             pytest.skip("this batch system has no arrays")
         got = submit(harness, *harness.dialect.array, *VM, script(harness))
@@ -181,7 +196,10 @@ class NodeContract(ContractBase):
         assert Life.GONE not in alive.values()
 
     def test_all_nodes_of_a_job_see_the_same_job(self, harness: BatchHarness) -> None:
-        """With no exchange between them: ids, order, request, and what guests are told."""
+        """All nodes must determine the same job without communication.
+
+        The id, the order of nodes, the request and the guests' context must be equal.
+        """
         if not harness.dialect.two_nodes:
             pytest.skip("this batch system has one node")
         got = submit(harness, *harness.dialect.two_nodes, *VM, script(harness))
@@ -200,7 +218,7 @@ class NodeContract(ContractBase):
             assert 0 <= call.adapter.finish(each, Outcome.READY, "", hook_waits=False) <= 255
 
     def test_setup_goes_in_and_out_any_number_of_times(self, harness: BatchHarness) -> None:
-        """Applied twice it is applied; undone twice all is as before, byte for byte."""
+        """``apply()`` and ``undo()`` must be idempotent; ``undo()`` restores every byte."""
         root = harness.setup_root()
         if root is None:
             pytest.skip("its setup steps cannot work in a directory")
@@ -222,10 +240,10 @@ class NodeContract(ContractBase):
 
 
 class ShellContract(ContractBase):
-    """The job's part, as the user."""
+    """Tests of the job shell, which runs as the job's owner."""
 
     def test_the_job_shell_knows_what_root_knows(self, harness: BatchHarness) -> None:
-        """The id is the one that root's hook was called with; the script is the job's."""
+        """The job shell must get the same job id as root's hook, and the job's script."""
         job = harness.start(submit(harness, *VM, script(harness)))
         started = shell_started(harness, job)
         assert started.job_id == job.hooks[0].job().id
@@ -235,18 +253,18 @@ class ShellContract(ContractBase):
         assert started.cwd == "" or Path(started.cwd).is_absolute()
 
     def test_a_start_by_anyone_else_is_refused(self, harness: BatchHarness) -> None:
-        """With a message, not with a traceback, and it takes no script from anywhere."""
+        """A start outside of the batch system must raise UsageError."""
         with pytest.raises(UsageError):
             harness.system.shell().started((), {}, None)
 
     def test_variables_that_stay_on_the_host(self, harness: BatchHarness) -> None:
-        """They are names of the batch system, never what every script relies on."""
+        """``host_only`` must not contain variables that every script relies on."""
         names = harness.system.shell().host_only
         assert all(isinstance(name, str) and name and "=" not in name for name in names)
         assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}
 
     def test_a_command_on_every_node(self, harness: BatchHarness) -> None:
-        """The command is the end of the batch system's own, as words."""
+        """The batch system's command must end with the given words, unchanged."""
         job = harness.start(submit(harness, *VM, script(harness)))
         words = ["/usr/libexec/vtorque-jobshell", "--await-job", "1[2].x y"]
         found = harness.system.shell().on_every_node(words, job.shell.environ)
@@ -255,7 +273,7 @@ class ShellContract(ContractBase):
 
 
 def tree(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Return every file below a directory: mode and content, or where a link leads."""
+    """Return mode and content, or link target, of every file below a directory."""
     found = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()

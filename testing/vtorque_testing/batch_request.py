@@ -1,4 +1,4 @@
-"""The contract of the request's way: what vsub sends is what root reads, and nothing else is."""
+"""Contract for the transport of requests: root reads exactly what vsub sends."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ VALUES = st.text(
 
 
 class RequestContract(ContractBase):
-    """How the request travels."""
+    """Tests of the transport of a request from vsub to the node."""
 
     @EXAMPLES
     @given(note=st.one_of(st.sampled_from([v for v in HOSTILE if "," not in v]), VALUES))
     def test_a_value_arrives_as_it_was_written(self, harness: BatchHarness, note: str) -> None:
-        """Whatever characters the user puts into ``-vm``."""
+        """Any characters in a ``-vm`` value must arrive unchanged."""
         got = submit(harness, "-vm", f"note={note}", script(harness))
         assert request_of(harness, got).pairs == (("note", note.strip()),)
 
     @EXAMPLES
     @given(blob=st.one_of(st.sampled_from(HOSTILE).map(str.encode), st.binary(max_size=600)))
     def test_any_bytes_arrive(self, harness: BatchHarness, blob: bytes) -> None:
-        """The request is bytes; what they mean is not the adapter's business."""
+        """The adapter must transport any bytes without interpreting them."""
         got = submit(harness, script(harness), blob=blob)
         assert harness.start(got).hooks[0].job().blob == blob
 
     def test_a_users_file_arrives(self, harness: BatchHarness) -> None:
-        """Files are read at submission and travel as data."""
+        """A file option must be read at submission and travel with its content."""
         content = bytes(range(256))
         (harness.directory / "pro'logue").write_bytes(content)
         got = submit(harness, "-vm", "script=pro'logue", script(harness))
@@ -65,7 +65,7 @@ class RequestContract(ContractBase):
         assert (found.files["script"].name, found.files["script"].content) == ("pro'logue", content)
 
     def test_the_promised_length_arrives(self, harness: BatchHarness) -> None:
-        """``Dialect.carries`` bytes that no compression makes shorter."""
+        """A request of ``Dialect.carries`` incompressible bytes must arrive."""
         blob = noise(harness.dialect.carries)
         got = submit(harness, script(harness), blob=blob)
         assert harness.start(got).hooks[0].job().blob == blob
@@ -81,7 +81,10 @@ class RequestContract(ContractBase):
         ],
     )
     def test_a_request_arrives_whole_or_is_refused(self, harness: BatchHarness, size: int) -> None:
-        """One that is too long is refused at submission, with the limit; none vanishes."""
+        """A request that is too long must be refused at submission, with the limit.
+
+        A job must never be created without its request, or with a part of it.
+        """
         blob = noise(size)
         ended, got = attempt(harness, script(harness), blob=blob)
         if ended.code == 0:
@@ -95,7 +98,7 @@ class RequestContract(ContractBase):
             assert b"Traceback" not in ended.stderr
 
     def test_the_users_own_values_get_through(self, harness: BatchHarness) -> None:
-        """What the user says in the place where the request travels is neither lost nor changed."""
+        """User values in the field that carries the request must be preserved."""
         name = script(harness)
         for own in harness.dialect.own:
             assert own.kept(submit(harness, *own.argv, name)), own.argv
@@ -104,14 +107,17 @@ class RequestContract(ContractBase):
             assert request_of(harness, got).pairs == (("ram", "1G"),)
 
     def test_a_bare_metal_job_carries_nothing(self, harness: BatchHarness) -> None:
-        """Root sees that it is none of vTorque's, with and without the user's own values."""
+        """Root must see no request in a bare-metal job, with or without user values."""
         name = script(harness)
         for argv in ((), *(own.argv for own in harness.dialect.own)):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()
             assert (job.blob, job.bad_request) == (None, "")
 
     def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness) -> None:
-        """Never an exception, never a job that counts as bare metal if it looks like a request."""
+        """A forged request must be a bad request; ``job()`` must not raise.
+
+        A damaged request must never turn a VM job into a bare-metal job.
+        """
         got = submit(harness, *VM, script(harness))
         faults = {}
         for text in FORGED:
@@ -131,7 +137,7 @@ class RequestContract(ContractBase):
     @EXAMPLES
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
     def test_any_text_in_the_requests_place(self, harness: BatchHarness, text: str) -> None:
-        """The owner of a job can put anything there."""
+        """``job()`` must not raise for any text, because the job's owner controls it."""
         got = self.submitted(harness)
         harness.start(got, forged=text.replace("\0", "")).hooks[0].job()
         harness.start(got, forged="vt1:" + text.replace("\0", "")).hooks[0].job()
@@ -139,7 +145,7 @@ class RequestContract(ContractBase):
     @EXAMPLES
     @given(cut=st.integers(1, 40), at=st.floats(0, 1))
     def test_a_request_that_lost_bytes(self, harness: BatchHarness, cut: int, at: float) -> None:
-        """Cut short or with a hole it is refused, not half obeyed."""
+        """A truncated request, or one with missing bytes, must be a bad request."""
         token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
         place = 4 + int(at * (len(token) - 5))
         forged = token[:place] + token[place + cut :]
@@ -148,19 +154,19 @@ class RequestContract(ContractBase):
         assert is_bad(job.blob, job.bad_request)
 
     def submitted(self, harness: BatchHarness) -> Submission:
-        """Return one VM job of this test; the properties need no new one each time."""
+        """Return a VM job, submitted once per test and reused by all examples."""
         if getattr(self, "_submitted", None) is None:
             self._submitted = submit(harness, *VM, script(harness))
         return self._submitted
 
 
 def noise(size: int) -> bytes:
-    """Return bytes that no compression makes shorter; the same each time."""
+    """Return incompressible bytes, equal for equal sizes."""
     return random.Random(size).randbytes(size)  # noqa: S311 (no secret)
 
 
 def is_bad(blob: bytes, bad_request: str) -> bool:
-    """Return whether the core will refuse the job."""
+    """Return True if the core will refuse the job."""
     try:
         Request.decode(blob)
     except Refused:

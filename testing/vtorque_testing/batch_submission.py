@@ -1,4 +1,4 @@
-"""The contract of the submitting part: whatever users write goes on as they wrote it."""
+"""Contract for the submitter: user input reaches the batch system unchanged."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ ODD_WORDS = ("plain", "two words", "quo'te", 'double"quote', "back\\slash", "$HO
 
 
 class SubmissionContract(ContractBase):
-    """How jobs are submitted."""
+    """Tests of job submission."""
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Scripts of the wild whose directives the submit command does not take; what it names then."""
+    """Scripts with directives that the submit command refuses, and a part of its error message."""
     wild: ClassVar[Sequence[WildScript]] = SCRIPTS
-    """The scripts of the wild that are submitted in every run.
+    """The realistic scripts that every test run submits.
 
     :meta hide-value:
     """
     rarely: ClassVar[Sequence[WildScript]] = ()
-    """Those that are submitted in a full run only."""
+    """The realistic scripts that only a full test run submits."""
 
     @pytest.mark.parametrize("none", [(), ("-vm", "none")], ids=["plain", "-vm none"])
     def test_a_bare_metal_job_goes_as_its_user_wrote_it(
         self, harness: BatchHarness, none: tuple[str, ...]
     ) -> None:
-        """Same arguments, environment and bytes; nothing added."""
+        """A bare-metal job must keep its arguments, environment and script, without additions."""
         options, name = harness.dialect.options, script(harness)
         got = submit(harness, *none, *options, name)
         assert got.argv == (*options, name)
@@ -55,7 +55,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.parametrize("place", ["first", "between", "after the script", "in two places"])
     def test_vm_is_taken_out_and_all_else_stays(self, harness: BatchHarness, place: str) -> None:
-        """``-vm`` may stand anywhere; the user's other words stay, in their order."""
+        """``-vm`` may be anywhere; the user's other arguments must keep their order."""
         options, name = harness.dialect.options, script(harness)
         late = "note=x"
         argv = {
@@ -77,7 +77,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     def test_options_after_the_script_count(self, harness: BatchHarness) -> None:
-        """As far as the submit command takes options there."""
+        """Options after the script must count if the submit command accepts them there."""
         options, name = harness.dialect.options, script(harness)
         if not harness.dialect.permutes:
             pytest.skip("this submit command takes what follows the script as its arguments")
@@ -86,7 +86,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     def test_a_script_on_standard_input(self, harness: BatchHarness) -> None:
-        """With a request and without one."""
+        """A script may come from standard input, with and without a request."""
         if not harness.dialect.takes_stdin:
             pytest.skip("this submit command takes no script on standard input")
         options = harness.dialect.options
@@ -97,7 +97,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.parametrize("count", [1, len(ODD_WORDS)])
     def test_the_scripts_arguments(self, harness: BatchHarness, count: int) -> None:
-        """Whatever words a user gives the script, the guest's script gets them."""
+        """Arguments of the script must reach the script in the guest unchanged."""
         end = harness.dialect.arguments(script(harness), ODD_WORDS[:count])
         got = submit(harness, *VM, *harness.dialect.options, *end)
         started = shell_started(harness, harness.start(got))
@@ -106,7 +106,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.parametrize("prefix", ["#VSUB", "#PBS"])
     def test_vm_lines_in_the_script(self, harness: BatchHarness, prefix: str) -> None:
-        """``#VSUB -vm`` and the old ``#PBS -vm``; the command line wins."""
+        """``#VSUB -vm`` and the old ``#PBS -vm`` must count; the command line takes precedence."""
         text = f"#!/bin/sh\n# note\n\n{prefix} -vm ram=1G,note=x\necho hello\n".encode()
         name = script(harness, text)
         got = submit(harness, *harness.dialect.options, name)
@@ -120,14 +120,14 @@ class SubmissionContract(ContractBase):
     def test_none_on_the_command_line_hides_the_scripts_vm_lines(
         self, harness: BatchHarness
     ) -> None:
-        """Then it is a bare-metal job and carries nothing."""
+        """``-vm none`` must submit a bare-metal job without a request."""
         text = b"#!/bin/sh\n#VSUB -vm ram=1G\necho hello\n"
         got = submit(harness, "-vm", "none", script(harness, text))
         assert got.script == text
         assert harness.start(got).hooks[0].job().blob is None
 
     def test_the_batch_systems_own_lines_stay(self, harness: BatchHarness) -> None:
-        """Directives are the batch system's to read: it finds them where they were."""
+        """The batch system's directives must stay in the script."""
         line = harness.dialect.directive
         text = f"#!/bin/sh\n{line}\n#VSUB -vm ram=1G\necho hello\n".encode()
         name = script(harness, text)
@@ -137,7 +137,10 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == text
 
     def test_unknown_options_are_the_batch_systems_to_refuse(self, harness: BatchHarness) -> None:
-        """It either gets them as they are, or what stands for it names them and nothing is sent."""
+        """An unknown option must reach the submit command, or be refused without a submission.
+
+        The error message must name the option.
+        """
         unknown, name = harness.dialect.unknown, script(harness)
         if harness.answer(Ended(3, b"", f"no such option: {unknown}\n".encode())):
             ended, got = attempt(harness, unknown, *VM, name)
@@ -151,7 +154,7 @@ class SubmissionContract(ContractBase):
         assert unknown.lstrip("-").encode() in ended.stderr
 
     def test_what_the_submit_command_says_is_shown_unchanged(self, harness: BatchHarness) -> None:
-        """Its output, its errors, its exit code; also when it fails."""
+        """Output, errors and exit status of the submit command must reach the user unchanged."""
         said = Ended(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
         for vm in ((), VM):
             if not harness.answer(said):
@@ -160,7 +163,7 @@ class SubmissionContract(ContractBase):
             assert ended == said
 
     def test_a_script_that_cannot_be_read_is_refused(self, harness: BatchHarness) -> None:
-        """By the submit command or before it; no job is made."""
+        """An unreadable script must be refused with its name, and no job may be created."""
         harness.answer(Ended(1, b"", b"no-such-script: No such file or directory\n"))
         ended, _ = attempt(harness, *VM, "no-such-script")
         assert ended.code != 0
@@ -170,7 +173,10 @@ class SubmissionContract(ContractBase):
     def test_what_the_user_asks_of_a_node_is_understood(
         self, harness: BatchHarness, cpus: int, mib: int
     ) -> None:
-        """So that vsub can refuse a contradiction, and nothing is asked for twice."""
+        """``split()`` must return the CPUs and the memory that the user requests per node.
+
+        vsub then refuses contradictions, and does not request the same resource twice.
+        """
         words, name = harness.dialect.share(cpus, mib), script(harness)
         args = self.split(harness, *words, name)
         assert (args.vcpus_given, args.mib_given) == (cpus, mib)
@@ -183,7 +189,7 @@ class SubmissionContract(ContractBase):
         assert found.mem_mib in (mib, None)
 
     def test_an_interactive_job_is_seen(self, harness: BatchHarness) -> None:
-        """Its options are known, and no others are taken for them."""
+        """``split()`` must detect interactive jobs, and only those."""
         words = harness.dialect.interactive
         if not words:
             pytest.skip("no interactive jobs by this command")
@@ -191,19 +197,19 @@ class SubmissionContract(ContractBase):
         assert not self.split(harness, script(harness)).interactive
 
     def test_scripts_as_found_in_the_wild(self, harness: BatchHarness) -> None:
-        """Byte by byte as its user wrote it, kept by the batch system and run in the guest.
+        """The guest must run each of the realistic scripts byte for byte.
 
-        A script that the submit command refuses is refused in the same words as without vTorque.
+        If the submit command refuses a script, the message must be the same as without vTorque.
         """
         self.all_go_through(harness, self.wild)
 
     @pytest.mark.full
     def test_other_scripts_of_the_wild(self, harness: BatchHarness) -> None:
-        """The same of those that :attr:`rarely` names."""
+        """The scripts in :attr:`rarely` must pass the same test."""
         self.all_go_through(harness, self.rarely)
 
     def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:
-        """Submit them one after the other; raise AssertionError naming all that do not arrive."""
+        """Submit all scripts. Raise AssertionError naming each one that does not arrive."""
         faults = {}
         for wild in scripts:
             try:
@@ -213,7 +219,7 @@ class SubmissionContract(ContractBase):
         assert faults == {}
 
     def goes_through(self, harness: BatchHarness, wild: WildScript) -> None:
-        """Submit one script and look at what arrives."""
+        """Submit one script and check what arrives."""
         name = script(harness, wild.content, wild.name)
         ended, got = attempt(harness, *VM, name)
         assert (ended.code != 0) == (wild.name in self.refused), ended

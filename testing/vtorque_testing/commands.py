@@ -1,4 +1,4 @@
-"""Doubles of a batch system's commands: programs that record how they are called."""
+"""Doubles of a batch system's commands, which record their calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vtorque_testing.harness import Ended
 
 
 class RecordingCommand:
-    """A program that records how it is called: the double of ``qsub``, ``sbatch``, ``qhold``.
+    """A program that records its calls: the double of ``qsub``, ``sbatch`` or ``qhold``.
 
     Args:
-        path: where it shall be; its directory is made.
+        path: path of the program; its directory is created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,13 +25,13 @@ class RecordingCommand:
         path.chmod(0o755)
 
     def answer(self, ended: Ended) -> None:
-        """Say and end so the next time, and then as before: with 0 and no word."""
+        """Set output and exit status of the next call; later calls print nothing and return 0."""
         for name, data in (("out", ended.stdout), ("err", ended.stderr)):
             (self._notes / name).write_bytes(data)
         (self._notes / "code").write_text(str(ended.code))
 
     def calls(self) -> list[Call]:
-        """Return the calls since the last time, in order."""
+        """Return the calls since the previous ``calls()``, in order."""
         found = sorted(self._notes.glob("call.*"), key=lambda path: int(path.suffix[1:]))
         calls = [_read_call(path) for path in found]
         for path in found:
@@ -43,7 +43,11 @@ class RecordingCommand:
 class Call:
     """One call of a :class:`RecordingCommand`.
 
-    ``files``: the content of each argument that was the path of a file, by its place in ``argv``.
+    Attributes:
+        argv: arguments without the program's name.
+        stdin: standard input.
+        environ: environment variables.
+        files: contents of the arguments that are paths of files, by index in ``argv``.
     """
 
     argv: tuple[str, ...]

@@ -7,7 +7,7 @@ Example::
         def harness(self):
             return MyHarness()
 
-Requires ``vtorque-telemetry``, as the exporter itself does.
+Requires the distribution ``vtorque-telemetry``, as the exporter itself does.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ AWKWARD = 'a "b" \\c, d=e {f} é'
 
 
 class ExporterHarness(Protocol):
-    """The exporter, and a double of what its samples go to.
+    """The exporter under test, and a double of the receiver of its samples.
 
-    If samples arrive after ``write()`` has returned, set ``asynchronous = True``: the contract then
-    waits for them, a minute at most.
+    If samples arrive after ``write()`` has returned, set ``asynchronous = True``. The contract then
+    waits up to one minute for them.
     """
 
     def open(self) -> Sink:
-        """Return the open exporter."""
+        """Return a new, open exporter."""
         ...
 
     def received(self) -> Sequence[tuple[str, float, Mapping[str, str]]]:
-        """Return what has arrived: names, values and labels as they were, in order."""
+        """Return name, value and labels of each sample that the receiver got, in order."""
         ...
 
     def silent(self) -> contextlib.AbstractContextManager[None]:
-        """Have the far end not answer."""
+        """Make the receiver unresponsive while the context is active."""
         ...
 
 
 def sample(name: str = "vtorque_cpu_seconds_total", value: float = 1.5, **more: str) -> Sample:
-    """Return a sample as the sampler makes it; ``more``: labels."""
+    """Return a sample in the form that exporters receive; ``more`` are labels."""
     labels = {"job": "42.srv", "user": "ada", "node": "n1", "guest": "0", **more}
     return Sample(name, value, labels, "counter" if "_total" in name else "gauge", 1.7e9, "help")
 
 
 class ExporterContract:
-    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""
+    """Tests of an exporter. Subclass as ``Test...`` and override the fixture ``harness``."""
 
     @pytest.fixture
     def harness(self) -> ExporterHarness:
@@ -62,7 +62,7 @@ class ExporterContract:
         raise NotImplementedError("override the fixture harness() in the subclass")
 
     def test_samples_arrive(self, harness: ExporterHarness) -> None:
-        """Names, values and labels, those of several jobs."""
+        """Samples of several jobs must arrive with their names, values and labels."""
         sink = harness.open()
         sent = [sample(), sample("vtorque_guest_memory_bytes", 2.0**40, job="43.srv")]
         _write(sink, *sent)
@@ -70,7 +70,7 @@ class ExporterContract:
         sink.close()
 
     def test_any_value_arrives_as_it_is(self, harness: ExporterHarness) -> None:
-        """Small and large ones, and zero."""
+        """Zero, small and large values must arrive unchanged."""
         sink = harness.open()
         for number, value in enumerate((0.0, 1e-9, 2.0**53, 0.1)):
             one = sample("vtorque_guest_memory_bytes", value, guest=str(number))
@@ -79,7 +79,7 @@ class ExporterContract:
         sink.close()
 
     def test_any_label_arrives_as_it_is(self, harness: ExporterHarness) -> None:
-        """Quotes, commas and what else a format may use itself."""
+        """Labels with quotes, commas and other special characters must arrive unchanged."""
         sink = harness.open()
         one = sample(device=AWKWARD)
         _write(sink, one)
@@ -87,7 +87,7 @@ class ExporterContract:
         sink.close()
 
     def test_each_sample_arrives_once(self, harness: ExporterHarness) -> None:
-        """Not the last ones with it."""
+        """A write must not send the samples of earlier writes again."""
         sink = harness.open()
         for value in (1.0, 2.0, 3.0):
             _write(sink, sample(value=value))
@@ -99,7 +99,10 @@ class ExporterContract:
     def test_nothing_to_send_and_jobs_that_it_does_not_know_are_no_errors(
         self, harness: ExporterHarness
     ) -> None:
-        """A node without jobs has no samples; one job ends before its first."""
+        """An empty write and the end of an unknown job must not raise.
+
+        A node without jobs has no samples, and a job may end before its first sample.
+        """
         sink = harness.open()
         _write(sink)
         sink.end(["99.srv"])
@@ -112,7 +115,11 @@ class ExporterContract:
     def test_a_far_end_that_does_not_answer_ends_the_write_by_its_deadline(
         self, harness: ExporterHarness
     ) -> None:
-        """With OSError or HostFault, which are told once; and the next one arrives."""
+        """If the receiver does not answer, ``write()`` must return or raise by its deadline.
+
+        It may raise only OSError or HostFault. If it does not raise, the sample must have arrived.
+        The next sample must arrive once the receiver answers again.
+        """
         sink = harness.open()
         with harness.silent():
             error = ends(lambda: sink.write([sample(value=7.0)], time.monotonic() + _LIMIT))
@@ -125,7 +132,7 @@ class ExporterContract:
         sink.close()
 
     def test_closing_twice_is_right(self, harness: ExporterHarness) -> None:
-        """Also what was never written to."""
+        """An exporter may be closed twice, even if it has never received a sample."""
         sink = harness.open()
         sink.close()
         sink.close()

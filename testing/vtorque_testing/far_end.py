@@ -1,4 +1,4 @@
-"""What the contracts of exporters and of sinks share: waiting for what was sent."""
+"""Helpers shared by the contracts of exporters and sinks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WAIT = 60.0  # seconds until what was sent is there
 
 
 def until(harness: object, done: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Check that what was sent has arrived. Raises AssertionError with ``what()``.
+    """Check that all sent data has arrived. Raises AssertionError with ``what()``.
 
-    Wait for it, a minute at most, only if ``harness.asynchronous`` is true.
+    If ``harness.asynchronous`` is true, wait up to one minute; otherwise check once.
     """
     later = getattr(harness, "asynchronous", False)
     hint = "" if later else "; if it arrives later, the harness needs asynchronous = True"
@@ -23,7 +23,10 @@ def until(harness: object, done: Callable[[], bool], what: Callable[[], str]) ->
 
 
 def ends(work: Callable[[], object]) -> BaseException | None:
-    """Call what may hang; return what it raised. Raises AssertionError if it does not end."""
+    """Call a function that may hang; return the exception that it raised, or None.
+
+    Raises AssertionError if the function does not return within a minute.
+    """
     raised: list[BaseException] = []
 
     def run() -> None:

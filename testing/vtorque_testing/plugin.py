@@ -1,4 +1,4 @@
-"""``vtorque plugins new``: for who writes plugins. It is nothing that a node has."""
+"""Register the command ``vtorque plugins new`` for plugin authors."""
 
 from __future__ import annotations
 

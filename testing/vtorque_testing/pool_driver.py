@@ -26,48 +26,48 @@ _WAIT = 60.0  # seconds until a cloud has ended what it was told to
 
 
 class DriverHarness(Protocol):
-    """A cloud, or a double of one, around the real driver."""
+    """The real driver, with a real or simulated cloud."""
 
     def driver(self) -> Driver:
-        """Return a new driver of the same cloud, as another process would make it."""
+        """Return a new driver of the same cloud, as another process would create it."""
         ...
 
     def order(self, node: str, cluster: str = "contract") -> Order:
-        """Return what this cloud can make."""
+        """Return an order that this cloud can fulfill."""
         ...
 
     def stranger(self) -> str:
-        """Make a machine without any tag of ours, by the cloud's own means; return its id."""
+        """Create a machine without vTorque's tags, through the cloud's own API; return its id."""
         ...
 
     def existing(self) -> set[str]:
-        """Return the ids of all machines that are there and not about to go, whose ever."""
+        """Return the ids of all machines, of any owner, that exist and are not being deleted."""
         ...
 
     def silent(self) -> contextlib.AbstractContextManager[None]:
-        """Have the cloud not answer."""
+        """Make the cloud unresponsive while the context is active."""
         ...
 
     def full(self) -> contextlib.AbstractContextManager[None]:
-        """Have the cloud give no more machines."""
+        """Make the cloud run out of capacity while the context is active."""
         ...
 
     def user_data(self, machine: str) -> bytes | None:
-        """Return what a machine was given to read at its boot; None: this cloud gives nothing."""
+        """Return the user data that a machine reads at boot; None: this cloud has no user data."""
         ...
 
 
 class PoolDriverContract:
-    """What holds for each driver. A subclass brings the fixture ``cloud``."""
+    """Tests of a pool driver. A subclass overrides the fixture ``cloud``."""
 
     @pytest.fixture
     def cloud(self) -> DriverHarness:
-        """Return the harness."""
+        """Return the harness of the driver under test."""
         raise NotImplementedError
 
     @pytest.fixture
     def driver(self, cloud: DriverHarness) -> Iterator[Driver]:
-        """Return a driver whose machines are ended afterwards."""
+        """Return a driver, and destroy its machines after the test."""
         driver = cloud.driver()
         yield driver
         for cluster in ("contract", "another"):
@@ -77,7 +77,7 @@ class PoolDriverContract:
     def test_what_is_made_is_listed_with_its_tags(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """Node, shape and time come back from the cloud."""
+        """The cloud must store node, shape and creation time of each machine."""
         before = time.time()
         made = driver.create(cloud.order("n1"))
         [found] = driver.machines("contract")
@@ -86,7 +86,7 @@ class PoolDriverContract:
         assert found.is_live and made.is_live
 
     def test_a_new_driver_knows_all_machines(self, cloud: DriverHarness, driver: Driver) -> None:
-        """Another process made them: nothing may be kept in memory."""
+        """A new driver must list machines that another process created."""
         made = {driver.create(cloud.order(name)).id for name in ("n1", "n2")}
         other = cloud.driver()
         assert {each.id for each in other.machines("contract")} == made
@@ -96,7 +96,7 @@ class PoolDriverContract:
     def test_other_clusters_and_strangers_are_not_listed(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """What is listed may be destroyed."""
+        """``machines()`` must list only its cluster, because listed machines may be destroyed."""
         stranger = cloud.stranger()
         other = driver.create(cloud.order("n2", "another"))
         mine = driver.create(cloud.order("n1"))
@@ -105,7 +105,7 @@ class PoolDriverContract:
         assert stranger not in {mine.id, other.id}
 
     def test_only_what_is_named_is_destroyed(self, cloud: DriverHarness, driver: Driver) -> None:
-        """And it is gone, not only from the list."""
+        """``destroy()`` must delete the given machine from the cloud, and no other."""
         stranger = cloud.stranger()
         first, second = (driver.create(cloud.order(name)) for name in ("n1", "n2"))
         driver.destroy(first.id)
@@ -114,7 +114,7 @@ class PoolDriverContract:
         assert _live(driver) == {second.id}
 
     def test_destroying_twice_is_right(self, cloud: DriverHarness, driver: Driver) -> None:
-        """A call that was killed is made again."""
+        """``destroy()`` must be idempotent, because an interrupted call is repeated."""
         made = driver.create(cloud.order("n1"))
         driver.destroy(made.id)
         driver.destroy(made.id)
@@ -122,7 +122,10 @@ class PoolDriverContract:
         driver.destroy(made.id)
 
     def test_a_silent_cloud_is_no_empty_one(self, cloud: DriverHarness, driver: Driver) -> None:
-        """Else all nodes would be taken for lost."""
+        """An unresponsive cloud must raise CloudFault.
+
+        With an empty list instead, vTorque would consider all nodes lost.
+        """
         made = driver.create(cloud.order("n1"))
         with cloud.silent():
             with pytest.raises(CloudFault):
@@ -136,7 +139,10 @@ class PoolDriverContract:
     def test_a_full_cloud_says_so_and_leaves_nothing(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """That pauses a shape; any other failure would be tried elsewhere."""
+        """Missing capacity must raise StockOut, for which vTorque pauses the shape.
+
+        No machine may be left.
+        """
         before = cloud.existing()
         with cloud.full(), pytest.raises(StockOut):
             driver.create(cloud.order("n1"))
@@ -144,7 +150,7 @@ class PoolDriverContract:
         assert driver.machines("contract") == []
 
     def test_many_at_once_are_all_there(self, cloud: DriverHarness, driver: Driver) -> None:
-        """Threads share a driver; a list has all pages."""
+        """A driver must be thread-safe, and ``machines()`` must read all pages."""
         names = [f"n{number}" for number in range(1, 7)]
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(lambda name: driver.create(cloud.order(name)), names))
@@ -153,7 +159,7 @@ class PoolDriverContract:
         assert left is None or left >= 0
 
     def test_user_data_arrives_as_it_is(self, cloud: DriverHarness, driver: Driver) -> None:
-        """Byte for byte."""
+        """User data must arrive byte for byte."""
         made = driver.create(cloud.order("n1"))
         found = cloud.user_data(made.id)
         assert found is None or found == cloud.order("n1").user_data

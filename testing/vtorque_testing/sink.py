@@ -7,7 +7,7 @@ Example::
         def harness(self):
             return MyHarness()
 
-Requires ``vtorque-joblog``, as the sink itself does.
+Requires the distribution ``vtorque-joblog``, as the sink itself does.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from vtorque_testing.far_end import ends, until
 
 
 class SinkHarness(Protocol):
-    """The sink, and a double of what its records go to.
+    """The sink under test, and a double of the receiver of its records.
 
-    If records arrive after ``handle()`` has returned, set ``asynchronous = True``: the contract
-    then waits for them, a minute at most.
+    If records arrive after ``handle()`` has returned, set ``asynchronous = True``. The contract
+    then waits up to one minute for them.
     """
 
     def open(self) -> logging.Handler:
-        """Return the open sink."""
+        """Return a new, open sink."""
         ...
 
     def received(self) -> Sequence[tuple[str, str]]:
-        """Return job and message of each record that has arrived, in order."""
+        """Return job and message of each record that the receiver got, in order."""
         ...
 
     def silent(self) -> contextlib.AbstractContextManager[None]:
-        """Have the far end not answer."""
+        """Make the receiver unresponsive while the context is active."""
         ...
 
 
 def record(message: str, job: str = "42.srv", **more: Any) -> logging.LogRecord:
-    """Return a record as a sink gets it; ``more``: keys of the entry."""
+    """Return a log record in the form that sinks receive; ``more`` are keys of its entry."""
     entry = {
         "t": 1.7e9, "level": "INFO", "logger": "vtorque_core.node", "plugin": "core",
         "phase": "boot", "guest": None, "node": "n1", "job": job, "message": message, **more,
@@ -56,7 +56,7 @@ def record(message: str, job: str = "42.srv", **more: Any) -> logging.LogRecord:
 
 
 class SinkContract:
-    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""
+    """Tests of a sink. Subclass as ``Test...`` and override the fixture ``harness``."""
 
     @pytest.fixture
     def harness(self) -> SinkHarness:
@@ -64,14 +64,14 @@ class SinkContract:
         raise NotImplementedError("override the fixture harness() in the subclass")
 
     def test_a_record_arrives(self, harness: SinkHarness) -> None:
-        """With its job."""
+        """A record must arrive with the id of its job."""
         handler = harness.open()
         handler.handle(record("guest 0 is ready"))
         _until(harness, [("42.srv", "guest 0 is ready")])
         handler.close()
 
     def test_each_arrives_once_and_in_order(self, harness: SinkHarness) -> None:
-        """Of several jobs."""
+        """Records of several jobs must arrive exactly once and in order."""
         handler = harness.open()
         sent = [(f"{40 + n % 3}.srv", f"line {n}") for n in range(20)]
         for job, message in sent:
@@ -80,7 +80,11 @@ class SinkContract:
         handler.close()
 
     def test_any_text_is_one_record_as_it_is(self, harness: SinkHarness) -> None:
-        """Quotes, percent signs, what looks like another record; details are no records either."""
+        """Any message must arrive unchanged as one record, and details must not become records.
+
+        The message contains quotes, percent signs and braces, and is more than 3,000 characters
+        long.
+        """
         handler = harness.open()
         awkward = 'a "b" %s %(name)s {c} <d> \\n é ' + "x" * 3000
         handler.handle(record(awkward, detail=["first line", "second line"]))
@@ -89,7 +93,10 @@ class SinkContract:
         handler.close()
 
     def test_a_far_end_that_does_not_answer_is_told(self, harness: SinkHarness) -> None:
-        """With OSError or HostFault: then the record comes again. What is swallowed is lost."""
+        """If the receiver does not answer, the sink must raise OSError or HostFault.
+
+        vTorque then sends the record again. If the sink ignores the error, the record is lost.
+        """
         with harness.silent():
             handler = harness.open()
             error = ends(lambda: handler.handle(record("lost?")))
@@ -105,7 +112,7 @@ class SinkContract:
         handler.close()
 
     def test_closing_twice_is_right(self, harness: SinkHarness) -> None:
-        """Also what was never written to."""
+        """A sink may be closed twice, even if it has never received a record."""
         handler = harness.open()
         handler.close()
         handler.close()

@@ -1,8 +1,9 @@
-"""What a journalled record names, and how that looks: so that nothing it leaves goes unseen.
+"""Find the objects that a journal record names, and observe their state.
 
-A record names a path, a network interface, a process or a PCI function by a value of one of its
-fields, or of a property of its class. A MAC, a UUID or a field ``table`` names what a recorded node
-has doubles of: packet filters and domains.
+The fault tests use it to detect leftovers of any resource. The fields of a record, and the
+properties of its class, name paths, network interfaces, processes and PCI functions. MAC addresses,
+UUIDs and the field ``table`` name domains and packet filters, for which a recorded node has
+doubles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def named(resource: Resource) -> Iterator[tuple[str, str]]:
-    """Yield (what it is, its name) of all that a resource names; ``("double", ...)``: a node's."""
+    """Yield kind and name of each object that a resource names.
+
+    The kinds are ``process``, ``path``, ``link`` and ``double``. A recorded node simulates a
+    ``double``.
+    """
     for key, value in _values(resource):
         if key == "pid" and isinstance(value, int):
             yield "process", str(value)
@@ -47,9 +52,10 @@ def _values(resource: Resource) -> Iterator[tuple[str, object]]:
 
 
 def state(what: str, name: str) -> object:
-    """Return how it looks now; None: it is not there.
+    """Return the current state of an object, or None if it does not exist.
 
-    Of a directory also the names in it, but not where everybody may make some (``/tmp``).
+    The state of a directory includes the names in it, except for sticky directories such as
+    ``/tmp``.
     """
     if what == "process":
         return Path("/proc", name).exists() or None
