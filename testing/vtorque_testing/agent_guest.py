@@ -1,6 +1,6 @@
-"""The double of a guest with vtorque-agent: the real agent, as a process of this machine.
+"""Double of a guest with vtorque-agent: the real agent, run as a process of this machine.
 
-Needs ``vtorque-linux-guest``, as the guest type itself does, and a C compiler.
+Requires a C compiler and the distribution ``vtorque-linux-guest``, as the guest type itself does.
 """
 
 from __future__ import annotations
@@ -26,11 +26,22 @@ _NOBODY = 65534
 
 
 class LocalAgent:
-    """The agent `binary` with its own configuration; a context manager.
+    """The agent ``binary`` with its own configuration. A context manager.
 
-    As root, jobs run as nobody (65534) with the groups given; else as the caller. `setup` is the
-    text of a setup script. On leaving, an agent that died or reported a sanitizer's finding fails
-    the test by AssertionError.
+    If the caller is root, jobs run as nobody (65534) with the given groups; otherwise as the
+    caller. The exit raises AssertionError if the agent has crashed or a sanitizer has reported an
+    error.
+
+    Args:
+        binary: the agent.
+        setup: text of a setup script.
+        groups: group ids of the jobs.
+        extra: further lines of the configuration.
+        sync: whether the agent syncs files at the end of a job.
+        notify: value of NOTIFY_SOCKET (sd_notify(3)).
+        status: whether the agent has a status port.
+        user: name of the job's user.
+        shell: login shell of the job's user.
     """
 
     def __init__(
@@ -94,11 +105,11 @@ class LocalAgent:
         return listener
 
     def status(self) -> socket.socket:
-        """The agent's next connection to the status port."""
+        """Return the agent's next connection to the status port."""
         return self._next(self.status_listener)
 
     def connect(self) -> socket.socket:
-        """The agent's next connection to the run port, as a host would have it."""
+        """Return the agent's next connection to the run port, as the host sees it."""
         return self._next(self.run_listener)
 
     def _next(self, listener: socket.socket) -> socket.socket:
@@ -107,7 +118,7 @@ class LocalAgent:
         return connection
 
     def log(self) -> str:
-        """What the agent wrote to stderr."""
+        """Return what the agent wrote to stderr."""
         return (self.path / "log").read_text(errors="replace")
 
     def __enter__(self) -> Self:
@@ -130,9 +141,14 @@ class LocalAgent:
 
 
 class AgentHarness:
-    """For a driver that is an ``AgentDriver``; see :class:`vtorque_testing.guest.GuestHarness`.
+    """Harness of an ``AgentDriver``: :class:`vtorque_testing.guest.GuestHarness`.
 
-    ``binary``: the agent; by default one is built, once in ``directory``. Close it in the end.
+    Call :meth:`close` at the end.
+
+    Args:
+        driver: the driver under test.
+        directory: where the agent is built, once.
+        binary: an existing agent to use instead.
     """
 
     ready_port, ready_mark, run_port = "status.sock", b"READY 1\n", "run.sock"
@@ -149,7 +165,7 @@ class AgentHarness:
 
     @contextlib.contextmanager
     def boot(self, fails: str = "") -> Iterator[None]:
-        """Have an agent, whose setup says this and fails."""
+        """Start an agent; if ``fails`` is set, its setup fails with this message."""
         setup = f"cat <<'END'\n{fails}\nEND\nexit 3\n" if fails else None
         with LocalAgent(self.binary, setup) as self._agent:
             listening = select.select([self._agent.run_listener], [], [], _LONG)[0]
@@ -164,7 +180,7 @@ class AgentHarness:
         return self._agent.status() if port == self.ready_port else self._agent.connect()
 
     def close(self) -> None:
-        """Remove its directory."""
+        """Remove the harness's directory."""
         shutil.rmtree(self._top, ignore_errors=True)
 
 

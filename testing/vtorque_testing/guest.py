@@ -1,15 +1,15 @@
-"""The contract that every guest type passes: how its guests are waited for, and run a job.
+"""Contract that every guest type passes: wait until a guest is ready, and run a job in it.
 
-A test module subclasses it and gives it a double of the guest::
+A test module subclasses it and provides a double of the guest::
 
     class TestMine(GuestContract):
         @pytest.fixture
         def harness(self):
             return MyHarness()
 
-For guests with vtorque-agent :class:`vtorque_testing.agent_guest.AgentHarness` is one, around the
-real agent. The driver's ``run`` is called in this process, as in the job shell: signals are this
-process's.
+For guests with vtorque-agent, use :class:`vtorque_testing.agent_guest.AgentHarness`, which runs the
+real agent. The contract calls the driver's ``run`` in the test process, as the job shell does, and
+sends signals to that process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROPERTIES = {
     "stderr": "what it writes to stderr is apart from stdout",
     "killed": "a script that a signal has ended has 128 and its number",
 }
-"""What a guest type may lack, each of which :attr:`GuestHarness.lacks` then gives the reason."""
+"""Optional properties of a guest type. :attr:`GuestHarness.lacks` names the missing ones."""
 
 SHORT = 0.5  # seconds that a guest has which is not to become ready
 _PASSED_ON = (
@@ -62,54 +62,57 @@ _GARBAGE: tuple[Callable[[], Iterable[bytes]], ...] = (
 
 
 def _noise(seed: int, length: int) -> bytes:
-    """Return the same random bytes each time."""
     return random.Random(seed).randbytes(length)  # noqa: S311 - no secret
 
 
 class GuestHarness(Protocol):
-    """A guest type's driver, and a double of its guest."""
+    """The driver of a guest type, and a double of its guest."""
 
     driver: GuestDriver
     plan: GuestPlan
-    """Its ``run_dir`` and ``state_dir`` are there, and their paths short (unix(7))."""
+    """Plan of the guest. ``run_dir`` and ``state_dir`` exist and have short paths (unix(7))."""
     ready_port: str
-    """The socket in ``run_dir`` by which root waits; empty: the guest type lacks ``ready``."""
+    """Socket in ``run_dir`` on which root waits; empty if the guest type lacks ``ready``."""
     ready_mark: bytes
-    """The guest is ready when this, and no less, has come by ``ready_port``."""
+    """The guest is ready once these bytes have arrived completely on ``ready_port``."""
     run_port: str
-    """The socket by which the job runs."""
+    """Socket in ``run_dir`` through which the job runs."""
     lacks: Mapping[str, str]
-    """Of :data:`PROPERTIES`, what this guest type cannot do, and why."""
+    """Names of missing :data:`PROPERTIES`, each with the reason."""
     scripts: ShellScripts
     patience: float
-    """Seconds after which what has not ended counts as hung: long."""
+    """Seconds after which a call of the driver counts as hung; use a large value."""
 
     def boot(self, fails: str = "") -> contextlib.AbstractContextManager[None]:
-        """Boot a guest; ``fails``: its setup does, and says this. It ends with the context."""
+        """Boot a guest, and end it with the context.
+
+        Args:
+            fails: if not empty, the guest's setup fails with this message.
+        """
         ...
 
     def connect(self, port: str) -> socket.socket:
-        """Return the guest's end of a port, as QEMU connects whoever opens the socket."""
+        """Return the guest's end of a port, as QEMU connects it to the host's socket."""
         ...
 
 
 class ShellScripts:
-    """The job scripts of the contract, for guests with a POSIX shell."""
+    """The contract's job scripts, for guests with a POSIX shell."""
 
     def exits(self, code: int) -> bytes:
-        """End with this code."""
+        """Exit with this status."""
         return b"#!/bin/sh\nexit %d\n" % code
 
     def prints(self, text: str) -> bytes:
-        """Write this text, of whole lines."""
+        """Print this text, which consists of complete lines."""
         return f"#!/bin/sh\ncat <<'END'\n{text}END\n".encode()
 
     def counts(self, lines: int) -> bytes:
-        """Write the numbers from 1 on, each in a line."""
+        """Print the numbers from 1 to ``lines``, one per line."""
         return b"#!/bin/sh\nseq %d\n" % lines
 
     def stays(self) -> bytes:
-        """Write ``up``, and stay until something ends it."""
+        """Print ``up``, and run until a signal ends the script."""
         return b"#!/bin/sh\necho up\nexec sleep 1000\n"
 
     def dies_of(self, number: int) -> bytes:
@@ -117,36 +120,36 @@ class ShellScripts:
         return b"#!/bin/sh\nkill -%d $$\n" % number
 
     def copies(self) -> bytes:
-        """Write what it reads."""
+        """Copy standard input to standard output."""
         return b"#!/bin/sh\nexec cat\n"
 
     def prints_both(self, out: str, err: str) -> bytes:
-        """Write a line to stdout and one to stderr."""
+        """Print a line to stdout and one to stderr."""
         return f"#!/bin/sh\necho {out}\necho {err} >&2\n".encode()
 
     def tells_signals(self) -> bytes:
-        """Write ``up``, the name of each signal that comes, and end with 7 at TERM."""
+        """Print ``up`` and the name of each signal received; exit with 7 at SIGTERM."""
         traps = "".join(f"trap 'echo {n.name}' {n.name[3:]}\n" for n in _PASSED_ON)
         more = "trap 'exit 7' TERM\necho up\nwhile :; do sleep 1000 & wait; done\n"
         return f"#!/bin/sh\n{traps}{more}".encode()
 
     def outlives_term(self) -> bytes:
-        """Write ``up``, and stay, whatever can be caught."""
+        """Print ``up``, and run despite SIGTERM until SIGKILL."""
         return b"#!/bin/sh\ntrap '' TERM\necho up\nwhile :; do sleep 1000; done\n"
 
     def tells_size(self) -> bytes:
-        """Write ``rows columns`` of its terminal, again when they change, and end with 5."""
+        """Print ``ROWS COLUMNS`` of the terminal, and again at a change; then exit with 5."""
         more = b"stty size\nwhile :; do sleep 1000 & wait; done\n"
         return b"#!/bin/sh\ntrap 'stty size; exit 5' WINCH\n" + more
 
 
 class Hangs(BaseException):
-    """What was called has not ended."""
+    """A call of the driver did not return within ``GuestHarness.patience``."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a job has ended: its exit code, or what the driver raised."""
+    """Result of a job: its exit status, or the exception that the driver raised."""
 
     code: int | None
     died: Exception | None
@@ -155,11 +158,11 @@ class Ran:
 
 
 Then = tuple[bytes, Callable[[], None]]
-"""When the job has written this, do that."""
+"""Text in the job's output, and an action to run when it appears."""
 
 
 class GuestContract:
-    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""
+    """Tests of a guest type. Subclass as ``Test...`` and override the fixture ``harness``."""
 
     @pytest.fixture
     def harness(self) -> GuestHarness:
@@ -167,7 +170,7 @@ class GuestContract:
         raise NotImplementedError("override the fixture harness() in the subclass")
 
     def test_what_it_lacks_is_declared(self, harness: GuestHarness) -> None:
-        """By name, and with the reason."""
+        """``lacks`` must contain only names of :data:`PROPERTIES`, each with a reason."""
         assert not harness.lacks.keys() - PROPERTIES.keys()
         assert all(len(why) > 10 for why in harness.lacks.values()), harness.lacks
         assert bool(harness.ready_port) != ("ready" in harness.lacks)
@@ -175,7 +178,10 @@ class GuestContract:
     # -- until it is ready ---------------------------------------------------------------------
 
     def test_it_is_ready_when_it_says_so(self, harness: GuestHarness) -> None:
-        """And its steps are told as they may be printed."""
+        """``await_ready()`` must return after the guest's message, not before.
+
+        The steps that it reports must be printable.
+        """
         _needs(harness, "ready")
         steps: list[str] = []
         with harness.boot(), _wires(harness) as wires:
@@ -185,14 +191,14 @@ class GuestContract:
         assert all(step and step.isprintable() for step in steps), steps
 
     def test_ready_in_single_bytes(self, harness: GuestHarness) -> None:
-        """How the bytes arrive makes no difference."""
+        """The message must be understood if it arrives byte by byte."""
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
             wires.watch(harness.ready_port, chunk=1)
             assert _await(harness) is None
 
     def test_silence_is_a_host_fault_at_the_deadline(self, harness: GuestHarness) -> None:
-        """It says which guest."""
+        """A guest that sends nothing must cause a HostFault at the deadline."""
         _needs(harness, "ready")
         with _wires(harness) as wires:
             wires.instead[harness.ready_port] = silent
@@ -201,7 +207,7 @@ class GuestContract:
 
     @pytest.mark.parametrize("garbage", range(len(_GARBAGE)))
     def test_garbage_is_not_ready(self, harness: GuestHarness, garbage: int) -> None:
-        """Nor is a flood of it that has no end."""
+        """Invalid data, even an endless stream of it, must cause a HostFault."""
         _needs(harness, "ready")
         with _wires(harness) as wires:
             wires.instead[harness.ready_port] = babbling(_GARBAGE[garbage]())
@@ -209,7 +215,7 @@ class GuestContract:
         assert isinstance(error, HostFault), error
 
     def test_a_setup_that_fails_says_why(self, harness: GuestHarness) -> None:
-        """And nothing that a terminal would take for more than text."""
+        """The error of a failed setup must quote the guest, without control characters."""
         _needs(harness, "ready")
         with harness.boot(fails="no disk \033[31m here"), _wires(harness):
             error = _await(harness)
@@ -217,13 +223,16 @@ class GuestContract:
         assert str(error).isprintable(), error
 
     def test_a_guest_that_is_gone_is_a_host_fault(self, harness: GuestHarness) -> None:
-        """At once, not at the deadline."""
+        """A missing guest must cause a HostFault before the deadline."""
         _needs(harness, "ready")
         error = _await(harness)
         assert isinstance(error, HostFault), error
 
     def test_a_guest_killed_on_its_way_is_a_host_fault(self, harness: GuestHarness) -> None:
-        """After each byte that it has sent; or it is ready, but only if it has said so."""
+        """A guest killed during its boot, after any byte, must cause a HostFault.
+
+        Success is allowed only if the guest has already sent the complete message.
+        """
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
             wires.watch(harness.ready_port)
@@ -241,34 +250,34 @@ class GuestContract:
 
     @pytest.mark.parametrize("code", [0, 1, 3, 127, 128, 255])
     def test_the_exit_code_is_the_scripts(self, harness: GuestHarness, code: int) -> None:
-        """Each of them."""
+        """``run()`` must return the exit status of the script."""
         assert _job(harness, harness.scripts.exits(code)).code == code
 
     def test_the_output_is_the_scripts(self, harness: GuestHarness) -> None:
-        """Every byte of it, once, and nothing else."""
+        """The output must be exactly that of the script."""
         text = "one\n  two \u00e9 %s \\n\n\nlast\n"
         ran = _job(harness, harness.scripts.prints(text))
         assert (ran.code, ran.out, ran.err) == (0, text.encode(), b"")
 
     def test_the_output_in_single_bytes(self, harness: GuestHarness) -> None:
-        """How the bytes arrive makes no difference."""
+        """The output must be complete if it arrives byte by byte."""
         ran = _job(harness, harness.scripts.prints("one\ntwo\n"), chunk=1)
         assert (ran.code, ran.out, ran.err) == (0, b"one\ntwo\n", b"")
 
     def test_much_output_to_who_reads_late(self, harness: GuestHarness) -> None:
-        """More than any window or pipe holds."""
+        """Large output must be complete even if the reader starts late and all buffers fill."""
         ran = _job(harness, harness.scripts.counts(200_000), late=True)
         assert ran.code == 0
         assert ran.out == b"".join(b"%d\n" % n for n in range(1, 200_001))
 
     def test_stderr_is_apart(self, harness: GuestHarness) -> None:
-        """From stdout."""
+        """Standard error must be separate from standard output."""
         _needs(harness, "stderr")
         ran = _job(harness, harness.scripts.prints_both("to-out", "to-err"))
         assert (ran.code, ran.out, ran.err) == (0, b"to-out\n", b"to-err\n")
 
     def test_its_input_reaches_it(self, harness: GuestHarness) -> None:
-        """All of it, and its end."""
+        """The script must read all of its standard input, up to the end of file."""
         _needs(harness, "stdin")
         data = _noise(2, 1 << 20)
         ran = _job(harness, harness.scripts.copies(), stdin=data)
@@ -276,12 +285,12 @@ class GuestContract:
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
     def test_a_script_that_a_signal_ends(self, harness: GuestHarness, number: int) -> None:
-        """Has the code that a shell gives it."""
+        """If a signal ends the script, ``run()`` must return 128 plus its number."""
         _needs(harness, "killed")
         assert _job(harness, harness.scripts.dies_of(number)).code == 128 + number
 
     def test_each_signal_reaches_the_script(self, harness: GuestHarness) -> None:
-        """That a batch system sends, and TERM as one that it can catch."""
+        """The script must receive every signal that a batch system sends to the job shell."""
         _needs(harness, "signals")
         told = [b"up", *(each.name.encode() for each in _PASSED_ON)]
         then = [(line, _sending(n)) for line, n in zip(told, _PASSED_ON, strict=False)]
@@ -290,40 +299,40 @@ class GuestContract:
         assert (ran.code, ran.out.split()) == (7, told)
 
     def test_term_ends_the_job(self, harness: GuestHarness) -> None:
-        """With the code that a shell gives it."""
+        """SIGTERM must end the job with status 143 (128 plus 15)."""
         then = [(b"up", _sending(signal.SIGTERM))]
         ran = _job(harness, harness.scripts.stays(), then=then)
         assert (ran.code, ran.out) == (128 + signal.SIGTERM, b"up\n")
 
     def test_kill_comes_after_the_grace(self, harness: GuestHarness) -> None:
-        """To who does not end at TERM."""
+        """A script that ignores SIGTERM must be killed after ``Script.grace`` seconds."""
         _needs(harness, "signals")
         then = [(b"up", _sending(signal.SIGTERM))]
         ran = _job(harness, harness.scripts.outlives_term(), then=then, grace=0.3)
         assert ran.code == 128 + signal.SIGKILL
 
     def test_the_terminal_is_as_large_as_the_users(self, harness: GuestHarness) -> None:
-        """Also when they make it larger."""
+        """The script's terminal must have the size of the user's, also after a change."""
         _needs(harness, "terminal")
         ran = _on_a_terminal(harness, harness.scripts.tells_size(), (33, 101), (40, 120))
         assert (ran.code, ran.out.split(b"\r\n")[:2]) == (5, [b"33 101", b"40 120"])
 
     def test_a_guest_that_is_gone_before_the_job(self, harness: GuestHarness) -> None:
-        """Is no exit code."""
+        """If the guest is missing, ``run()`` must raise GuestDied or HostFault."""
         with harness.boot():
             ran = _run(harness, harness.scripts.exits(0))
         assert isinstance(ran.died, GuestDied | HostFault), ran
 
     @pytest.mark.parametrize("garbage", range(len(_GARBAGE)))
     def test_garbage_is_no_exit_code(self, harness: GuestHarness, garbage: int) -> None:
-        """In the place of a job."""
+        """Invalid data instead of a job must raise GuestDied."""
         with harness.boot(), _wires(harness) as wires:
             wires.instead[harness.run_port] = babbling(_GARBAGE[garbage](), stays=False)
             ran = _run(harness, harness.scripts.exits(0))
         assert isinstance(ran.died, GuestDied), ran
 
     def test_garbage_while_the_script_runs_is_no_success(self, harness: GuestHarness) -> None:
-        """Whatever it is."""
+        """Invalid data after the start of the script must not yield exit status 0."""
         ran = _killed(harness, harness.scripts.prints("one\n"), 1 << 20)
         for cut in range(1, len(ran[1]), 1 + len(ran[1]) // 5):
             after, _ = _killed(harness, harness.scripts.prints("one\n"), cut, b"\xff\0no" * 9)
@@ -333,7 +342,10 @@ class GuestContract:
         "at", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 8))]
     )
     def test_a_guest_killed_while_the_script_runs(self, harness: GuestHarness, at: int) -> None:
-        """Is no success, after each byte; nor is its output cut off with the code of one."""
+        """A guest killed during the job, after any byte, must not yield success.
+
+        Exit status 0 is allowed only with the complete output.
+        """
         content = harness.scripts.prints("one\n")
         whole, passed = _killed(harness, content, 1 << 20)
         assert (whole.code, whole.out) == (0, b"one\n")
@@ -360,7 +372,7 @@ def _wires(harness: GuestHarness) -> Wires:
 
 @contextlib.contextmanager
 def _ending(harness: GuestHarness) -> Iterator[None]:
-    """Raise Hangs in what does not end. Only in the main thread: the driver sets handlers there."""
+    """Raise Hangs in the main thread, where drivers set signal handlers, at the time limit."""
 
     def hung(_number: int, _frame: FrameType | None) -> None:
         raise Hangs(f"timed out after {harness.patience:g} s")
@@ -381,7 +393,7 @@ def _ending(harness: GuestHarness) -> Iterator[None]:
 def _await(
     harness: GuestHarness, seconds: float | None = None, steps: list[str] | None = None
 ) -> Exception | None:
-    """Wait until the guest is ready; return what the driver raises."""
+    """Wait until the guest is ready; return the driver's exception or None."""
     told = [] if steps is None else steps
     limit = harness.patience if seconds is None else seconds
     with _ending(harness):
@@ -393,7 +405,7 @@ def _await(
 
 
 def _job(harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more: object) -> Ran:
-    """Run a job in a guest of its own, once that is ready."""
+    """Boot a new guest, wait until it is ready, and run a job in it."""
     with harness.boot(), _wires(harness) as wires:
         _ready(harness)
         wires.watch(harness.run_port, chunk=chunk)
@@ -405,7 +417,7 @@ def _job(harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more:
 def _killed(
     harness: GuestHarness, content: bytes, cut: int, last: bytes = b""
 ) -> tuple[Ran, bytes]:
-    """Run a job whose guest is gone after so many bytes; return also what came of it."""
+    """Run a job whose guest dies after ``cut`` bytes; return also the bytes that it sent."""
     with harness.boot(), _wires(harness) as wires:
         _ready(harness)
         wires.watch(harness.run_port, cut=cut, last=last)
@@ -432,7 +444,7 @@ def _run(
     late: bool = False,
     grace: float = 600.0,
 ) -> Ran:
-    """Call the driver's ``run``, as the job shell does; read what the job writes meanwhile."""
+    """Call the driver's ``run`` as the job shell does, and read the job's output meanwhile."""
     with contextlib.ExitStack() as stack:
         out, err = _Reader(then, late=late), _Reader(())
         source = _Feeder(stdin) if stdin is not None else None
@@ -448,7 +460,7 @@ def _run(
 def _called(
     harness: GuestHarness, content: bytes, streams: Streams, grace: float
 ) -> tuple[int | None, Exception | None]:
-    """Call it. The signals that it does not take are taken, and the handlers are looked at."""
+    """Call ``run`` with all signals ignored; check that it restores handlers and timers."""
     plan = harness.plan
     guest = ReadyGuest(plan.name, plan.hostname, plan.rank, plan.run_dir)
     environ = {"PATH": os.environ["PATH"], "TERM": "dumb"}
@@ -471,13 +483,13 @@ def _called(
 
 
 def _ignored(_number: int, _frame: FrameType | None) -> None:
-    """Take a signal: it is not for this process."""
+    """Ignore a signal that is not meant for this process."""
 
 
 def _on_a_terminal(
     harness: GuestHarness, content: bytes, size: tuple[int, int], then: tuple[int, int]
 ) -> Ran:
-    """Run an interactive job's script on a terminal of this size, which changes."""
+    """Run a script on a terminal of ``size``, and resize it to ``then`` after its first output."""
     master, terminal = os.openpty()
     resize = _sending(signal.SIGWINCH)
 
@@ -503,7 +515,7 @@ def _set_size(terminal: int, size: tuple[int, int]) -> None:
 
 
 class _Reader(threading.Thread):
-    """Reads what is written to ``write``, and does what is to be done when it comes."""
+    """Reads a pipe with the write end ``write``, and runs an action after each expected text."""
 
     def __init__(
         self, then: Sequence[Then], ends: tuple[int, int] | None = None, *, late: bool = False
@@ -516,7 +528,7 @@ class _Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Read until the other end is closed."""
+        """Read until the write end is closed."""
         if self._late:
             time.sleep(0.3)  # the pipe and what is behind it are full by then
         with contextlib.suppress(OSError):  # the end of a terminal
@@ -531,7 +543,7 @@ class _Reader(threading.Thread):
             action()
 
     def close(self) -> bytes:
-        """Close it; return all that was written."""
+        """Close the pipe; return all data."""
         if not self._closed:
             self._closed = True
             os.close(self.write)
@@ -541,7 +553,7 @@ class _Reader(threading.Thread):
 
 
 class _Feeder(threading.Thread):
-    """Writes these bytes to ``read``'s other end."""
+    """Writes data to a pipe whose read end is ``read``."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(daemon=True)
@@ -550,7 +562,7 @@ class _Feeder(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Write until all is written, or nobody reads."""
+        """Write all data, or until the read end is closed."""
         left = memoryview(self._data)
         with contextlib.suppress(BrokenPipeError):
             while left:
@@ -558,6 +570,6 @@ class _Feeder(threading.Thread):
         os.close(self._write)
 
     def close(self) -> None:
-        """Stop."""
+        """Close the read end and wait for the thread."""
         os.close(self.read)
         self.join(60)

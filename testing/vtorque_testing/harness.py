@@ -1,4 +1,4 @@
-"""Base of the harness that a batch adapter's author writes for the contract tests.
+"""Interface of the harness that authors of a batch adapter write for the contract.
 
 A harness simulates the batch system around the real adapter. Its submit command records its input,
 and :meth:`BatchHarness.start` returns what the real system would start on the nodes.
@@ -32,7 +32,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class PluginSite:
-    """A site config for plugins: :class:`vtorque_core.api.node_job.Site`.
+    """A site config for plugins, which implements :class:`vtorque_core.api.node_job.Site`.
 
     ``settings`` are objects of the plugin's settings classes.
     """
@@ -42,7 +42,7 @@ class PluginSite:
     path: Path = Path("/etc/vtorque/vtorque.toml")
 
     def __getitem__(self, settings: type[S]) -> S:
-        """Return the settings of that class. Raises KeyError."""
+        """Return the settings of this class. Raises KeyError."""
         for value in self.settings:
             if type(value) is settings:
                 return value

@@ -1,4 +1,4 @@
-"""Live part of the batch contract: real jobs in real guests, as an ordinary user.
+"""Live part of the batch contract: an ordinary user's jobs in real guests.
 
 Example::
 
@@ -8,7 +8,7 @@ Example::
         def live(self, cluster):
             return MyLiveHarness(cluster)
 
-The subclass sets the mark, and the fixture that detects leftovers on the host.
+The subclass sets the mark, and provides the fixture that detects leftovers on the host.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ START = 120.0  # seconds until a job that can run must do so: a guest boots mean
 
 @dataclass(frozen=True)
 class LiveDialect:
-    """What differs between batch systems.
+    """Properties in which batch systems differ.
 
     Args:
-        busy: options of a bare-metal job beside which no other can run.
-        walltime: options that limit a job to that many seconds.
-        cancelled, late: exit codes of a job that its user has cancelled while it ran, and of one
-            that has run out of time. A script that handles TERM may end with its own.
-        environ: variables that every job has inside the guest, and what matches their values.
+        busy: options of a bare-metal job that occupies the node, so that other jobs are queued.
+        walltime: returns options that limit a job to this number of seconds.
+        cancelled: exit statuses of a job that its user canceled while it ran.
+        late: exit statuses of a job that exceeded its time limit. In both cases, a script that
+            handles SIGTERM may set its own status.
+        environ: variables of every job inside the guest, with regular expressions for their values.
     """
 
     busy: tuple[str, ...]
@@ -51,34 +52,34 @@ class LiveDialect:
 
 
 class LiveHarness(Protocol):
-    """The batch system, from a user's side; ``vsub`` and what the site's users have."""
+    """The batch system and ``vsub``, as an ordinary user of the site sees them."""
 
     @property
     def dialect(self) -> LiveDialect:
-        """What is particular to it."""
+        """Properties of this batch system."""
         ...
 
     @property
     def home(self) -> Path:
-        """The user's home, which the guests have too."""
+        """The user's home directory, which the guests share."""
         ...
 
     def submit(self, script: bytes, *args: str) -> str:
-        """Submit with ``vsub`` and these options; return the job's id at once."""
+        """Submit with ``vsub`` and these options; return the job's id immediately."""
         ...
 
     def submit_forged(self, script: bytes, blob: bytes) -> str:
-        """Submit with these bytes as the request, past vsub's own check; return the id."""
+        """Submit with these bytes as the request, without vsub's checks; return the job's id."""
         ...
 
     def phase(self, job_id: str) -> Phase:
-        """Return where the job is; ``starting`` while root's prologue boots its guests."""
+        """Return the phase of a job; ``starting`` while root's prologue boots its guests."""
         ...
 
     def wait(self, job_id: str) -> Ended:
-        """Wait for the job's end; return its exit code and its two output files.
+        """Wait until the job ends; return its exit status and its two output files.
 
-        Of a job that never ran the code may be anything but 0, and the output empty.
+        For a job that never ran, the status may be any nonzero value, and the output empty.
         """
         ...
 
@@ -88,7 +89,7 @@ class LiveHarness(Protocol):
 
 
 class LiveBatchContract:
-    """Subclass it, name it ``Test...``, mark it, override the fixture ``live``."""
+    """Tests of real jobs. Subclass as ``Test...``, set a mark, override the fixture ``live``."""
 
     @pytest.fixture
     def live(self) -> LiveHarness:
@@ -99,11 +100,14 @@ class LiveBatchContract:
         ("end", "code"), [("exit 42", 42), ("kill -9 $$", 137), ("no-such", 127)]
     )
     def test_the_exit_code_is_the_scripts(self, live: LiveHarness, end: str, code: int) -> None:
-        """As the batch system's user sees it."""
+        """The batch system must report the exit status of the script."""
         assert live.wait(live.submit(f"#!/bin/sh\n{end}\n".encode())).code == code
 
     def test_output_arrives_byte_by_byte(self, live: LiveHarness) -> None:
-        """Both streams, apart, whatever bytes; standard input is at its end."""
+        """Any bytes on stdout and stderr must arrive unchanged, in separate files.
+
+        Standard input must be at end of file.
+        """
         octal = "".join(f"\\{i:03o}" for i in range(256))
         text = f"#!/bin/sh\ncat\nprintf '{octal}'\nprintf '{octal}{octal}' >&2\n"
         ended = live.wait(live.submit(text.encode()))
@@ -111,7 +115,7 @@ class LiveBatchContract:
         assert ended.stderr == bytes(range(256)) * 2
 
     def test_the_environment_of_a_job(self, live: LiveHarness) -> None:
-        """The batch system's variables are there, and none that names the host's programs."""
+        """The batch system's variables must be set, and SHELL must not be the job shell."""
         names = live.dialect.environ
         lines = "".join(f'echo "{name}=${name}"\n' for name in sorted(names))
         ended = live.wait(live.submit(f"#!/bin/sh\n{lines}echo $SHELL\n".encode()))
@@ -121,14 +125,14 @@ class LiveBatchContract:
         assert "vtorque" not in shell
 
     def test_vm_and_bare_metal_jobs_look_alike(self, live: LiveHarness) -> None:
-        """Same script, same output and code, but another kernel."""
+        """The same script must have the same output and status with and without guests."""
         text = b"#!/bin/sh\necho $0 $# | sed 's,.*/,,'; pwd; id -u; umask; exit 5\n"
         bare, guest = (live.wait(live.submit(text, *vm)) for vm in (("-vm", "none"), ()))
         assert (bare.code, bare.stderr) == (guest.code, guest.stderr)
         assert bare.stdout.splitlines()[1:] == guest.stdout.splitlines()[1:]
 
     def test_a_queued_job_is_cancelled(self, live: LiveHarness) -> None:
-        """Nothing of it is started."""
+        """A canceled queued job must not start."""
         first = live.submit(b"#!/bin/sh\nsleep 600\n", "-vm", "none", *live.dialect.busy)
         self.until(live, first, "running")
         second = live.submit(b"#!/bin/sh\necho ran\n")
@@ -140,7 +144,7 @@ class LiveBatchContract:
         assert (live.phase(first), live.phase(second)) == ("gone", "gone")
 
     def test_a_starting_job_is_cancelled(self, live: LiveHarness) -> None:
-        """In the prologue: its guests go, its script never runs."""
+        """A job canceled during its prologue must fail, and its script must not run."""
         job = live.submit(b"#!/bin/sh\necho ran\n")
         self.until(live, job, "starting")
         live.cancel(job)
@@ -149,7 +153,7 @@ class LiveBatchContract:
         assert b"ran" not in ended.stdout
 
     def test_a_running_job_is_cancelled(self, live: LiveHarness) -> None:
-        """The script in the guest gets TERM and has time to end."""
+        """The script in the guest must receive SIGTERM and have time to end."""
         job = self.running(live, b"trap 'echo got TERM; exit 9' TERM\n")
         live.cancel(job)
         ended = live.wait(job)
@@ -157,13 +161,13 @@ class LiveBatchContract:
         assert ended.stdout == b"got TERM\n"
 
     def test_a_job_that_ignores_its_cancellation_is_killed(self, live: LiveHarness) -> None:
-        """KILL follows."""
+        """A canceled script that ignores SIGTERM must be killed."""
         job = self.running(live, b"trap '' TERM\n")
         live.cancel(job)
         assert live.wait(job).code in live.dialect.cancelled
 
     def test_walltime(self, live: LiveHarness) -> None:
-        """As a cancellation, with its own exit code."""
+        """At the time limit, the script in the guest must receive SIGTERM."""
         text = b"#!/bin/sh\ntrap 'echo got TERM; exit 9' TERM\n" + LOOP
         ended = live.wait(live.submit(text, *live.dialect.walltime(10)))
         assert ended.code in live.dialect.late | {9}
@@ -173,7 +177,10 @@ class LiveBatchContract:
     def test_a_refused_request_ends_the_job_with_the_reason(
         self, live: LiveHarness, blob: bytes
     ) -> None:
-        """In its own output, at once; the next job runs."""
+        """A refused request must end the job, with the reason in its output.
+
+        The next job must run.
+        """
         ended = live.wait(live.submit_forged(b"#!/bin/sh\necho ran\n", blob))
         assert ended.code == EXIT_REFUSED
         assert ended.stdout == b""
@@ -181,7 +188,7 @@ class LiveBatchContract:
         assert live.wait(live.submit(b"#!/bin/sh\necho ran\n")).stdout == b"ran\n"
 
     def running(self, live: LiveHarness, trap: bytes) -> str:
-        """Return the id of a job that has set its trap and goes on for long."""
+        """Return the id of a running job that has set its trap."""
         mark = live.home / f"running{time.monotonic_ns()}"
         begun = f': > "$HOME/{mark.name}"\n'.encode()
         job = live.submit(b"#!/bin/sh\n" + trap + begun + LOOP)
@@ -194,7 +201,7 @@ class LiveBatchContract:
         return job
 
     def until(self, live: LiveHarness, job: str, phase: Phase) -> None:
-        """Wait for a phase of a job."""
+        """Wait until a job is in this phase."""
         end = time.monotonic() + START
         while (found := live.phase(job)) != phase:
             assert found != "gone", f"{job} has ended and never was {phase}"
