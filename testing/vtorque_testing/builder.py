@@ -23,10 +23,7 @@ from vtorque_core.api.image_builder import Builder, Building, BuiltImage
 
 
 class BuilderHarness(Protocol):
-    """A builder and what it builds of.
-
-    ``good`` are arguments of which it makes an image; ``bad`` are such that it refuses.
-    """
+    """The builder under test, and its input."""
 
     @property
     def builder(self) -> Builder:
@@ -35,17 +32,17 @@ class BuilderHarness(Protocol):
 
     @property
     def good(self) -> Mapping[str, str]:
-        """What ``-o key=value`` gives, of which an image can be built here."""
+        """Values of ``-o KEY=VALUE`` from which the builder builds an image on this machine."""
         ...
 
     @property
     def bad(self) -> Sequence[Mapping[str, str]]:
-        """Arguments that are the admin's mistakes."""
+        """Invalid values of ``-o KEY=VALUE``, each of which the builder must refuse."""
         ...
 
 
 class BuilderContract:
-    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""
+    """Tests of a builder. Subclass as ``Test...`` and override the fixture ``harness``."""
 
     @pytest.fixture
     def harness(self) -> BuilderHarness:
@@ -54,17 +51,17 @@ class BuilderContract:
 
     @pytest.fixture
     def steps(self) -> list[str]:
-        """Return the steps that were told."""
+        """Return the list of steps that the builder has reported."""
         return []
 
     @pytest.fixture
     def progress(self, steps: list[str]) -> Building:
-        """Return what the builder tells its progress."""
+        """Return the object to which the builder reports its progress."""
         return Building(steps.append, lambda _done, _total: None)
 
     @pytest.fixture
     def staging(self, tmp_path: Path) -> Path:
-        """Return the directory to build in, beside which nothing else is."""
+        """Return the directory to build in, which is otherwise empty."""
         path = tmp_path / "pool" / "staging"
         path.mkdir(parents=True)
         return path
@@ -72,7 +69,10 @@ class BuilderContract:
     def test_what_it_names_is_there(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """Plain names of files in the staging directory, each with something in it."""
+        """The named files must exist in the staging directory and must not be empty.
+
+        Their names must be plain file names, and the files must not be symbolic links.
+        """
         built = harness.builder.build(harness.good, staging, progress)
         names = _named(built)
         assert built.disk or built.initrd, "no disk and no initrd: nothing boots"
@@ -84,7 +84,7 @@ class BuilderContract:
     def test_it_says_what_the_image_is(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """Of a kind of machine that there is, with RAM to boot in."""
+        """The image must name a known architecture and disk format, and a plausible RAM size."""
         built = harness.builder.build(harness.good, staging, progress)
         assert built.arch in ("x86_64", "aarch64"), built.arch
         assert built.guest_type and built.distro
@@ -97,7 +97,7 @@ class BuilderContract:
     def test_nothing_is_written_elsewhere(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """The rest of the pool, and what it builds of, stay as they are."""
+        """The builder must not change files outside of the staging directory."""
         before = _all_below(staging.parents[1], staging)
         harness.builder.build(harness.good, staging, progress)
         assert _all_below(staging.parents[1], staging) == before
@@ -105,7 +105,7 @@ class BuilderContract:
     def test_steps_are_told(
         self, harness: BuilderHarness, staging: Path, progress: Building, steps: list[str]
     ) -> None:
-        """Who waits sees what is done: a line each."""
+        """The builder must report its steps, as printable lines."""
         harness.builder.build(harness.good, staging, progress)
         assert steps, "no step was told"
         assert all(step and step.isprintable() for step in steps), steps
@@ -113,14 +113,14 @@ class BuilderContract:
     def test_an_option_that_there_is_not_is_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """And is named: a misspelt one would build another image."""
+        """An unknown option must be refused by name, because it may be misspelled."""
         with pytest.raises(Refused, match="no-such-option"):
             harness.builder.build({**harness.good, "no-such-option": "1"}, staging, progress)
 
     def test_the_admins_mistakes_are_refused(
         self, harness: BuilderHarness, staging: Path, progress: Building
     ) -> None:
-        """As Refused: a host fault, or a traceback, would be somebody else's."""
+        """An administrator's mistake must raise Refused, not HostFault or another exception."""
         for number, arguments in enumerate(harness.bad):
             place = staging / str(number)
             place.mkdir()
@@ -130,7 +130,7 @@ class BuilderContract:
     def test_a_disk_that_is_too_large_is_refused(
         self, harness: BuilderHarness, staging: Path, steps: list[str]
     ) -> None:
-        """By the site's limit."""
+        """A disk larger than the site's ``max_disk`` must be refused."""
         limited = Building(steps.append, lambda _done, _total: None, max_disk=1)
         try:
             built = harness.builder.build(harness.good, staging, limited)
@@ -144,7 +144,7 @@ def _named(built: BuiltImage) -> list[str]:
 
 
 def _all_below(top: Path, but: Path) -> dict[str, object]:
-    """Return all files but those in one directory: their sizes and times."""
+    """Return mode, size and time of all files, except those in one directory."""
     found: dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         if path == but or but in path.parents or path == but.parent:

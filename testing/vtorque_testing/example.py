@@ -1,9 +1,12 @@
-"""A whole batch adapter: the example of ``doc/plugins.md``, run by the tests.
+"""Example of a complete batch adapter, described in ``doc/plugins.md`` and run by the tests.
 
-The batch system "acme" is made up. Its users submit with ``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k
-NOTE] [-a JOBS] [-N NODES] [-i] SCRIPT [ARGUMENT...]``, its option ``-S PROGRAM`` starts PROGRAM
-with the script and its arguments, ``acmestat`` lists the jobs there are, and root's hook has all it
-needs in its environment.
+The batch system "acme" is fictional:
+
+- Users submit with ``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k NOTE] [-a JOBS] [-N NODES] [-i]
+  SCRIPT [ARGUMENT...]``.
+- The option ``-S PROGRAM`` starts PROGRAM with the script and its arguments.
+- ``acmestat`` lists the existing jobs.
+- Root's hook gets all its information from environment variables.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Settings:
 
 
 class AcmeSubmitter:
-    """See :class:`vtorque_core.api.batch_system.Submitter`."""
+    """Submitter of acme: :class:`vtorque_core.api.batch_system.Submitter`."""
 
     naming = "-n"
 
@@ -58,7 +61,7 @@ class AcmeSubmitter:
         self._settings, self._jobshell = site[Settings], site.paths.jobshell
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Take ``-vm VALUE`` out of the options; the rest is acmesub's."""
+        """Extract ``-vm VALUE`` from the options; all other words are for acmesub."""
         words, vm, rest = iter(argv), [], list[str]()
         for word in words:
             if word == "-vm":
@@ -88,7 +91,7 @@ class AcmeSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Add the job shell and the request, at the end of the user's note."""
+        """Submit with the job shell, and with the request at the end of the user's note."""
         extra: list[str] = []
         if blob is not None:
             note = f"{options_of(args.rest)[0].get('-k', '')} {to_token(blob)}".lstrip()
@@ -100,22 +103,22 @@ class AcmeSubmitter:
         return subprocess.run([self._settings.acmesub, *words], check=False).returncode
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs, of which acmestat tells only the ids."""
+        """Return the existing jobs; acmestat prints only their ids."""
         return [JobInfo(each, "", "", "R") for each in _alive(self._settings) or ()]
 
     def cancel(self, job_id: str) -> int:
-        """Cancel a job."""
+        """Cancel a job with acmekill."""
         return subprocess.run(["acmekill", "--", job_id], check=False).returncode
 
 
 class AcmeNode(NodeAdapter):
-    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+    """Node adapter of acme: :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, site: Site) -> None:
         self._settings = site[Settings]
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read the hook's environment."""
+        """Read the job from the environment of the hook."""
         try:
             job_id, owner, node = (environ[f"ACME_{name}"] for name in ("JOB", "USER", "NODE"))
             nodes = tuple(environ["ACME_NODES"].split(","))
@@ -131,35 +134,35 @@ class AcmeNode(NodeAdapter):
         return BatchJob(job_id, owner, node, nodes, blob, bad_request=bad, name="acme")
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Name the guests."""
+        """Set ACME_NODES to the names of the guests."""
         yield EnvVar("ACME_NODES", ",".join(guest.hostname for guest in guests))
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Acme starts a job elsewhere when its hook fails, and only then."""
+        """Fail the hook after a host fault only; acme then starts the job on another node."""
         return 1 if outcome is Outcome.HOST_FAULT else 0
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask acmestat."""
+        """Return the states of jobs according to acmestat."""
         found = _alive(self._settings)
         if found is None:
             return dict.fromkeys(ids, Life.UNKNOWN)
         return {each: Life.ALIVE if each in found else Life.GONE for each in ids}
 
     def mark(self, healthy: bool, reason: str) -> None:
-        """Do nothing: acme has no properties of nodes."""
+        """Do nothing, because acme has no node properties."""
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Do nothing: acme has no accounting."""
+        """Do nothing, because acme has no accounting."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """One hook, which ends at once for a job without a request."""
+        """Install one hook, which exits immediately for jobs without a request."""
         guard = "case ${ACME_NOTE-} in *vt1:*) ;; *) exit 0 ;; esac"
         content = hook_script(guard, f'exec {shlex.join(place.hook("prologue"))} "$@"')
         return [ReplacedFile(Path(self._settings.hooks, "vtorque"), content)]
 
 
 class AcmeShell(JobShell):
-    """See :class:`vtorque_core.api.batch_system.JobShell`."""
+    """Job shell of acme: :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"ACME_SOCKET"})
     login = False
@@ -167,19 +170,19 @@ class AcmeShell(JobShell):
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
-        """Read the arguments: the script and its own."""
+        """Read the script and its arguments from ``argv``."""
         if "ACME_JOB" not in environ or not argv:
             raise UsageError("ACME_JOB is not set: this program is started by acme")
         return Started(environ["ACME_JOB"], Path(argv[0]), tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
-        """Acme keeps scripts as they are."""
+        """Return the script unchanged, because acme stores it unchanged."""
         return script
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return acme's own way to run a command on a job's nodes."""
+        """Return acme's command that runs ``command`` on the nodes of a job."""
         return ["acmerun", "--", *command]
 
 
@@ -187,7 +190,7 @@ ACME = BatchSystem("acme", AcmeSubmitter, AcmeNode, AcmeShell)
 
 
 def options_of(rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return acmesub's options and what follows them. Raises UsageError."""
+    """Split acmesub's command line into options and operands. Raises UsageError."""
     try:
         options, operands = getopt.getopt(list(rest), OPTIONS)
     except getopt.GetoptError as error:

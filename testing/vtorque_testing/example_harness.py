@@ -1,4 +1,4 @@
-"""The harness of the example of a batch adapter: a double of its batch system around it."""
+"""Harness of the example batch adapter, with a double of its batch system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vtorque_testing.harness import (
 
 
 class AcmeHarness:
-    """See :class:`vtorque_testing.harness.BatchHarness`."""
+    """Simulation of acme: :class:`vtorque_testing.harness.BatchHarness`."""
 
     system = ACME
     dialect = Dialect(
@@ -69,14 +69,14 @@ class AcmeHarness:
         return Submission(str(number), call.argv, call.environ, content)
 
     def answer(self, ended: Ended) -> bool:
-        """Have acmesub say so."""
+        """Set the answer of the next call of acmesub."""
         self._acmesub.answer(ended)
         return True
 
     def start(
         self, job: Submission, *, nodes: int = 1, element: int = 0, forged: str | None = None
     ) -> StartedJob:
-        """Do what acme does with a job."""
+        """Start the job as acme does."""
         options, operands = options_of(job.argv)
         job_id = f"{job.job_id}.{element}" if "-a" in options else job.job_id
         names = [f"n{i}" for i in range(1, nodes + 1)]
@@ -88,18 +88,18 @@ class AcmeHarness:
         return StartedJob(tuple(hooks), ShellCall(argv, environ, None))
 
     def end(self, job: Submission) -> None:
-        """Forget the job."""
+        """Remove the job from acme's list."""
         self._jobs.remove(job.job_id)
         self.serve(True)
 
     def serve(self, up: bool) -> None:
-        """Make acmestat answer or fail."""
+        """Make acmestat succeed or fail."""
         words = " ".join(self._jobs)
         self._acmestat.write_text(f"#!/bin/sh\necho {words}\n" if up else "#!/bin/sh\nexit 1\n")
         self._acmestat.chmod(0o755)
 
     def setup_root(self) -> Path | None:
-        """Return the directory of the hooks."""
+        """Return the directory of root's hooks."""
         return self._hooks
 
 

@@ -1,10 +1,10 @@
-"""SIGKILL at every step of a job's start: what is left can be released, and nothing stays.
+"""Kill the start of a job at every step, and check that everything is released.
 
-The steps are those of :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` itself
-makes, so that nothing here knows a plugin or a resource: what is installed is covered. A
-:class:`Rig` is a job that can be started and released again and again; :func:`survive` kills its
-start around each record's ``create()``, releases in another process, and compares the surroundings
-with before.
+The steps come from :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` calls. The
+tests therefore cover all installed plugins without knowing them. A :class:`Rig` is a job that can
+be started and released repeatedly. :func:`survive` kills its start around the ``create()`` of each
+record, releases the job in another process, and compares the surroundings with those before the
+start.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 @dataclass(frozen=True)
 class Run:
-    """How a process ended that did some work.
+    """Result of work in a child process.
 
     Args:
-        steps: the journal's steps that it came to, in order; the last is where it was killed.
-        killed: whether it was.
-        error: what vTorque's own error said that ended it; ``kind`` is its class.
-        noted: what was noted at its steps, in order.
+        steps: steps of the journal that the process reached, in order. A killed process ends at the
+            last one.
+        killed: True if the process was killed.
+        error: message of the VtorqueError that ended the work.
+        kind: class name of that error.
+        noted: notes taken at the steps, in order.
     """
 
     steps: tuple[str, ...]
@@ -49,10 +51,10 @@ class Run:
 
 
 class Looks(Protocol):
-    """Surroundings."""
+    """Surroundings of a job that can be observed."""
 
     def look(self) -> Mapping[str, object]:
-        """Return what can be seen of the surroundings and must be the same afterwards."""
+        """Return the observable state, which must be the same before and after the job."""
         ...
 
 
@@ -60,25 +62,25 @@ class Rig(Looks, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> Run:
-        """Start the job in a process that is killed at its step ``last``, from 1; None: never.
+        """Start the job in a process that is killed at step ``last``; None: never.
 
-        ``noted`` may have a :class:`Noted` for each record.
+        Steps count from 1. ``noted`` of the result may contain a :class:`Noted` for each record.
         """
         ...
 
     def release(self) -> None:
-        """Release in another process all that the job holds. Raises AssertionError."""
+        """Release everything that the job holds, in another process. Raises AssertionError."""
         ...
 
 
 @dataclass(frozen=True)
 class Noted:
-    """What a record names beyond what its rig looks at anyway, and how that was before it.
+    """Objects that a record names outside of its rig's view, and their state before it.
 
     Args:
-        kind: of the record.
-        names: (what, name) as in :mod:`vtorque_testing.watched`, and its state.
-        blind: it names nothing at all that can be watched: these are its fields.
+        kind: kind of the record.
+        names: kind, name and state of each object, see :mod:`vtorque_testing.watched`.
+        blind: fields of a record that names no observable object; otherwise empty.
     """
 
     kind: str
@@ -88,7 +90,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class _Watching:
-    """A rig's surroundings, and what its records name."""
+    """A rig's surroundings, and the objects that its records name."""
 
     rig: Looks
     names: tuple[tuple[str, str, object], ...]
@@ -102,12 +104,12 @@ class _Watching:
 
 
 def around_create(step: str) -> bool:
-    """Return whether a step is just before or just after some record's ``create()``."""
+    """Return True for the steps just before and just after the ``create()`` of a record."""
     return step.startswith(("before create ", "after create "))
 
 
 def around_all(step: str) -> bool:
-    """Return whether a step is one of a start: around each record's line and its ``create()``."""
+    """Return True for all steps of a start: around each record's line and its ``create()``."""
     return step.startswith(("before ", "after "))
 
 
@@ -118,16 +120,19 @@ def survive(
     part: slice = slice(None),
     patience: float = 0.0,
 ) -> list[str]:
-    """Kill a start at each wanted step; return their names. Raises AssertionError naming the step.
+    """Kill a start at each wanted step; return the names of these steps.
 
-    A start that is not killed comes first, since it tells the steps, and what its records name: all
-    of that is watched, wherever it is. A record that names nothing that can be watched is an error.
+    The first start is not killed: it determines the steps, and the objects that the records name.
+    All of these objects are then observed. A record without observable objects is an error.
 
     Args:
         rig: the job.
-        wanted: which steps.
-        part: of these steps, for a share of a long run.
-        patience: seconds that the surroundings may take to be as before.
+        wanted: selects the steps.
+        part: slice of these steps, for a part of a long test.
+        patience: seconds to wait until the surroundings are as before.
+
+    Raises:
+        AssertionError: something is left. The message names the step.
     """
     before = rig.look()
     whole = rig.start()
@@ -154,7 +159,7 @@ def survive(
 
 
 def same(rig: Looks, before: Mapping[str, object], where: str, patience: float = 0.0) -> None:
-    """Raise AssertionError saying ``where`` unless the surroundings are as before."""
+    """Raise AssertionError with ``where`` unless the surroundings are as before."""
     end = time.monotonic() + patience
     while (after := rig.look()) != before and time.monotonic() < end:
         time.sleep(0.1)
@@ -167,7 +172,7 @@ def same(rig: Looks, before: Mapping[str, object], where: str, patience: float =
 
 
 def die() -> None:
-    """End this process as SIGKILL does."""
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -178,17 +183,18 @@ def in_child(
     meanwhile: Callable[[int], object] | None = None,
     note: Callable[[str], object] | None = None,
 ) -> Run:
-    """Run ``work`` in a forked process that kills itself at its step ``last``, from 1.
+    """Run ``work`` in a forked process, with a fault at its step ``last``.
 
-    Call it with no other thread running. Raises AssertionError with the traceback if the process
-    ends by anything but its kill, its end or an error of vTorque's own.
+    Only the calling thread may be running. Raises AssertionError with the traceback if the process
+    ends for any reason other than its kill, its normal end or a VtorqueError.
 
     Args:
-        work: what to do.
-        last: at which step the fault is; None: at none.
-        act: the fault, called in the process; after another than ``die`` it goes on.
-        meanwhile: the fault instead, called here with the process's id while it stands still.
-        note: called in the process with each step's name; what it returns but None is ``noted``.
+        work: function to run.
+        last: step of the fault, counted from 1; None: no fault.
+        act: the fault, called in the process. Unless it is ``die``, the process then continues.
+        meanwhile: an alternative fault, called here with the pid while the process is stopped.
+        note: called in the process with the name of each step. Results other than None are
+            ``noted``.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -221,7 +227,7 @@ def _stand_still() -> None:
 
 
 def _waited(pid: int) -> int:
-    """Return the status of a child that stops or ends, and leave an ended one to be reaped."""
+    """Return the status of a child that stops or ends, without reaping it."""
     found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found is not None
     return (found.si_status << 8) | 0x7F if found.si_code == os.CLD_STOPPED else 0
@@ -265,10 +271,10 @@ def _be_child(
 
 @contextlib.contextmanager
 def orphans() -> Iterator[Callable[[], Sequence[str]]]:
-    """Have the processes that a killed child leaves become ours; give what lists them.
+    """Adopt processes that a killed child leaves; yield a function that lists them.
 
-    The list has the command lines of all children of this process but those that it had before
-    (prctl(2), PR_SET_CHILD_SUBREAPER): whatever daemon was started, under whatever name.
+    The list contains the command lines of all children of this process, except those that already
+    existed. It therefore includes any daemon, whatever its name (prctl(2), PR_SET_CHILD_SUBREAPER).
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -295,7 +301,7 @@ def orphans() -> Iterator[Callable[[], Sequence[str]]]:
 
 
 def children() -> dict[int, str]:
-    """Return pid and state (proc_pid_stat(5)) of this process's children."""
+    """Return pid and state (proc_pid_stat(5)) of each child of this process."""
     found = {}
     own = str(os.getpid()).encode()
     with os.scandir("/proc") as entries:

@@ -1,7 +1,7 @@
-"""Fixtures for the tests of plugins: what pytest finds as soon as vtorque-testing is installed.
+"""Pytest fixtures for plugin tests, available wherever vtorque-testing is installed.
 
-None needs root, libvirt's daemon or a configured node. Each is a function to call; what it makes is
-in ``tmp_path``, and gone with the test. What they import is imported when they are used.
+None of them needs root, libvirtd or a configured node. Each fixture is a factory function that
+creates its files in ``tmp_path``. Imports are deferred until a fixture is used.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make known the mark that some of the contracts' tests have."""
+    """Register the mark ``full``, which some tests of the contracts have."""
     config.addinivalue_line("markers", "full: long: leave it out with -m 'not full'")
 
 
 @pytest.fixture
 def vtorque_guest() -> Callable[..., GuestPlan]:
-    """Return what makes a guest's plan: ``vtorque_guest(vcpus=4, ...)``, fields of GuestPlan.
+    """Return a factory of guest plans: ``vtorque_guest(vcpus=4, ...)``.
 
-    Without any it is the only guest, of 1 vCPU and 512 MiB, of a job that asked for nothing.
+    The arguments are fields of GuestPlan. By default, the plan is the only guest of a job without
+    options, with 1 vCPU and 512 MiB.
     """
     from vtorque_testing.planned import guest_plan  # noqa: PLC0415
 
@@ -56,11 +57,12 @@ def vtorque_guest() -> Callable[..., GuestPlan]:
 
 @pytest.fixture
 def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
-    """Return what registers a plugin: ``vtorque_plugin(module, ..., name="acme", only=())``.
+    """Return a function that registers a plugin: ``vtorque_plugin(module, ...)``.
 
-    A module may be source text, too: it is written to a file and imported. The core's options and
-    the plugins of ``only`` that are installed are there beside it; ``only=None``: all that are.
-    Raises what an import or a registration raises, as a node would report it.
+    Further arguments are ``name="acme"`` and ``only=()``. A module may also be source text, which
+    is written to a file and imported. The result has the core's options and the installed plugins
+    named in ``only``; None stands for all of them. Raises the errors of imports and registrations,
+    as a node would report them.
     """
     from vtorque_testing.recorded import load  # noqa: PLC0415
 
@@ -88,10 +90,10 @@ def vtorque_plugin(tmp_path: Path) -> Iterator[Callable[..., Plugins]]:
 
 @pytest.fixture
 def vtorque_node(tmp_path: Path) -> Callable[..., RecordedNode]:
-    """Return what makes a recorded node: ``vtorque_node("gpu", plugins, config="[node] ...")``.
+    """Return a factory of recorded nodes: ``vtorque_node("gpu", plugins, config="[node] ...")``.
 
-    The machine is a name of :data:`vtorque_testing.planned.MACHINES`; the plugins are by default
-    all that are installed; ``config`` is the site's, TOML. More arguments are those of
+    The machine is a key of :data:`vtorque_testing.planned.MACHINES`. By default, all installed
+    plugins are used. ``config`` is the site config, in TOML. Further arguments are those of
     :meth:`vtorque_testing.recorded.RecordedNode.make`: ``tools``, ``sysfs``, ``share``.
     """
     from vtorque_testing import recorded  # noqa: PLC0415
@@ -117,10 +119,11 @@ def vtorque_node(tmp_path: Path) -> Callable[..., RecordedNode]:
 
 @pytest.fixture
 def vtorque_domain() -> Callable[..., ElementTree.Element]:
-    """Return what renders a domain: ``vtorque_domain(guest, *elements)``, or ``(guest, node)``.
+    """Return a function that renders a guest's domain XML and returns its root element.
 
-    ``node`` is a PlannedNode, whose plugins say what hardware the guest has. The XML is checked
-    against libvirt's schema, for which xmllint(1) must be installed. Returns its root element.
+    Call it as ``vtorque_domain(guest, *elements)`` or ``vtorque_domain(guest, node)``. The plugins
+    of ``node``, a PlannedNode, then provide the guest's hardware. The XML is validated against
+    libvirt's schema, which requires xmllint(1).
     """
     from vtorque_testing import planned  # noqa: PLC0415
 
@@ -136,10 +139,11 @@ def vtorque_domain() -> Callable[..., ElementTree.Element]:
 
 @pytest.fixture
 def vtorque_job() -> Iterator[Callable[..., RecordedJob]]:
-    """Return what makes a job of a recorded node: ``vtorque_job(node, acme="2", vcpus="1")``.
+    """Return a factory of jobs on a recorded node: ``vtorque_job(node, acme="2", vcpus="1")``.
 
-    ``start()`` and ``release()`` are its life, ``survive()`` kills its start at every step of it,
-    releases, and looks whether all is as before. When the test ends no process of it may be left.
+    ``start()`` and ``release()`` run the job. ``survive()`` kills its start at every step, releases
+    the job, and checks that everything is as before. The test fails if a process of the job is left
+    at its end.
     """
     from vtorque_testing.faults import orphans  # noqa: PLC0415
     from vtorque_testing.recorded import RecordedJob  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Root's process that boots late guests on the job shell's word, as a thread of the test's."""
+"""Double of root's starter process, which boots guests on the job shell's order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vtorque_core.resources.starter import Starter
 
 @contextlib.contextmanager
 def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> Iterator[None]:
-    """Have one order taken in this run directory: ``boot`` gets it, and says what it has booted.
+    """Serve one boot order in this run directory, in a thread.
 
-    What it raises is the job shell's answer, as it is root's.
+    ``boot`` receives the order and returns the guests that it has booted. Its exception becomes the
+    answer to the job shell, as with root's process.
     """
     path = str(run_dir / ORDER_SOCKET)
     listens = threading.Event()

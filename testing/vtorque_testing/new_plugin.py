@@ -1,8 +1,8 @@
-"""``vtorque plugins new``: write a complete distribution, of which its author changes what differs.
+"""Implement ``vtorque plugins new``: create a complete distribution from templates.
 
-It is made of the files in ``templates``: those of its kind and the common ones. In their texts and
-paths words between ``@`` stand for what follows from the name. A batch adapter is the kit's own
-example, under another name.
+The files come from the directories of ``templates`` for the kind of plugin, and from ``common``.
+Words between ``@`` in their paths and texts are replaced by values derived from the plugin's name.
+A batch adapter is a renamed copy of the kit's own example.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ _LONGEST = 30  # characters of a name
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plugin: what it is, its directories of templates, and what its project declares."""
+    """A kind of plugin.
+
+    Attributes:
+        what: description for the generated project.
+        templates: directories of templates.
+        points: entry points, by group.
+        depends: further dependencies.
+        tests: further dependencies of the tests.
+    """
 
     what: str
     templates: tuple[str, ...]
@@ -101,7 +109,7 @@ def write(name: str, kind: Kind, top: Path) -> Path:
 
 
 def _write_batch(made: Path, name: str, package: str) -> None:
-    """Write the example of a batch adapter, and its harness, under another name."""
+    """Write the example batch adapter and its harness under another name."""
     word = name.replace("-", "")
     renamed = {
         "vtorque_testing.example_harness": "harness", "vtorque_testing.example": "@PACKAGE@.batch",
@@ -137,7 +145,7 @@ def _write(path: Path, text: str, words: dict[str, str]) -> None:
     help="Where to make its directory; by default here.",
 )
 def new(name: str, kind: str | None, directory: Path) -> None:
-    """Write a new plugin NAME: a distribution that installs, is found and passes its own tests."""
+    """Create the distribution of a new plugin NAME, which is installable and passes its tests."""
     if kind is None:
         raise click.UsageError(f"say what it is: {', '.join(f'--{each}' for each in KINDS)}")
     made = write(name, KINDS[kind], directory)

@@ -1,7 +1,7 @@
-"""Plan jobs on a recorded node, without job, files, processes and root.
+"""Plan jobs on a recorded machine, without a job, files, processes or root.
 
-A :class:`PlannedNode` has a site config, plugins and a recorded machine. It returns the results of
-policy, ledger and rendering for the plugin's hooks; a test provides only the user's input.
+A :class:`PlannedNode` has a site config, plugins and a recorded machine. It returns what policy,
+ledger and rendering compute for the plugin's hooks. A test provides only the user's input.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class Machine:
-    """A recorded machine: its capabilities and PCI functions, as files of ``machines``."""
+    """A recorded machine: names of its capabilities and PCI functions in ``machines``."""
 
     capabilities: str
     sysfs: str = ""
@@ -81,12 +81,12 @@ MACHINES = {
 
 
 def host(name: str) -> Topology:
-    """Return the topology of a recorded machine: a name of :data:`MACHINES`."""
+    """Return the topology of a machine in :data:`MACHINES`."""
     return MACHINES[name].host
 
 
 def guest_plan(**changes: Any) -> GuestPlan:
-    """Return the guest of a job with defaults, except for these fields."""
+    """Return the plan of a guest with defaults; ``changes`` are fields with other values."""
     values: dict[str, Any] = {
         "job": JobAttempt("42.srv", 0, "ada", 1000, "n1"), "index": 0, "rank": 0,
         "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
@@ -99,7 +99,7 @@ def guest_plan(**changes: Any) -> GuestPlan:
 
 
 def with_core(name: str, *modules: object) -> Plugins:
-    """Return the core's options and a plugin's modules as loaded plugins."""
+    """Load the core's options and the modules of one plugin."""
     found = Plugins()
     found.register("core", vm_options, "vtorque-core")
     for module in modules:
@@ -109,7 +109,7 @@ def with_core(name: str, *modules: object) -> Plugins:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """Plugins, their site config and a machine. Make it with :meth:`make`."""
+    """Plugins, their site config and a machine. Create it with :meth:`make`."""
 
     plugins: Plugins
     site: Site
@@ -120,9 +120,9 @@ class PlannedNode:
         """Return the node. Raises ConfigError.
 
         Args:
-            plugins: from :func:`with_core`, or of a recorded node.
-            text: its site config, TOML.
-            machine: a name of :data:`MACHINES`, or a topology.
+            plugins: from :func:`with_core`, or those of a recorded node.
+            text: the site config, in TOML.
+            machine: a key of :data:`MACHINES`, or a topology.
         """
         raw = parse_toml(text.encode(), CONFIG_PATH)
         known = host(machine) if isinstance(machine, str) else machine
@@ -135,19 +135,20 @@ class PlannedNode:
     def request(self, *vm: str, files: Mapping[str, FileData] | None = None) -> JobRequest:
         """Return the validated request for these ``-vm`` values. Raises Refused.
 
-        ``files`` are the contents of file options by key.
+        ``files`` are the contents of file options, by key.
         """
         request = Request(tuple(parse_vm(vm) or () if vm else ()), dict(files or {}))
         return decide(request, self.site, self.plugins)
 
     def settled(self, request: JobRequest) -> JobRequest:
-        """Return the request with numbers for the batch system's grant. Raises Refused."""
+        """Return the request with numbers from the batch system's grant. Raises Refused."""
         return settle(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
         """Return the resources that ``vsub`` requests per node. Raises Refused.
 
-        ``asked`` are the resources that the user requests; they are checked.
+        ``asked`` are resources that the user requests explicitly. They are checked against the
+        needs.
         """
         found = needs(self.request(*vm), self.site, self.plugins)
         if asked is not None:
@@ -155,7 +156,10 @@ class PlannedNode:
         return found
 
     def guests(self, request: JobRequest, **changes: Any) -> list[GuestPlan]:
-        """Return the guests of a job on this node before placement, except for these fields."""
+        """Return a job's guests on this node before placement.
+
+        ``changes`` are fields with other values.
+        """
         first = guest_plan(**{
             "vcpus": request[VCPUS], "ram_mib": request[RAM], "host": self.host,
             "guests_per_node": request[VMS_PER_NODE], "request": request,
@@ -170,7 +174,7 @@ class PlannedNode:
         ]  # fmt: skip
 
     def answers(self, guest: GuestPlan) -> list[Claim | Refusal | Notice]:
-        """Return the plugins' claims for a guest."""
+        """Return the answers of the plugins' plan hooks for a guest."""
         return self._items("vtorque_plan", guest=guest, site=self.site)
 
     def placed(
@@ -179,9 +183,9 @@ class PlannedNode:
         """Return the guests as the ledger places them. Raises NoFit.
 
         Args:
-            guests: of the job.
+            guests: guests of the job.
             taken: leases of other jobs.
-            share: fields of NodeShare, the job's grant; the default is the whole node.
+            share: fields of NodeShare, the job's grant. The default is the whole node.
         """
         claims = [
             [CoreClaim("vcpu", g.vcpus), MemoryClaim(g.ram_mib, use="guest"), *self._claims(g)]
@@ -192,7 +196,7 @@ class PlannedNode:
         return [replace(g, placement=at) for g, at in zip(guests, answers, strict=True)]
 
     def not_near(self, guest: GuestPlan) -> list[Notice]:
-        """Return the notices of preferences that the ledger did not meet."""
+        """Return a notice for each preference that the placement does not meet."""
         asked = PlannedGuest(guest, cast(GuestDriver, None), tuple(self._claims(guest)))
         return not_near(asked, guest.placement)
 
@@ -207,7 +211,7 @@ class PlannedNode:
     def acquired(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
         """Return the resources that plugins acquire before the boot, with their guests.
 
-        Creates nothing.
+        No resource is created.
         """
         got: list[tuple[Resource, GuestPlan | None]] = []
 
@@ -224,7 +228,7 @@ class PlannedNode:
         return got
 
     def domain(self, guest: GuestPlan, **spec: Any) -> str:
-        """Return the XML of a guest with the plugins' hardware; ``spec``: fields of DomainSpec."""
+        """Return a guest's XML with the plugins' hardware; ``spec`` are fields of DomainSpec."""
         found = self.plugins.collect(hooks.vtorque_render_domain, guest=guest, site=self.site)
         return _rendered(
             guest, [Contributed(c.plugin, c.distribution, c.item) for c in found], spec
@@ -238,7 +242,7 @@ class PlannedNode:
 
 
 def domain(guest: GuestPlan, elements: Iterable[Element], **spec: Any) -> str:
-    """Return the XML of a guest with this hardware; ``spec``: fields of DomainSpec."""
+    """Return a guest's XML with these elements; ``spec`` are fields of DomainSpec."""
     return _rendered(guest, [Contributed("acme", "vtorque-acme 1.0.0", e) for e in elements], spec)
 
 
@@ -249,7 +253,10 @@ def _rendered(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any
 
 
 def site(**tables: Mapping[str, Any]) -> Site:
-    """Return a site config of these tables, without plugins; a path is a text. ConfigError."""
+    """Return a site config with these tables and without plugins. Raises ConfigError.
+
+    Paths in the tables are converted to strings.
+    """
     found = {
         name: {key: str(v) if isinstance(v, Path) else v for key, v in table.items()}
         for name, table in tables.items()
@@ -258,23 +265,23 @@ def site(**tables: Mapping[str, Any]) -> Site:
 
 
 def lease(paths: Paths, job: JobAttempt, claims: Sequence[Sequence[Claim]], on: NodeShare) -> None:
-    """Have the ledger in ``paths`` give a job's guests these claims, for as long as it runs.
+    """Lease these claims to a job's guests in the ledger of ``paths``. Raises NoFit, HostFault.
 
-    ``on``: the node, and what the batch system gives of it. Raises NoFit, HostFault.
+    ``on`` is the node, with the batch system's grant.
     """
     with Journal.start(paths, JobHeader(job, "local")) as journal:
         place(journal, claims, on, paths)
 
 
 def config_problems(plugins: Plugins, text: str) -> list[str]:
-    """Return what is wrong with a site config."""
+    """Return the problems of a site config."""
     return problems(parse_toml(text.encode()), plugins)
 
 
 def check_schema(xml: str) -> None:
-    """Check a domain against libvirt's schema. Raises AssertionError with what xmllint(1) says.
+    """Validate a domain against libvirt's schema. Raises AssertionError with xmllint's errors.
 
-    Needs xmllint (Debian: libxml2-utils) and libvirt's own schemas.
+    Requires xmllint(1) (Debian: libxml2-utils) and libvirt's schemas.
     """
     assert shutil.which("xmllint"), "xmllint is missing. As root: apt-get install libxml2-utils"
     assert Path(SCHEMA).exists(), f"{SCHEMA} is missing. As root: apt-get install libvirt0"
@@ -286,4 +293,4 @@ def check_schema(xml: str) -> None:
 
 
 def _ignored(_text: str) -> None:
-    """Stand for the job's user, who is not told."""
+    """Ignore a warning for the job's user."""

@@ -1,10 +1,15 @@
-"""A node in a directory, with the topology of a recorded one: the real start of a job, no root.
+"""A node in a directory, with the topology of a recorded machine: a job's real start without root.
 
-Plan, ledger, placement, rendering, journal, seed, daemons of plugins and teardown are the real
-ones. :class:`Doubles` stand for what needs root or a hypervisor: domains and packet filters are
-files, guests are ready at once, and the CPUs are not those of this host, so that no process is
-bound to them. The node has its own /dev/shm, and for plugins' hardware a recorded sysfs and tools:
-bind mounts that only the job's processes see. Without root that needs user_namespaces(7).
+Planning, ledger, placement, rendering, journal, seed, plugins' daemons and teardown are real.
+:class:`Doubles` replace the parts that need root or a hypervisor:
+
+- Domains and packet filters are files.
+- Guests are ready immediately.
+- Processes are not bound to CPUs, because the recorded CPUs do not exist on this host.
+
+The node has its own /dev/shm. For plugins' hardware, it has a recorded sysfs and recorded tools.
+They are bind mounts that only the job's processes see; without root, this requires user namespaces
+(user_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -53,10 +58,10 @@ from vtorque_testing.watched import named, state
 
 
 class ReadyPlugins(Plugins):
-    """Plugins whose guests are ready at once, since there are none."""
+    """Plugins whose guests are ready immediately, because no guest exists."""
 
     def guest_type(self, name: str) -> GuestType:
-        """Return the real guest type with a driver that waits for nothing."""
+        """Return the real guest type, with a driver that does not wait."""
         real = super().guest_type(name)
         return replace(real, driver=functools.partial(_at_once, real.driver))
 
@@ -81,9 +86,13 @@ _LATE = (
 
 
 def load(only: Collection[str] | None = None) -> Plugins:
-    """Return the installed plugins, both halves; ``only``: of these names.
+    """Return the installed plugins, including their node parts.
 
-    Whoever may write them: these are tests. Raises what an import raises.
+    Unlike a node, this does not check who can write the plugins' files. Raises the errors of
+    imports.
+
+    Args:
+        only: names of the plugins to load; None: all.
     """
     plugins = ReadyPlugins()
     plugins.register(BUILTIN, vm_options, "vtorque-core")
@@ -104,17 +113,17 @@ _create_domain = hypervisor.create_domain
 
 @dataclass(frozen=True)
 class Doubles:
-    """What stands for a hypervisor and for root's rights, in directories of its own.
+    """Doubles of a hypervisor and of root's privileges, in their own directories.
 
-    A domain is a file with its XML, and QEMU's ends of its channels. With another URI of libvirt's
-    test driver than the usual one it is also a domain there. An nftables table and a mount are
-    files, too.
+    A domain is a file with its XML, and files instead of QEMU's channel sockets. If the site uses
+    another ``test://`` URI than :data:`URI`, a domain of libvirt's test driver is created as well.
+    An nftables table and a mount are files.
     """
 
     domains: Path
 
     def create_domain(self, uri: str, xml: str, *, paused: bool) -> None:
-        """Make the channels' sockets, as plain files, and then the domain."""
+        """Create the channels' sockets, as regular files, and the domain."""
         self._ask_libvirtd()
         root = ElementTree.fromstring(xml)  # noqa: S314 - our own
         for source in root.iterfind("./devices/channel/source"):
@@ -126,13 +135,13 @@ class Doubles:
         (self.domains / f"{root.findtext('name')}.xml").write_text(xml, encoding="utf-8")
 
     def take_domain(self, _uri: str, uuid: str, *_: object) -> None:
-        """Find the domain of a warm guest. Raises HostFault if it is gone."""
+        """Find the domain of a warm guest. Raises HostFault if it does not exist."""
         self._ask_libvirtd()
         if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
             raise HostFault("the domain of the spare guest is gone")
 
     def end_domain(self, domain: Domain) -> None:
-        """Remove it."""
+        """Remove the domain."""
         self._ask_libvirtd()
         if domain.uri != URI:
             hypervisor.destroy_domain(domain.uri, domain.uuid)
@@ -143,13 +152,13 @@ class Doubles:
             raise HostFault("libvirtd does not answer")
 
     def mount(self, mount: Mount) -> None:
-        """Leave a mark: a real one would end with the process that only sees it."""
+        """Create a marker file; a real mount would end with the process's mount namespace."""
         Path(mount.target, _MOUNTED).write_text(
             f"{mount.fstype} {mount.source}\n", encoding="utf-8"
         )
 
     def unmount(self, mount: Mount) -> None:
-        """Remove it."""
+        """Remove the marker file."""
         Path(mount.target, _MOUNTED).unlink(missing_ok=True)
 
 
@@ -173,38 +182,38 @@ done
 
 
 class NoBatch(NodeAdapter):
-    """Stands for a batch system's node part, which has nothing to say."""
+    """Double of a batch system's node adapter."""
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Never called: the job is made by hand."""
+        """Not called, because tests create the job directly."""
         raise NotImplementedError
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Return that all is well."""
+        """Return exit status 0."""
         return 0
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Return that no job is known to have ended."""
+        """Return ``UNKNOWN`` for each job."""
         return dict.fromkeys(ids, Life.UNKNOWN)
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return nothing."""
+        """Return no items."""
         return ()
 
 
 @dataclass(frozen=True)
 class RecordedNode:
-    """The node. Make it with :meth:`make`.
+    """A recorded node. Create it with :meth:`make`.
 
     Args:
-        top: its directory.
-        machine: text of ``virsh capabilities`` of the recorded node.
-        plugins: those that are installed on it.
-        site: its config.
-        covers: path on this host to what the job's processes find there: at least nft, which is a
-            double, and /dev/shm.
-        share: what the batch system gives a job: fields of BatchJob.
-        doubles: (class, method, what stands for it in the job's processes) of plugins' resources.
+        top: the node's directory.
+        machine: output of ``virsh capabilities`` on the recorded machine.
+        plugins: the node's plugins.
+        site: the node's site config.
+        covers: maps paths of this host to the files that the job's processes see there: at least
+            nft, a double, and /dev/shm.
+        share: the batch system's grant for a job: fields of BatchJob.
+        doubles: class, method and replacement of each double of plugins' resources.
     """
 
     top: Path
@@ -227,16 +236,16 @@ class RecordedNode:
         tools: Mapping[str, str] | None = None,
         share: Mapping[str, Any] | None = None,
     ) -> RecordedNode:
-        """Make the node with one image, ``recorded``.
+        """Create the node with one image, ``recorded``.
 
         Args:
             top: a directory that does not exist yet.
-            machine: text of ``virsh capabilities``.
+            machine: output of ``virsh capabilities``.
             plugins: from :func:`load`.
-            tables: tables of the site config, added to those that make the node.
-            sysfs: makes a sysfs below the path that it is given.
-            tools: texts of programs that stand for system tools of these names.
-            share: as of the class.
+            tables: tables of the site config, in addition to the node's own.
+            sysfs: creates a sysfs tree below the given path.
+            tools: contents of programs that replace system tools, by name.
+            share: as for the class.
         """
         user_namespace()  # before the node's processes are forked
         data = _tables(top)
@@ -268,7 +277,7 @@ class RecordedNode:
 
     @property
     def planned(self) -> PlannedNode:
-        """The same node without a directory: what its plugins answer, by themselves."""
+        """The same node as a :class:`vtorque_testing.planned.PlannedNode`, without files."""
         return PlannedNode(self.plugins, self.site, parse(self.machine))
 
     def job(
@@ -277,29 +286,32 @@ class RecordedNode:
         job_id: str = "1",
         files: Mapping[str, FileData] | None = None,
     ) -> BatchJob:
-        """Return a job with these ``-vm`` keys, of a user that this host has."""
+        """Return a job with these ``-vm`` keys, owned by a user of this host."""
         blob = Request(tuple(pairs.items()), files=dict(files or {})).encode()
         values = {"node": "n1", "nodes": ("n1",), **self.share}
         return BatchJob(id=job_id, owner=_owner(), blob=blob, **values)
 
     def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> Run:
-        """Start the job in a process of its own, killed at its step ``last``.
+        """Start the job in a child process, which is killed at its step ``last``.
 
-        ``fault``: as :func:`vtorque_testing.faults.in_child` has it.
+        ``fault``: arguments of :func:`vtorque_testing.faults.in_child`.
         """
         return in_child(lambda: self.start_here(job), last, **fault)
 
     def release(self, job_id: str = "1") -> None:
-        """Release the job in another process. Raises AssertionError with what is left."""
+        """Release the job in another process. Raises AssertionError with the leftovers."""
         run = in_child(lambda: self.release_here(job_id))
         assert not run.error, f"{run.kind}: {run.error}"
 
     def domains(self) -> list[str]:
-        """Return the XML of all guests that run."""
+        """Return the XML of all running guests."""
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def noted(self, step: str) -> Noted | None:
-        """Return what the journal's newest record names beyond this node, before it is created."""
+        """Return the objects that the newest record names outside this node, before its creation.
+
+        Returns None unless ``step`` is ``after record KIND``.
+        """
         before, _, kind = step.partition("after record ")
         if before or not kind or kind in _NOT_MADE:
             return None
@@ -318,7 +330,7 @@ class RecordedNode:
         return Noted(kind, tuple(outside), blind)
 
     def look(self) -> dict[str, object]:
-        """Return all files of the node: names, kinds, contents; shared memory too."""
+        """Return the type, link target and content of all files of the node."""
         paths = self.site.paths
         lock, state = str(paths.node_lock), str(paths.state)
         top, sysfs = str(self.top), str(self.top / "sys")
@@ -336,12 +348,15 @@ class RecordedNode:
         return found
 
     def start_here(self, job: BatchJob, *, again: bool = False) -> None:
-        """Start the job in this process; ``again``: as a prologue, after what was left of it."""
+        """Start the job in this process.
+
+        If ``again`` is true, first release the leftovers of an earlier start, as a prologue does.
+        """
         with self.stood_in():
             self.begin(job, again=again)
 
     def begin(self, job: BatchJob, *, again: bool = False) -> None:
-        """Do so where the doubles stand in."""
+        """Start the job as in :meth:`start_here`, with the doubles already installed."""
         with job_lock(self.site.paths, job.id):
             if again:
                 release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
@@ -349,12 +364,12 @@ class RecordedNode:
             start.start_job(at_once, self.site, self.plugins, NoBatch())
 
     def release_here(self, job_id: str, release_timeout: float = 30) -> None:
-        """Release the job in this process. Raises HostFault with what is left."""
+        """Release the job in this process. Raises HostFault with the leftovers."""
         with self.stood_in():
             self.finish(job_id, release_timeout)
 
     def finish(self, job_id: str, release_timeout: float = 30) -> None:
-        """Do so where the doubles stand in."""
+        """Release the job as in :meth:`release_here`, with the doubles already installed."""
         reports = release_job(
             self.site.paths,
             job_id,
@@ -368,7 +383,7 @@ class RecordedNode:
 
     @contextlib.contextmanager
     def stood_in(self) -> Iterator[None]:
-        """Have the doubles stand in, in this process and what it forks."""
+        """Install the doubles in this process and its children."""
         known = parse(self.machine)
         doubles = Doubles(self.top / "domains")
         cover(self.covers)
@@ -394,9 +409,9 @@ class RecordedNode:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """A job of a recorded node as a :class:`vtorque_testing.faults.Rig`.
+    """A job of a recorded node, as a :class:`vtorque_testing.faults.Rig`.
 
-    ``processes`` lists what processes there are, as :func:`vtorque_testing.faults.orphans`.
+    ``processes`` lists the job's processes, see :func:`vtorque_testing.faults.orphans`.
     """
 
     node: RecordedNode
@@ -404,26 +419,27 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> Run:
-        """Start it; what its records name beyond the node is noted, if it is not to be killed."""
+        """Start the job. If it is not to be killed, note objects that its records name elsewhere.
+        """
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.noted)
 
     def release(self) -> None:
-        """Release it."""
+        """Release the job."""
         self.node.release(self.job.id)
 
     def look(self) -> dict[str, object]:
-        """Return what is there."""
+        """Return the node's files and the job's processes."""
         return {**self.node.look(), "processes": self.processes()}
 
     def survive(self, wanted: Callable[[str], bool] = around_create) -> list[str]:
-        """Kill its start at each wanted step, as :func:`vtorque_testing.faults.survive` does."""
+        """Kill the job's start at each wanted step: :func:`vtorque_testing.faults.survive`."""
         return survive(self, wanted)
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return what tells a file from another: mode, link, content unless it ``told`` the kernel."""
+    """Return mode, link target and content of a file; ``told``: its content is not compared."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
@@ -441,18 +457,18 @@ def _tables(top: Path) -> dict[str, dict[str, Any]]:
 
 
 def _found(tool: str) -> Path:
-    """Return where root's processes find a tool."""
+    """Return the path at which root's processes find a tool."""
     path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
     assert path is not None, f"{tool} is not installed: nothing can stand in its place"
     return Path(path).resolve()
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what is a method in a class: a bound method is none."""
+    """Return a plain function, because a bound method in a class would not be bound again."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 
 def _owner() -> str:
-    """Return a user whose jobs may run: this one, or any if this is root."""
+    """Return a user whose jobs may run: the current user, or for root any other."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name

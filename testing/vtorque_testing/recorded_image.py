@@ -1,4 +1,4 @@
-"""The image of a recorded node."""
+"""Provide the image of recorded nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from vtorque_images import change
 def put_image(pool: Path) -> None:
     """Put the image ``recorded`` into an empty pool.
 
-    It is built once in a process, since nodes only read it, and linked: a pool knows the inode.
+    The image is built once per process and linked into each pool, because nodes only read it. A
+    pool identifies its files by inode.
     """
     made = _made()
     if made.stat().st_dev == pool.stat().st_dev:

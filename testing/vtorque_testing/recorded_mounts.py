@@ -1,4 +1,4 @@
-"""What the processes of a recorded node find elsewhere than the rest of this host."""
+"""Bind mounts that only the processes of a recorded node see."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18  # mount(2)
 def user_namespace() -> int | None:
     """Return a descriptor of the user namespace of all recorded nodes; None for root.
 
-    Call it before the processes of the nodes are forked, so that they share it. From another user
-    namespace, the process that releases a job cannot read /proc of the job's daemons (ptrace(2),
-    "Ptrace access mode checking"). Only the caller's ids are mapped.
+    Call it before the nodes' processes are forked, so that they share the namespace. From another
+    user namespace, the process that releases a job cannot read /proc of the job's daemons
+    (ptrace(2), "Ptrace access mode checking"). Only the caller's ids are mapped.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
@@ -50,9 +50,9 @@ def user_namespace() -> int | None:
 
 
 def cover(covers: Mapping[Path, Path]) -> None:
-    """Mount what is to be found elsewhere, for this process and its children alone.
+    """Bind-mount each source over its target, only for this process and its children.
 
-    Without root in :func:`user_namespace`. Raises OSError.
+    Without root, it uses :func:`user_namespace`. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     namespace = user_namespace()

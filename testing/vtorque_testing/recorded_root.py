@@ -1,4 +1,4 @@
-"""Doubles for root's checks of file owners in the processes of a recorded node without root.
+"""Doubles for root's checks of file owners, for recorded nodes without root.
 
 In a user namespace, host root appears as an unknown user (user_namespaces(7)). The doubles treat
 files of host root and of the current user as root's. Other owners and write permissions are
@@ -18,7 +18,7 @@ Double = tuple[object, str, Callable[..., Any]]
 
 
 def doubles() -> Iterator[Double]:
-    """Yield object, name and what stands there; nothing where this is root."""
+    """Yield object, attribute and replacement of each double; nothing if this is root."""
     if os.geteuid() == 0:
         return
     strangers = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))

@@ -1,4 +1,4 @@
-"""Submit as vsub does, in a child process, which an adapter may also exec away."""
+"""Submit a job as vsub does, in a child process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run_vsub(
     """Submit as vsub does, in a child process, with the keys of :data:`OPTIONS` and no policy.
 
     Args:
-        harness: where to.
+        harness: the batch system.
         argv: the user's command line.
-        stdin: what the user gives it on standard input.
-        blob: bytes to send in place of the request.
-        needs: what the guests need, if it is to be asked for.
+        stdin: the user's standard input.
+        blob: bytes to send instead of the request.
+        needs: resources that the guests need; None: defaults.
     """
 
     def submit() -> int:
@@ -52,7 +52,10 @@ def run_vsub(
 def in_child(
     work: Callable[[], int], stdin: bytes, environ: Mapping[str, str], directory: Path
 ) -> Ended:
-    """Run a function in a child process with these surroundings, which it may also exec away."""
+    """Run a function in a child process with this standard input, environment and directory.
+
+    The function may replace the process with exec.
+    """
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as out,

@@ -1,10 +1,19 @@
-"""A sysfs in a directory, from a table of PCI functions among ``machines``.
+"""Build a sysfs tree in a directory from a table of PCI functions in ``machines``.
 
-A line is ``address vendor:device class`` and words: ``numa=0``, ``group=17`` (IOMMU), ``driver=x``,
-``reset`` (it can be reset), ``net=eth0`` (an interface that is down; ``net=eth0:up``), ``ib=ib0``
-(the same of InfiniBand), ``rdma=mlx5_0`` (an RDMA device whose port is down; ``rdma=mlx5_0:up``),
-``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one). Other lines are ``path =
-text`` of further files. It is what ``lspci -nnk`` and sysfs of such machines say, with little else.
+Each line of a table describes a function: ``address vendor:device class`` and further words:
+
+- ``numa=0``: NUMA node.
+- ``group=17``: IOMMU group.
+- ``driver=x``: bound driver.
+- ``reset``: the function can be reset.
+- ``net=eth0``: a network interface that is down; ``net=eth0:up``: that is up.
+- ``ib=ib0``: the same for InfiniBand.
+- ``rdma=mlx5_0``: an RDMA device whose port is down; ``rdma=mlx5_0:up``: is up.
+- ``disk=nvme0n1``: an NVMe disk.
+- ``vf=0@0000:5e:00.0``: virtual function 0 of this physical function.
+
+A line ``path = text`` adds another file. The tables were derived from ``lspci -nnk`` and from sysfs
+of such machines.
 """
 
 from __future__ import annotations
@@ -16,13 +25,13 @@ PCI = "bus/pci/devices"
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file with one line, and the directories above it."""
+    """Write a file with one line, and create its parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
 
 
 def tree(name: str, top: Path) -> str:
-    """Make the tree of ``machines/<name>.txt`` below ``top``; return ``top`` as text."""
+    """Build the tree of ``machines/<name>.txt`` below ``top``; return ``top`` as a string."""
     for directory in (PCI, "bus/pci/drivers/vfio-pci", "kernel/iommu_groups", "class/net"):
         (top / directory).mkdir(parents=True)
     (top / "bus/pci/drivers_probe").touch()
@@ -36,7 +45,7 @@ def tree(name: str, top: Path) -> str:
 
 
 def add_function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
-    """Add one function: what a line of a table says."""
+    """Add a PCI function from the words of a line."""
     at = top / "devices" / address
     vendor, device = ident.split(":")
     for name, text in (("vendor", vendor), ("device", device), ("class", kind)):

@@ -1,4 +1,4 @@
-"""``vmgr`` as its users have it, in this process: where a plugin's commands are found and run."""
+"""Run ``vmgr`` commands in this process, including commands of plugins."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from vtorque_core.cli.vmgr import vmgr
 
 
 def run(config: Path, *argv: object) -> Result:
-    """Return what a command did with that site config: exit code, output, and what it raised."""
+    """Run a command with this site config; return its exit status, output and exception."""
     return CliRunner().invoke(vmgr, ["--config", str(config), *map(str, argv)])

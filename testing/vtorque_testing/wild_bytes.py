@@ -1,4 +1,4 @@
-"""Job scripts whose bytes matter: line ends, encodings, lengths, odd control characters."""
+"""Job scripts with unusual bytes: line ends, encodings, lengths, control characters."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def made() -> dict[str, bytes]:
 
 
 def _generated() -> bytes:
-    """A parameter sweep as a user's own generator writes it: 5,000 lines."""
+    """Return a parameter sweep of 5,000 lines, as a user's script generator writes it."""
     lines = ["#!/bin/sh", "#PBS -N sweep", "n=0"]
     for i in range(4994):
         lines.append(f"n=$((n + {i * 7919 % 97}))  # alpha={i % 10}.{i % 7} beta={i // 100}")

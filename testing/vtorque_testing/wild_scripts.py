@@ -1,12 +1,15 @@
-"""370 job scripts as users have them: ``SCRIPTS``.
+"""370 realistic job scripts: ``SCRIPTS``.
 
-Most are in the text files of ``wild/``, by kind and one after the other, each behind a line ``%%%%
-NAME [micro|hpc]``. Those whose bytes an editor or a diff would spoil are in
-:mod:`vtorque_testing.wild_bytes`. Each is written anew in the manner of public ones, cut down to
-what is characteristic. The last word says where a script also runs, with the same output, exit code
-and files as on a Debian host with the same packages: in every guest (``micro`` has busybox and
-bash), or in one of the image of ``doc/recipes/hpc.toml``. Without it a script needs what neither
-has, or asks for what the batch system ``local`` has not, or for less memory than a guest needs.
+Most of them are in the files ``wild/*.txt``, one file per kind. A line ``%%%% NAME [micro|hpc]``
+starts each script. Scripts with bytes that an editor or a diff would damage are in
+:mod:`vtorque_testing.wild_bytes`. All are newly written in the style of public scripts, and reduced
+to their characteristic parts.
+
+The last word of the line names the smallest guest in which the script works: every guest (``micro``
+has busybox and bash), or a guest with the image of ``doc/recipes/hpc.toml``. The script then has
+the same output, exit status and files as on a Debian host with the same packages. A script without
+this word requires other software or a feature that the batch system ``local`` lacks, or it requests
+too little memory for a guest.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _MARK = "%%%% "
 
 @dataclass(frozen=True)
 class WildScript:
-    """One script. ``runs``: the smallest guest that it runs in; empty: it needs more."""
+    """A job script. ``runs`` names the smallest guest in which it works; empty: none."""
 
     name: str
     content: bytes
@@ -48,6 +51,6 @@ SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
 def a_few(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
-    """Return every 24th, to be quick, and the others."""
+    """Return every 24th script for quick tests, and the other scripts."""
     found = list(scripts)
     return found[::24], [script for number, script in enumerate(found) if number % 24]
