@@ -29,19 +29,9 @@ class LocalAgent:
     """The agent ``binary`` with its own configuration. A context manager.
 
     If the caller is root, jobs run as nobody (65534) with the given groups; otherwise as the
-    caller. The exit raises AssertionError if the agent has crashed or a sanitizer has reported an
-    error.
-
-    Args:
-        binary: the agent.
-        setup: text of a setup script.
-        groups: group ids of the jobs.
-        extra: further lines of the configuration.
-        sync: whether the agent syncs files at the end of a job.
-        notify: value of NOTIFY_SOCKET (sd_notify(3)).
-        status: whether the agent has a status port.
-        user: name of the job's user.
-        shell: login shell of the job's user.
+    caller. ``setup`` is the text of a setup script, and ``extra`` are further lines of the
+    configuration. The exit raises AssertionError if the agent has crashed or a sanitizer has
+    reported an error.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Kill the start of a job at every step, and check that everything is released.
 
-The steps come from :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` calls. The
-tests therefore cover all installed plugins without knowing them. A :class:`Rig` is a job that can
-be started and released repeatedly. :func:`survive` kills its start around the ``create()`` of each
-record, releases the job in another process, and compares the surroundings with those before the
-start.
+The steps come from :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` calls, so the
+tests cover all installed plugins. A :class:`Rig` is a job that can be started and released
+repeatedly. :func:`survive` kills its start around the ``create()`` of each record, releases the job
+in another process, and compares the surroundings with those before the start.
 """
 
 from __future__ import annotations

@@ -419,8 +419,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> Run:
-        """Start the job. If it is not to be killed, note objects that its records name elsewhere.
-        """
+        """Start the job. Without a kill, ``noted`` has the objects outside the node."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.noted)
@@ -439,7 +438,7 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file; ``told``: its content is not compared."""
+    """Return mode, link target and content of a file; ``told``: ignore its content."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
