@@ -1,7 +1,8 @@
-"""How long another user's job takes while an attack stands, and while none does.
+"""Measure how much attacks by one user delay the jobs of another user.
 
-Attacks on the batch system ``local`` are on sites of its tests (plugins/local/tests/support); one
-on libvirtd is by real jobs. What attacks is ended with the bench, even if that is killed.
+Attacks on the batch system ``local`` use the sites of its tests (plugins/local/tests/support). The
+attack on libvirtd uses real jobs. All attacking processes end with the benchmark, even if it is
+killed.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _DIES = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 
 def attacks(bench: Bench) -> list[Figure]:
-    """Seconds from a job's submission until its end is told: under attack, and quiet."""
+    """Measure a job from submission to the report of its end, with and without attacks."""
     rounds = max(3, bench.rounds // 3)
     return [*_on_local(bench.node, rounds), *_on_libvirtd(bench.node, rounds)]
 
 
 def _on_local(node: Node, rounds: int) -> list[Figure]:
-    """Empty jobs on bare metal, with the node's own code in a machine of namespaces."""
+    """Run empty bare-metal jobs with the node's code, in a simulated machine of namespaces."""
     library = next(TESTS.parents[1].glob("lib/*/site-packages"))  # pytest is not in a node's prefix
     support = [REPO / "plugins/local/tests/support", REPO / "tests/support"]
     python = node.prefix / "bin/python3"
@@ -63,7 +64,7 @@ def _on_local(node: Node, rounds: int) -> list[Figure]:
 
 
 def _on_libvirtd(node: Node, rounds: int) -> list[Figure]:
-    """Jobs in a guest, beside those of a user who stops what serves their home (SIGSTOP)."""
+    """Run jobs in a guest while another user stops (SIGSTOP) the virtiofsd of their home."""
     ours, base = [], []
     with _at_the_same_time(node), measured(node.name, USER) as other:
         for _ in range(rounds):
@@ -85,7 +86,7 @@ def _whole_job(node: Node) -> float:
 
 @contextmanager
 def _at_the_same_time(node: Node) -> Iterator[None]:
-    """Have the node run jobs of two users at once; else each waits for the other's end."""
+    """Let the node run jobs of two users at once; otherwise each waits for the other."""
     own = node.config.read_text()
     local = [str(node.prefix / "bin/vtorque"), "local"]
     config = ["--config", str(node.config)]
@@ -103,9 +104,9 @@ def _at_the_same_time(node: Node) -> Iterator[None]:
 
 @contextmanager
 def _stopping(other: Node) -> Iterator[None]:
-    """Have a user run job after job and stop the virtiofsd of each, from the first on that stands.
+    """Run jobs of a user one by one, and stop the virtiofsd of each.
 
-    One at a time: the other slot is free.
+    The context is entered at the first stopped virtiofsd. One of two slots stays free.
     """
     over = threading.Event()
     stopped: set[int] = set()
@@ -136,7 +137,7 @@ def _stopping(other: Node) -> Iterator[None]:
 
 
 def _daemons(node: Node) -> Iterator[int]:
-    """Yield the daemons of the shares of all jobs, by the locks that they hold."""
+    """Yield the pids of all jobs' share daemons, found by their locks."""
     for path in (node.paths.run / "jobs").glob("*/g*/fs-*.lock"):
         with suppress(OSError):  # it has ended
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -148,7 +149,7 @@ def _daemons(node: Node) -> Iterator[int]:
 
 
 def _stop(other: Node, pid: int) -> bool:
-    """Stop a process as the user: only theirs are stopped. Return whether it was."""
+    """Stop a process as the user, whose privileges suffice only for their own; return success."""
     user = pwd.getpwnam(other.user)
     done = subprocess.run(
         ["/bin/kill", "-STOP", str(pid)], user=user.pw_uid, group=user.pw_gid, extra_groups=[],
@@ -158,7 +159,7 @@ def _stop(other: Node, pid: int) -> bool:
 
 
 def _stands_still(pid: int) -> bool:
-    """Return whether it is stopped, state T of proc_pid_stat(5)."""
+    """Return True if the process is stopped: state T in proc_pid_stat(5)."""
     with suppress(OSError):  # it has been ended
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         return stat.rpartition(b")")[2].split()[0] == b"T"

@@ -1,7 +1,8 @@
-"""The same guests under QEMU alone: kernel, initramfs, seed, disks, shares and ports of a real job.
+"""Run a job's guests under QEMU alone: the baseline of many measurements.
 
-What surrounds a guest (seed, virtiofsd) is there before the clock starts; the clock has QEMU, the
-guest's boot and its set-up only.
+They have the kernel, initramfs, seed, disks, shares and ports of a real job. Seed and virtiofsd
+exist before the clock starts. The measured time therefore contains only QEMU, the guest's boot and
+its setup.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SUBORDINATE_ID = 100000
 
 @dataclass(frozen=True)
 class Guest:
-    """What a guest is made of, taken from the domain of a real one."""
+    """Parameters of a guest, read from the domain of a real one."""
 
     vcpus: int
     ram_mib: int
@@ -48,7 +49,7 @@ class Guest:
 
 @dataclass(frozen=True)
 class Booted:
-    """A running QEMU: when it was started, and where its two ports are."""
+    """A running QEMU: its start time, and the directory of its two ports."""
 
     started: float
     place: Path
@@ -64,7 +65,7 @@ class Booted:
 
 
 def capture(node: Node, scratch: Path, *args: str) -> list[Guest]:
-    """Start a job, take what its guests are made of, cancel it."""
+    """Start a job, read the parameters of its guests, and cancel it."""
     job = node.submit("#!/bin/sh\necho first >&2\nsleep 600\n", *args)
     try:
         err = node.home / "err"
@@ -134,9 +135,9 @@ def _argv(guest: Guest, at: Path) -> list[str]:
 def booted(
     guests: Sequence[Guest], scratch: Path, *, confined: bool = True
 ) -> Iterator[list[Booted]]:
-    """Yield the guests, all started at once; they are killed on leaving.
+    """Start all guests at once and yield them; they are killed at the end.
 
-    Not ``confined``: virtiofsd as it is started by hand, as root.
+    If ``confined`` is false, virtiofsd runs as root without vTorque's restrictions.
     """
     with ExitStack() as stack:
         places = [scratch / f"bare{index}" for index in range(len(guests))]
@@ -180,7 +181,7 @@ def _plain_home(share: SharedDirectory) -> Iterator[None]:
 
 
 def _connect(path: Path) -> socket.socket:
-    """Connect to a port as soon as QEMU has made it."""
+    """Connect to a port as soon as QEMU has created it."""
     connection = socket.socket(socket.AF_UNIX)
     deadline = time.monotonic() + 30
     while True:
@@ -195,7 +196,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def first_lines(guests: Sequence[Guest], scratch: Path) -> float:
-    """Boot all guests; return the seconds until each has shown its script's first line."""
+    """Boot all guests; return the seconds until each has printed its script's first line."""
     with booted(guests, scratch) as running:
         ends: list[float] = []
 
@@ -213,14 +214,14 @@ def first_lines(guests: Sequence[Guest], scratch: Path) -> float:
 
 
 def script(content: bytes) -> Start:
-    """Return a job script as the job wrapper sends it."""
+    """Return a job script in the form that the job wrapper sends."""
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
     return Start((FileArg("job"),), environ, files=(GuestFileData("job", content),))
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run over the stream: monotonic times, and the bytes of stdout."""
+    """One program run: monotonic times, and the number of bytes on stdout."""
 
     began: float
     first: float
@@ -229,7 +230,7 @@ class Run:
 
 
 def timed_run(session: Session, start: Start) -> Run:
-    """Run a program in a guest; its stdout goes through a pipe to a thread with a clock."""
+    """Run a program in a guest, and record when its output arrives through a pipe."""
     read, write = os.pipe()
     seen: list[float] = []
     size = 0

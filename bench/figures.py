@@ -1,4 +1,4 @@
-"""A measured figure and how figures are shown."""
+"""A measured figure, and the table of figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: ours, what it is compared with (None: nothing), and its limit (None: not judged).
+    """A measured value, in ``unit``.
 
-    The limit is of the ratio, with ``limits_more`` of the difference, without a baseline of
-    ``ours``. All values are in ``unit``. ``samples`` has every sample in the order measured.
+    Attributes:
+        ours: median of vTorque's samples.
+        baseline: median of the baseline's samples; None: no baseline.
+        limit: upper limit; None: no limit. It applies to the ratio, to the difference if
+            ``limits_more``, and to ``ours`` if there is no baseline.
+        samples: all samples, in the order of measurement.
     """
 
     name: str
@@ -36,17 +40,17 @@ class Figure:
 
     @property
     def judged(self) -> float:
-        """What the limit is compared with."""
+        """The value that must not exceed the limit."""
         compared = self.more if self.limits_more else self.ratio
         return self.ours if compared is None else compared
 
     @property
     def held(self) -> bool | None:
-        """Whether the limit held; None without one."""
+        """True if the value is within the limit; None without a limit."""
         return None if self.limit is None else self.judged <= self.limit
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
+        """Return the figure for ``--json``."""
         return {**asdict(self), "more": self.more, "ratio": self.ratio, "held": self.held}
 
 
@@ -59,7 +63,7 @@ def compare(
     *,
     limits_more: bool = False,
 ) -> Figure:
-    """Return the figure of the medians."""
+    """Return the figure with the medians of these samples."""
     base = statistics.median(baseline) if baseline else None
     samples = {"ours": ours, **({"baseline": baseline} if baseline else {})}
     return Figure(name, unit, statistics.median(ours), base, limit, samples, limits_more)
@@ -68,8 +72,8 @@ def compare(
 def table(figures: Sequence[Figure]) -> str:
     """Return the figures as aligned lines.
 
-    ``n`` is how often ours was measured. ``more`` is ours less the baseline, in the same unit: an
-    emulated guest is slow, and a ratio hides what we add.
+    ``n`` is the number of vTorque's samples. ``more`` is the difference from the baseline, in the
+    same unit. Emulated guests are slow, so a ratio would hide vTorque's overhead.
     """
     rows = [("figure", "unit", "ours", "baseline", "more", "ratio", "limit", "n", "held")]
     for f in figures:

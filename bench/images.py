@@ -1,4 +1,4 @@
-"""What the image pool costs: a list of 2,000 images, and a large empty disk."""
+"""Measure the image pool: a list of 2,000 images, and a large empty disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FACTS = ("--guest-type", "linux", "--distro", "bench", "--arch", "x86_64", "--f
 
 
 def images(bench: Bench) -> list[Figure]:
-    """CPU of ``vmgr images list`` and ``add``, each a process of its own."""
+    """Measure CPU of ``vmgr images list`` and ``vmgr images add``, each as a process."""
     many, pool = bench.scratch / "many", bench.scratch / "pool"
     fill(many, COUNT)
     pool.mkdir(mode=0o755)
@@ -42,7 +42,7 @@ def images(bench: Bench) -> list[Figure]:
 
 
 def fill(pool: Path, count: int) -> None:
-    """Make images of three small files each."""
+    """Create images of three small files each."""
     pool.mkdir(mode=0o755)
     built = BuiltImage("linux", "bench", "x86_64", 256, labels={"init": "cloud-init"}, **_FILES)  # type: ignore[arg-type]
     for number in range(count):
@@ -59,7 +59,7 @@ def fill(pool: Path, count: int) -> None:
 
 
 def disk(path: Path, size: int) -> Path:
-    """Make a raw disk with DATA bytes of noise in it, in two parts."""
+    """Create a sparse raw disk with DATA random bytes in two parts."""
     with path.open("wb") as file:
         file.truncate(size)
         for at in (1 << 20, size - DATA // 2):
@@ -76,7 +76,7 @@ def _add(bench: Bench, pool: Path, file: Path) -> float:
 
 
 def _vmgr(bench: Bench, pool: Path, *words: str) -> float:
-    """Return the CPU seconds of a command and all that it starts."""
+    """Return the CPU seconds of a command and its child processes."""
     config = bench.scratch / "images.toml"
     top = bench.scratch
     config.write_text(

@@ -1,4 +1,4 @@
-"""A user's own site, without root, against the node: the next job of each, in turns."""
+"""Compare a user's own site, without root, with the node."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Own(Node):
 
     @property
     def config(self) -> Path:
-        """What makes the commands take the user's site; it need not be there."""
+        """Path with which commands select the user's site; the file may be missing."""
         return self.home / ".config/vtorque/vtorque.toml"
 
 
 def laptop(bench: Bench) -> list[Figure]:
-    """From ``vsub -W block=true`` until its end, of a job that does nothing."""
+    """Measure an empty job from ``vsub -W block=true`` to its end."""
     with _own(bench.node.name) as own:
         first = _seconds(own)  # makes the image, and starts the service
         _seconds(bench.node)

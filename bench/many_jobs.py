@@ -1,7 +1,7 @@
-"""Measure how long the site's batch system takes for many short jobs.
+"""Measure how long the site's batch system needs for many short jobs.
 
 The time is from the first submission to the last end. Run it as a user, on a submit host whose home
-directories are shared with the nodes:
+directories are shared with the nodes::
 
     python3 bench/many_jobs.py --jobs 10 -- vsub -vm ram=256M
     python3 bench/many_jobs.py --jobs 10 -- qsub
@@ -21,7 +21,7 @@ SCRIPT = "#!/bin/sh\nsleep {seconds}\nuname -n > {place}/$PBS_JOBID$SLURM_JOB_ID
 
 
 def main() -> None:
-    """Submit the jobs, wait until each has written its file, print the time and the hosts."""
+    """Submit the jobs, wait until each has written its file, and print the time and the hosts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seconds", type=int, default=2, help="what each job sleeps")

@@ -1,4 +1,4 @@
-"""What is measured. Each function returns figures; ours and baseline alternate in one run."""
+"""Measurements of jobs. Each function alternates vTorque and its baseline, and returns figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRAPPER = 0.2  # seconds from READY until the job wrapper sends START; see "READ
 
 @dataclass(frozen=True)
 class Bench:
-    """The node, a root-only directory, and how often the slow things are repeated."""
+    """The node, a directory that only root can access, and the number of rounds."""
 
     node: Node
     scratch: Path
@@ -35,7 +35,7 @@ class Bench:
 
 
 def submit(bench: Bench) -> list[Figure]:
-    """CPU of a submission; the job stays queued behind one on bare metal, then is cancelled."""
+    """Measure the CPU time of a submission, while the job stays queued behind another one."""
     node = bench.node
     blocker = node.submit("#!/bin/sh\nsleep 600\n", "-vm", "none")
     script = node.script("#!/bin/sh\ntrue\n")
@@ -56,12 +56,12 @@ def submit(bench: Bench) -> list[Figure]:
 
 
 def start(bench: Bench) -> list[Figure]:
-    """Prologue start to the script's first line, teardown: micro. Limits are in seconds."""
+    """Measure micro from the prologue to the script's first line, and the teardown."""
     return _start(bench, "micro", 0.55, bench.rounds, short=True)
 
 
 def ends(bench: Bench) -> list[Figure]:
-    """What a user waits for before a job's first line and after its last."""
+    """Measure how long a user waits before a job's first line and after its last."""
     args = ("-vm", "img=micro,ram=512M,vcpus=1")
     guests = bare.capture(bench.node, bench.scratch, *args)
     ours, plain, booted = [], [], []
@@ -83,12 +83,12 @@ def ends(bench: Bench) -> list[Figure]:
 
 
 def debian(bench: Bench) -> list[Figure]:
-    """The same with the Debian image with systemd and cloud-init."""
+    """Measure the start of the Debian image with systemd and cloud-init."""
     return _start(bench, "debian", 1.1, max(3, bench.rounds // 3), short=False)
 
 
 def _start(bench: Bench, image: str, limit: float, rounds: int, *, short: bool) -> list[Figure]:
-    """Measure starts; of ``short`` ones ``limit`` is of the difference, and the ends count."""
+    """Measure starts. If ``short``, ``limit`` is for the difference, and teardowns are measured."""
     args = ("-vm", f"img={image},ram=512M,vcpus=1")
     guests = bare.capture(bench.node, bench.scratch, *args)
     jobs: list[JobTimes] = []
@@ -109,7 +109,7 @@ def _start(bench: Bench, image: str, limit: float, rounds: int, *, short: bool) 
 
 
 def _phases(image: str, jobs: list[JobTimes]) -> list[Figure]:
-    """Return where the time goes, by the job's own timeline."""
+    """Return the duration of each phase, from the job's own timeline."""
     spans: dict[str, Callable[[JobTimes], float]] = {
         "vsub, batch system": lambda j: j.prologue - j.submitted,
         "hook's start": lambda j: j.phases["plan"] - j.prologue,
@@ -126,7 +126,7 @@ def _phases(image: str, jobs: list[JobTimes]) -> list[Figure]:
 
 
 def output(bench: Bench) -> list[Figure]:
-    """First byte of a program's output in a fresh guest, and 50 MB of it."""
+    """Measure the first byte of a program's output in a fresh guest, and 50 MB of output."""
     flood = f"#!/bin/sh\n{FLOOD}".encode()
     args = ("-vm", "img=micro,ram=512M,vcpus=1")
     guests = bare.capture(bench.node, bench.scratch, *args)
@@ -154,7 +154,10 @@ def output(bench: Bench) -> list[Figure]:
 
 
 def much(bench: Bench) -> list[Figure]:
-    """120 MB of output against a plain job's; it and many lines against what making them costs."""
+    """Measure 120 MB of output and 10,000 lines.
+
+    Baselines are a plain job, and the cost of producing the same output inside the guest.
+    """
     args = ("-vm", "img=micro,ram=512M,vcpus=1")
     guests = bare.capture(bench.node, bench.scratch, *args)
     spans: dict[str, list[float]] = {}
@@ -187,7 +190,7 @@ def much(bench: Bench) -> list[Figure]:
 
 
 def disk(bench: Bench) -> list[Figure]:
-    """A job's layer over an image of 20 GB costs what one over 100 MB does."""
+    """Compare the creation of a job's overlay over images of 20 GB and of 100 MB."""
     times: dict[str, list[float]] = {"100M": [], "20G": []}
     for size in times:
         image = str(bench.scratch / f"{size}.qcow2")
@@ -204,7 +207,7 @@ def disk(bench: Bench) -> list[Figure]:
 
 
 def parallel(bench: Bench) -> list[Figure]:
-    """Four guests of one job until its first line; four bare QEMUs until each one's."""
+    """Compare four guests of a job, until its first line, with four bare QEMU processes."""
     args = ("-vm", "img=micro,ram=256M,vcpus=1,vms_per_node=4")
     guests = bare.capture(bench.node, bench.scratch, *args)
     jobs, base = [], []

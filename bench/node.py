@@ -1,4 +1,4 @@
-"""The node that is measured (made by ``scripts/node up``) and jobs of an ordinary user on it."""
+"""The measured node (from ``scripts/node up``), and an ordinary user's jobs on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE = 300.0  # seconds for any one thing
 
 @dataclass(frozen=True)
 class Process:
-    """How a process ended: CPU is user and system seconds of it and the children it waited for."""
+    """Result of a process; ``cpu`` includes user and system time of its children."""
 
     code: int
     cpu: float
@@ -32,7 +32,7 @@ class Process:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """One job: Unix times. ``phases``: the job's own timeline, name to its start."""
+    """Unix times of a job; ``phases`` maps phases of its timeline to their start."""
 
     submitted: float
     prologue: float
@@ -45,33 +45,33 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Node:
-    """A node by the name given to ``scripts/node``, and whose jobs run on it."""
+    """A node, by the name given to ``scripts/node``, and the owner of the measured jobs."""
 
     name: str
     user: str = USER
 
     @property
     def prefix(self) -> Path:
-        """Where vTorque is installed."""
+        """The directory in which vTorque is installed."""
         return Path("/opt", self.name)
 
     @property
     def config(self) -> Path:
-        """The site config."""
+        """The path of the site config."""
         return Path("/etc", self.name, "vtorque.toml")
 
     @property
     def paths(self) -> Paths:
-        """Directories of vTorque."""
+        """The directories of vTorque."""
         return Paths(state=Path("/var/lib", self.name), run=Path("/run", self.name))
 
     @property
     def home(self) -> Path:
-        """The user's home."""
+        """The user's home directory."""
         return Path("/home", self.user)
 
     def popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a command as the user, in their home; relative to the prefix's ``bin``."""
+        """Start a command of the prefix's ``bin`` as the user, in their home directory."""
         entry = pwd.getpwnam(self.user)
         config = ["--config", str(self.config)] if argv[0] in ("vsub", "vmgr") else []
         environ = {
@@ -95,7 +95,7 @@ class Node:
         )
 
     def run(self, argv: Sequence[str]) -> Process:
-        """Run a command as the user to its end; its standard error is ours."""
+        """Run a command as the user and wait for its end; standard error is inherited."""
         child = self.popen(argv)
         assert child.stdout is not None
         with child.stdout:
@@ -105,13 +105,13 @@ class Node:
         return Process(child.returncode, usage.ru_utime + usage.ru_stime, out)
 
     def script(self, text: str) -> str:
-        """Write the job script; return its name."""
+        """Write the job script; return its file name."""
         path = self.home / "job.sh"
         path.write_text(text)
         return path.name
 
     def submit(self, text: str, *args: str) -> str:
-        """Submit a job script, output to ``out`` and ``err``; return the job's id."""
+        """Submit a job with output to ``out`` and ``err``; return its id."""
         for old in ("out", "err"):
             (self.home / old).unlink(missing_ok=True)
         done = self.run(["vsub", "-N", "b", "-o", "out", "-e", "err", *args, self.script(text)])
@@ -120,24 +120,24 @@ class Node:
         return done.out.decode().strip()
 
     def cancel(self, job: str) -> None:
-        """Cancel a job and wait until nothing runs on the node."""
+        """Cancel a job, and wait until the node is idle."""
         self.run(["vmgr", "cancel", job])
         wait(self.idle, f"the end of {job}")
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs that the batch system has not ended."""
+        """Return the jobs that have not ended."""
         found: list[dict[str, Any]] = json.loads(self.run(["vmgr", "ps", "--json"]).out)
         return [job for job in found if job["state"] != "C"]
 
     def idle(self) -> bool:
-        """Return whether the batch system has nothing to do."""
+        """Return True if the batch system has no jobs."""
         return not self.jobs()
 
     def job(self, text: str, *args: str) -> JobTimes:
-        """Run a job script and return when things happened.
+        """Run a job script; return the times of its events.
 
-        The first line is what the script writes to stderr first, the last byte is of stdout: files
-        say when they were last written (to one tick, 4 ms), so that nothing need watch them.
+        The script writes its first line to stderr, and everything else to stdout. The times are the
+        mtimes of the two files (resolution: one tick, 4 ms), so no process has to watch them.
         """
         submitted = time.time()
         job = self.submit(text, *args)
@@ -153,9 +153,10 @@ class Node:
         return JobTimes(submitted, prologue, first, last, epilogue, released, phases)
 
     def waited_for(self, text: str, *args: str) -> tuple[float, float]:
-        """Run a job script, and wait as its user would, by ``vsub -W block=true``.
+        """Run a job script with ``vsub -W block=true``, as a user would.
 
-        Return the seconds from vsub's start to the first line, and from the last to vsub's end.
+        Returns the seconds from vsub's start to the first line, and from the last line to vsub's
+        end.
         """
         begun = time.time()
         job = self.submit(text, "-W", "block=true", *args)
@@ -166,9 +167,9 @@ class Node:
         return err.stat().st_mtime - begun, ended - out.stat().st_mtime
 
     def writing(self, text: str, *args: str) -> float:
-        """Run a job script; return the seconds from its first line to its last byte, as in ``job``.
+        """Run a job script; return the seconds from its first line to its last byte.
 
-        Of a job on bare metal, too.
+        The times are those of :meth:`job`, but bare-metal jobs are allowed too.
         """
         job = self.submit(text, *args)
         wait(self.idle, f"the end of {job}")
@@ -178,7 +179,7 @@ class Node:
         return out.stat().st_mtime - err.stat().st_mtime
 
     def _watch_hook(self, name: bytes) -> tuple[float, float]:
-        """Return when the next hook's process began (to a tick, 10 ms) and ended."""
+        """Return when the next hook's process started (resolution: one tick, 10 ms) and ended."""
         tasks = Path(f"/proc/{self._service()}/task")
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
@@ -193,7 +194,7 @@ class Node:
         raise RuntimeError(f"no {name.decode()} was started")
 
     def _service(self) -> int:
-        """Return the pid of the embedded batch system; a child looks like it until it execs."""
+        """Return the pid of the batch system; its children look the same until they call exec."""
         found = {}
         for entry in Path("/proc").iterdir():
             words = _words(entry / "cmdline").split(b"\0") if entry.name.isdigit() else []
@@ -218,7 +219,7 @@ def _stat(pid: str) -> list[str]:
 
 
 def _began(pid: str) -> float:
-    """Return when a process was started, in Unix time."""
+    """Return the Unix time at which a process started."""
     ticks = int(_stat(pid)[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -235,7 +236,7 @@ def _await_end(pid: int) -> None:
 
 
 def wait(condition: Any, what: str) -> None:
-    """Wait until ``condition()`` is true."""
+    """Wait until ``condition()`` is true. Raises RuntimeError after DEADLINE seconds."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
         if time.monotonic() > deadline:
@@ -245,7 +246,7 @@ def wait(condition: Any, what: str) -> None:
 
 @contextmanager
 def measured(name: str, user: str = USER) -> Iterator[Node]:
-    """Yield the node with a user of its own for the jobs, who is gone afterwards."""
+    """Yield the node with a new user for its jobs; delete the user at the end."""
     node = Node(name, user)
     subprocess.run(["userdel", "-f", "-r", user], check=False, capture_output=True)
     subprocess.run(["useradd", "-m", "-s", "/bin/bash", user], check=True)

@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _in_prefix(node: str) -> None:
-    """Go on with the node's own Python, so that its code is measured and not the checkout's."""
+    """Restart with the node's own Python, to measure the installed code, not the checkout."""
     python = f"/opt/{node}/bin/python3"
     if sys.executable != python:
         if not Path(python).exists():

@@ -1,4 +1,4 @@
-"""Many small files in a share: ours against virtiofsd as it is started by hand, in turns."""
+"""Measure many small files in a share, against virtiofsd without vTorque's restrictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = {
 
 
 def share(bench: Bench) -> list[Figure]:
-    """Make, look at and remove files in the home, in a guest of bare QEMU with either daemon."""
+    """Create, list and remove files in the home, in a bare QEMU with either daemon."""
     guests = bare.capture(bench.node, bench.scratch, "-vm", "img=micro,ram=512M,vcpus=1")
     rates: dict[tuple[str, bool], list[float]] = {}
     for _ in range(max(3, bench.rounds // 2)):

@@ -1,7 +1,6 @@
-"""How a job stands still and goes on, or is saved: against ``virsh`` by hand.
+"""Measure suspend, resume and checkpoint of a job against ``virsh``.
 
-Two guests of a job on this node, or one. libvirt's own events say when each stands still and goes
-on.
+The jobs have one or two guests on this node. The times come from libvirt's events.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CLOCK = re.compile(r"time\.tv_sec:\s+(\d+)\s+time\.tv_usec:\s+(\d+)")
 
 
 def still(bench: Bench) -> list[Figure]:
-    """Return the gap, how far apart guests are, and how wrong their clock is after it."""
+    """Measure the pause, its skew between guests, and the error of the guests' clocks."""
     gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
     apart: dict[str, list[float]] = {"Suspended": [], "Resumed": []}
     before, after = [], []
@@ -67,9 +66,9 @@ def still(bench: Bench) -> list[Figure]:
 
 
 def checkpoint(bench: Bench) -> list[Figure]:
-    """Return how long a guest with memory in use stands still while it is saved and goes on.
+    """Measure how long a checkpoint pauses a guest whose memory is in use.
 
-    By hand: suspend, an external snapshot of memory alone, resume. On Debian 13 only.
+    The baseline is manual: suspend, an external snapshot of the memory, resume. Debian 13 only.
     """
     gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
     place = bench.scratch / "checkpoints"
@@ -98,7 +97,7 @@ def checkpoint(bench: Bench) -> list[Figure]:
 
 
 def _save(name: str, place: Path) -> None:
-    """Save a guest by hand, to a file of its own: as with vmgr what was saved before stays."""
+    """Save a guest's memory with virsh to a new file, because vmgr also keeps older checkpoints."""
     file = place / f"by-hand-{len(list(place.glob('by-hand-*')))}"
     disks = [line.split()[0] for line in _virsh("domblklist", name).splitlines() if line.strip()]
     none = [word for disk in disks for word in ("--diskspec", f"{disk},snapshot=no")]
@@ -110,7 +109,7 @@ def _save(name: str, place: Path) -> None:
 
 @contextmanager
 def _two_guests(node: Node) -> Iterator[tuple[str, list[str]]]:
-    """Have a job of two guests write its time down; give it and its domains."""
+    """Run a job whose two guests write their clocks to files; yield the job and its domains."""
     job = node.submit(CLOCK, "-vm", "img=micro,ram=256M,vcpus=1,vms_per_node=2")
     try:
         wait(lambda: any(node.home.glob("now.*")), "the job's first time")
@@ -125,7 +124,7 @@ def _two_guests(node: Node) -> Iterator[tuple[str, list[str]]]:
 
 @contextmanager
 def _events(path: Path) -> Iterator[Path]:
-    """Have libvirt's events written to a file."""
+    """Write libvirt's lifecycle events to a file."""
     argv = ["stdbuf", "-oL", "virsh", "event", "--event", "lifecycle", "--loop", "--timestamp"]
     with path.open("wb") as file, subprocess.Popen(argv, stdout=file) as child:
         try:
@@ -136,7 +135,7 @@ def _events(path: Path) -> Iterator[Path]:
 
 
 def _held(call: Callable[[str], object], events: Path, count: int) -> dict[tuple[str, str], float]:
-    """Suspend and resume; return when each guest did, by libvirt."""
+    """Suspend and resume; return the times of the events by guest and event."""
 
     def both() -> None:
         begun = time.monotonic()
@@ -148,7 +147,7 @@ def _held(call: Callable[[str], object], events: Path, count: int) -> dict[tuple
 
 
 def _seen(call: Callable[[], object], events: Path, count: int) -> dict[tuple[str, str], float]:
-    """Return when what it has done was, of each guest, by libvirt."""
+    """Run ``call``; return the times of its events, by guest and event."""
     skip = len(_EVENT.findall(events.read_text()))
     call()
     found: list[tuple[str, str, str]] = []
@@ -162,7 +161,7 @@ def _seen(call: Callable[[], object], events: Path, count: int) -> dict[tuple[st
 
 
 def _clock_error(node: Node) -> float:
-    """Return how many seconds a guest's time differs from when it was written, the median."""
+    """Return the median difference in seconds between a guest's clock and the file's mtime."""
     errors = []
     for _ in range(_LOOKS):
         (file, *_others) = node.home.glob("now.*")

@@ -1,4 +1,4 @@
-"""What a guest that is ready before its job saves, and what it costs others, in turns."""
+"""Measure the benefit of warm guests, and their cost for other jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IDLE = 2.0  # seconds over which a paused guest's CPU time is counted
 
 
 def warm(bench: Bench) -> list[Figure]:
-    """Boot to READY, vsub to the first line, the whole start; a paused guest's memory and CPU."""
+    """Measure claim, first line and whole start, and memory and CPU of a paused guest."""
     node = bench.node
     jobs: dict[str, list[tuple[float, JobTimes]]] = {WARM: [], COLD: []}
     rss, cpu = [], []
@@ -62,7 +62,7 @@ def warm(bench: Bench) -> list[Figure]:
 
 
 def full(bench: Bench) -> list[Figure]:
-    """Jobs that fill a node, one after the other, with five guests waiting for none of them."""
+    """Measure jobs that fill a node one by one, while five warm guests match none of them."""
     node = bench.node
     host = placement.node_hardware.topology("qemu:///system").mem_mib
     reserve = f'\n[node]\nhost_reserve_ram = "{host - ROOM}M"\n'
@@ -81,7 +81,7 @@ def full(bench: Bench) -> list[Figure]:
 
 
 def _begun(node: Node) -> list[float]:
-    """Submit the jobs; return the seconds from then to each one's first line."""
+    """Submit the jobs; return the seconds until the first line of each."""
     outputs = [node.home / f"full{number}" for number in range(JOBS)]
     script = node.script("#!/bin/sh\necho first\nsleep 2\n")
     since = time.time()
@@ -96,7 +96,7 @@ def _begun(node: Node) -> list[float]:
 
 @contextmanager
 def configured(node: Node, more: str) -> Iterator[None]:
-    """Have more in the site's config."""
+    """Append to the site config while the context is active."""
     before = node.config.read_text()
     node.config.write_text(before + more)
     try:
@@ -107,7 +107,7 @@ def configured(node: Node, more: str) -> Iterator[None]:
 
 @contextmanager
 def _keeping(node: Node, shape: str = KEPT, more: str = "") -> Iterator[None]:
-    """Have guests of a shape ready."""
+    """Keep warm guests of a shape while the context is active."""
     with configured(node, f'{more}\n[plugin.warm]\nshapes = ["{shape}"]\n'):
         try:
             _command(node, "start")
@@ -122,20 +122,20 @@ def _command(node: Node, *words: str) -> str:
 
 
 def _waiting(node: Node) -> list[dict[str, Any]]:
-    """Return the guests that wait."""
+    """Return the warm guests that wait for a job."""
     guests: list[dict[str, Any]] = json.loads(_command(node, "--json"))["guests"]
     return [each for each in guests if each["state"] == "waits"]
 
 
 def _waits(node: Node) -> str:
-    """Wait until one waits, and has for a moment; return its libvirt name's part."""
+    """Wait until a warm guest has been ready for a second; return its part of the libvirt name."""
     wait(lambda: bool(_waiting(node)), "a guest that waits")
     time.sleep(1)
     return str(_waiting(node)[0]["key"])
 
 
 def _costs(key: str) -> tuple[float, float]:
-    """Return MiB that a paused guest's QEMU has, and percent of a CPU that it uses."""
+    """Return the memory in MiB and the CPU percentage of a paused guest's QEMU."""
     (pid,) = (int(p.read_text()) for p in Path("/run/libvirt/qemu").glob(f"vt-{key}-*.pid"))
     begun = _ticks(pid)
     time.sleep(_IDLE)

@@ -1,6 +1,6 @@
-"""What watching costs: telemetry's samples, the log, and what plugins add to a start.
+"""Measure the cost of monitoring: samples, logs, and the plugins' part of a start.
 
-On recorded nodes (tests/support), so that nothing of a guest is in it.
+The nodes are recorded (tests/support), so that no guest influences the figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TESTS = REPO / ".venv/bin/python3"  # of scripts/test: a node's prefix has no te
 
 
 def watching(bench: Bench) -> list[Figure]:
-    """CPU of samples and records; time that a start waits for a sampler, and for all watchers."""
+    """Measure CPU of samples and log records, and how long monitoring delays a start."""
     return [*_sampler(bench.scratch / "sampler"), _records(bench.scratch / "log"), _starts(bench)]
 
 
@@ -87,7 +87,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def _starts(bench: Bench) -> Figure:
-    """Return what joblog, snap and telemetry together add to the start of a job: the user waits."""
+    """Return how much joblog, snap and telemetry together delay the start of a job."""
     double = REPO / "plugins/snap/tests/support/snapteld_double.py"
     bare, watched = [], []
     top = bench.scratch / "starts"
@@ -108,7 +108,7 @@ def _starts(bench: Bench) -> Figure:
 
 
 def _start(directory: Path, url: str, *plugins: str) -> float:
-    """Return the milliseconds of one start, in a process as fresh and small as a hook's."""
+    """Return the milliseconds of a start in a new process, as small as a hook's process."""
     directory.mkdir()
     directory.chmod(0o755)
     task = directory / "task.json"
