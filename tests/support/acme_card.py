@@ -1,4 +1,4 @@
-"""A plugin with a device, whose release can be had to fail, for the tests of teardown."""
+"""Plugin with a device whose release can be made to fail, for tests of teardown."""
 
 import dataclasses
 import functools

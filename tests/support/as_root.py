@@ -1,4 +1,4 @@
-"""What root's code needs, for tests that run it as whoever they are."""
+"""Doubles that let tests run root's code as any user."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""A guest that QEMU runs without libvirt, with virtiofsd shares as in a job; as root."""
+"""Run a guest with QEMU but without libvirt, with the virtiofsd shares of a job. Needs root."""
 
 import contextlib
 import gzip

@@ -1,6 +1,7 @@
-"""A guest like a job's that an admin moves without vTorque: by sbatch, virtiofsd and virsh.
+"""Migrate a guest like a job's without vTorque, with sbatch, virtiofsd and virsh.
 
-For times beside ours. It has what the job's has but a process that runs.
+It is the baseline for migration times. The guest has everything that a job's guest has, except a
+running process.
 """
 
 import re

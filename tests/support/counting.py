@@ -1,4 +1,4 @@
-"""What work costs, as numbers that a busy machine does not change."""
+"""Measure the cost of work in counts that do not depend on the machine's load."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the tests of a job's daemons (virtiofsd, qemu-storage-daemon) share."""
+"""Helpers for tests of a job's daemons (virtiofsd, qemu-storage-daemon)."""
 
 import contextlib
 import os

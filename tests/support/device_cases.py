@@ -1,6 +1,7 @@
-"""What switches each device plugin on, on a recorded machine with two sockets that has all of it.
+"""Requests that enable each device plugin, on a recorded machine with all devices.
 
-A plugin that is installed and makes claims needs a case here: the tests of all plugins go by it.
+Every installed plugin that makes claims needs a case in this module, because the tests of all
+plugins iterate over the cases.
 """
 
 from __future__ import annotations

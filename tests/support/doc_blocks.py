@@ -1,4 +1,4 @@
-"""The blocks of code in the documentation."""
+"""Extract code blocks from the documentation."""
 
 import functools
 import tomllib

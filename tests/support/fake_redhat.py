@@ -1,7 +1,6 @@
-"""A distribution of the RedHat family with nothing real in it: a few RPMs, made on the spot.
+"""Build a few fake RPMs that resemble a distribution of the Red Hat family.
 
-They are named fake-*, for that is what they are: enough for dnf and for what the builder looks for,
-nothing that boots.
+They are named fake-* and suffice for dnf and for the checks of the builder, but cannot boot.
 """
 
 import shutil

@@ -1,9 +1,9 @@
-"""Every fault at every journalled step of a job's life, on recorded nodes: the fault matrix.
+"""Inject every fault at every journaled step of a job, on recorded nodes: the fault matrix.
 
-The steps are those that the start and the teardown themselves have (:mod:`.faults`), so that
-nothing here knows a plugin: each that is installed is in the matrix. A :class:`Bench` is one or
-two nodes, beside whose job another one runs; :func:`try_all` strikes at each step, lets the
-epilogue or the reaper work, and compares all that can be seen of the node with before.
+The steps come from the start and the teardown themselves (:mod:`.faults`), so the matrix covers
+every installed plugin. A :class:`Bench` is one or two nodes that also run another job.
+:func:`try_all` injects a fault at each step, runs the epilogue or the reaper, and compares the
+observable state of the nodes with the state before.
 """
 
 from __future__ import annotations

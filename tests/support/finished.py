@@ -1,4 +1,4 @@
-"""A checkpoint as one that was made."""
+"""Create the files of a completed checkpoint."""
 
 from pathlib import Path
 

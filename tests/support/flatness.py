@@ -1,4 +1,4 @@
-"""Whether a long row of equal things costs the same at its end as at its beginning."""
+"""Check that the last items of a long series cost as much as the first."""
 
 from __future__ import annotations
 

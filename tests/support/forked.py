@@ -1,4 +1,4 @@
-"""A command of ours in a fork of the tests: as it is called, without the cost of a new Python."""
+"""Run a vTorque command in a fork of the test process, without the startup of a new Python."""
 
 import subprocess
 import sys

@@ -1,7 +1,8 @@
-"""Job scripts of workflow tools (tests/data/generated_scripts), and what has to come of them.
+"""Job scripts of workflow tools (tests/data/generated_scripts), and their expected results.
 
-The tools themselves are not installed. A worker is a stand-in that prints its name, the kernel and
-its arguments; PSI/J's launchers are stand-ins that redirect and run the rest of their command line.
+The tools themselves are not installed. A stub replaces their worker, and prints its name, the
+kernel and its arguments. Stubs of PSI/J's launchers redirect output and run the rest of their
+command line.
 """
 
 import json

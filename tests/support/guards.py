@@ -1,7 +1,7 @@
-"""The guards of a module, each of which can be taken away: what an attack on it then does.
+"""Find the guards of a module and remove them one by one, to test that attacks need them.
 
-A guard is a statement that refuses: ``raise``, a call of ``_bad``, a refusal that is returned or
-kept as the ``problem``.
+A guard is a statement that refuses input: ``raise``, a call of ``_bad``, or a refusal that is
+returned or stored as ``problem``.
 """
 
 from __future__ import annotations

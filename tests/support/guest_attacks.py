@@ -1,7 +1,7 @@
-"""What the tests of root inside a guest share: how a job's script gets to be root there.
+"""Helpers for tests that attack as root inside a guest.
 
-Root in the guest comes from the site's own guest prologue (an admin's feature), which installs
-``attacker.c`` setuid root.
+A site's guest prologue, which administrators may configure, installs ``attacker.c`` setuid root. A
+job's script runs it to become root in the guest.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""A process that holds the lock file of a user's daemon, and does nothing else."""
+"""A process that only holds the lock file of a user's daemon."""
 
 from __future__ import annotations
 

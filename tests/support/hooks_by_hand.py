@@ -1,7 +1,6 @@
-"""What the tests of faults and of bad starts share: a job's hooks run by hand, a libvirtd restart.
+"""Run a job's hooks manually, and restart libvirtd, for tests of faults and failed starts.
 
-``Hooks`` does what the batch system does with a job, one step at a time, so that each of its
-processes can be killed where a test wants it.
+``Hooks`` runs the batch system's steps one by one, so that a test can kill each process.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What a user could write by hand where their request travels, each with root's exact answer.
+"""Forged requests that a user could submit, with root's exact answer to each.
 
-Distinct attacks by name; :mod:`guards` shows that each depends on the guard that refuses it.
+Each attack has a name. :mod:`guards` shows that each depends on the guard that refuses it.
 """
 
 from __future__ import annotations

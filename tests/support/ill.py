@@ -1,4 +1,4 @@
-"""Nodes of scripts/cluster whose health command says that they are ill where a file is."""
+"""Configure a health command on nodes of scripts/cluster that fails while a file exists."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Keys that sign images, and who is allowed to."""
+"""Create keys that sign images, and configure which keys are trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources as another process gets them."""
+"""Recreate resources from their journal, as another process does."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""The faults of the matrix (:mod:`fault_matrix`), and what has to follow each."""
+"""The faults of the matrix (:mod:`fault_matrix`), with the expected result of each."""
 
 from __future__ import annotations
 

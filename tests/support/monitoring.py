@@ -1,4 +1,4 @@
-"""A real Prometheus and a real InfluxDB of this machine, on free ports, for one test."""
+"""Run this machine's Prometheus and InfluxDB on free ports, for one test."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Mounts of a test's own, on the machine that others use, too."""
+"""Unmount file systems of tests that may be busy for a moment."""
 
 import contextlib
 import subprocess

@@ -1,6 +1,6 @@
-"""An MPI job of two ranks, one in each guest: every turn each needs the other's number.
+"""An MPI job with one rank in each of two guests, which exchange numbers in every iteration.
 
-Neither can go on while the other stands still, or has lost what was on its way.
+A rank cannot continue while the other is suspended, or after a message has been lost.
 """
 
 IMAGE = "debian-mpi"

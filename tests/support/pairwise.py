@@ -1,4 +1,4 @@
-"""Few rows in which every two values of any two factors meet."""
+"""Generate few rows that contain every pair of values of any two factors."""
 
 from __future__ import annotations
 

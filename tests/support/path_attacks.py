@@ -1,7 +1,7 @@
-"""An attack by way of a path: what the attacker prepares, what root does, and what tells harm.
+"""Attacks through a path: preparation by the attacker, root's action, and a check for harm.
 
-Each is tried twice: as things are, and with the guard taken away that the attack names. So an
-attack that would have failed anyway, or a guard that does nothing, is found out.
+Each attack runs twice: with vTorque unchanged, and without the guard that the attack names. This
+detects attacks that would fail anyway, and guards without effect.
 """
 
 from __future__ import annotations

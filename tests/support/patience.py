@@ -1,4 +1,4 @@
-"""Waiting on a machine that may be very busy: long when it has to be, never longer than needed."""
+"""Wait for conditions on a busy machine, with long timeouts and short polls."""
 
 import time
 from collections.abc import Callable

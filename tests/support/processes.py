@@ -1,4 +1,4 @@
-"""The processes of this machine, as tests look at them: any may end between two looks."""
+"""List processes of this machine, each of which may end at any time."""
 
 import contextlib
 from pathlib import Path

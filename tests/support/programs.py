@@ -1,4 +1,4 @@
-"""Programs that tests put in the way of real ones."""
+"""Create scripts that replace real programs."""
 
 from pathlib import Path
 

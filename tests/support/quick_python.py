@@ -1,8 +1,9 @@
-"""Python programs that start in a millisecond, as doubles of commands that are called often.
+"""Python programs that start in a millisecond, as doubles of frequently called commands.
 
-A script with :func:`shebang` as its first line runs in a fork of a Python that has its modules
-already. The client, in C, gives it arguments, environment, directory and the standard streams, and
-ends with its exit code. ``os.environ`` is exactly what the script was given.
+A script with :func:`shebang` as its first line runs in a fork of a Python process that has already
+imported its modules. The client, in C, passes arguments, environment, directory and standard
+streams, and exits with the script's status. ``os.environ`` is exactly the environment of the
+caller.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""The Debian image with all of Debian's drivers and the RDMA programs, for tests."""
+"""Debian image for tests, with all of Debian's drivers and the RDMA programs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files below pytest's directories, which are their user's alone, for other users to reach."""
+"""Let other users reach files below pytest's private directories."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A way from root of one machine of scripts/cluster to root of another, in place of ssh."""
+"""Run commands as root on another machine of scripts/cluster, instead of through ssh."""
 
 import contextlib
 import json

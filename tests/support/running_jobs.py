@@ -1,4 +1,4 @@
-"""Jobs that run until a test ends them, and where their guests' threads and memory are."""
+"""Jobs that run until a test ends them, and the placement of their guests."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Journals of running jobs, whose guests are not really there."""
+"""Journals of running jobs without real guests."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The three-node Slurm of ``scripts/cluster`` as tests see it."""
+"""Access to the three-node Slurm cluster of ``scripts/cluster``."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the quick run leaves to ``scripts/test --full``."""
+"""Select the tests that only ``scripts/test --full`` runs."""
 
 from __future__ import annotations
 

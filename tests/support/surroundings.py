@@ -1,4 +1,4 @@
-"""What a job's script finds around it, on the node and in a guest, and what may differ."""
+"""Compare the environment of a job's script on the node and in a guest."""
 
 import re
 from collections import Counter

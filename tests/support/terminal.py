@@ -1,4 +1,4 @@
-"""A pseudo-terminal with a user's command on it, as the tests of interactive jobs use it."""
+"""Run a user's command on a pseudo-terminal, for tests of interactive jobs."""
 
 import contextlib
 import fcntl

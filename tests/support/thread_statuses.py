@@ -1,4 +1,4 @@
-"""What the kernel says of each thread of a process that goes on meanwhile."""
+"""Read the kernel's status of each thread of a running process."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The files of this repository."""
+"""List the files of this repository."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands whose output is told if they fail, and the end of the users that tests make."""
+"""Run commands and show their output if they fail; remove the users of tests."""
 
 import subprocess
 import time

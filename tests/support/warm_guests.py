@@ -1,4 +1,4 @@
-"""Guests that a real node keeps ready, and the jobs that take them."""
+"""Warm guests of a real node, and the jobs that claim them."""
 
 import contextlib
 import json

@@ -1,9 +1,9 @@
-"""Start one job on a recorded node in this fresh process; print the milliseconds that it took.
+"""Start one job on a recorded node in this new process; print its duration in milliseconds.
 
     watched_start.py DIRECTORY JOB SNAP_URL PLUGIN...
 
-Counted is what a prologue does: loading the plugins, and the start until the guests are ready.
-An empty SNAP_URL: without snap.
+The duration is that of a prologue: it loads the plugins and starts the job until the guests are
+ready. If SNAP_URL is empty, snap is not used.
 """
 
 import json

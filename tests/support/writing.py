@@ -1,7 +1,7 @@
-"""A job that writes wherever something may be lost while it is saved and goes on.
+"""A job that writes to all places where a checkpoint could lose data.
 
-What it is given lies in its user's home: ``part``, of which its memory has ten. It ends when there
-is ``enough``.
+It reads the file ``part`` in its user's home directory, and keeps ten copies in memory. It ends
+when the file ``enough`` exists.
 """
 
 import os

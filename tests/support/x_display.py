@@ -1,4 +1,4 @@
-"""An X server and a client of X, which only the tests of displays need."""
+"""An X server and an X client, for tests of displays."""
 
 import secrets
 import shutil
