@@ -1,1 +1,1 @@
-"""vtorque-cluster: set up many nodes, and send them images, from one host."""
+"""Set up many nodes, and copy images to them, from one host."""

@@ -1,7 +1,7 @@
-"""Nodes' own copies of images: what there is to send, and taking it. Root's.
+"""Receive images into a node's own cache. Runs as root.
 
-What was sent lies as in a pool, in any directory that is root's and on the cache's file system:
-``<name>/image.json`` and ``<name>/<version>/<file>``, less the files that the cache has.
+Received files are in a directory of root's on the cache's file system, with the layout of a pool:
+``<name>/image.json`` and ``<name>/<version>/<file>``, without files that the cache already has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vtorque_images import change
 
 @dataclass(frozen=True)
 class Places:
-    """Where images are: the pool, this node's copies; ``paths``: of its jobs, that use them."""
+    """The image pool, this node's cache, and the paths of its jobs, which use the images."""
 
     pool: Path
     cache: Path
@@ -38,7 +38,7 @@ class Places:
 
 
 def places(config: Path) -> Places:
-    """Return where the site has its images. Raises UsageError, also for a site without a cache."""
+    """Return the site's image directories. Raises UsageError if it has no cache."""
     site, _ = root_site(config)
     if not site.images.cache:
         raise UsageError(f"[images] cache is not set in {site.path}: there is nowhere to copy to")
@@ -46,9 +46,11 @@ def places(config: Path) -> Places:
 
 
 def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the files of images (none named: of all) of the pool, by image, as paths in the pool.
+    """Return the files of these images, or of all, by image, as paths relative to the pool.
 
-    Raises Refused: no such image, or it cannot be read; HostFault: no pool.
+    Raises:
+        Refused: If there is no such image, or it cannot be read.
+        HostFault: If there is no pool.
     """
     found = {}
     for name in names or names_in(places.pool):
@@ -59,9 +61,10 @@ def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def receiving(places: Places, name: str) -> Path:
-    """Return the cache's own directory for what is sent; both are made if they are missing.
+    """Return the cache's directory for received files. Creates it and the cache if missing.
 
-    Raises Refused if others than root can write the cache, before anything is done in it; OSError.
+    Raises:
+        Refused: If others than root can write to the cache. Nothing is received.
     """
     make_directories(places.cache)
     check_pool(places.cache)
@@ -71,12 +74,17 @@ def receiving(places: Places, name: str) -> Path:
 
 
 def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
-    """Make images of the cache of what was sent, and remove that; return those that are new.
+    """Move received images into the cache; return the new ones.
 
-    An image that is there already gets the labels and the signature that were sent. After a kill,
-    or a HostFault, it goes on where it was. Raises Refused: others than root can write the cache or
-    what was sent, or a copy has not the hash that its sidecar says, and is thrown away; HostFault:
-    no room.
+    An image that the cache already has gets the received labels and signature. After an
+    interruption,
+    a repeated call continues.
+
+    Raises:
+        Refused: If others than root can write to the directories, or if a copy does not have the
+            hash
+            in its sidecar. Such a copy is deleted.
+        HostFault: If there is no space.
     """
     for directory in (places.cache, sent):
         check_pool(directory)
@@ -95,10 +103,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: Places, names: Iterable[str]) -> list[str]:
-    """Remove all other images from the cache, their files when no job uses them; return them.
-
-    Raises Refused if others than root can write the cache.
-    """
+    """Remove all other images from the cache, and their files once no job uses them; return them."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:
@@ -107,10 +112,10 @@ def keep_only(places: Places, names: Iterable[str]) -> list[str]:
 
 
 def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
-    """Put all files of a copy beside each other.
+    """Collect all files of a copy in one directory.
 
-    A commit that was killed has moved them one directory down, or into the cache already; what the
-    cache has was not sent.
+    An interrupted commit may have moved files one directory down or into the cache. Files that the
+    cache already had were not sent.
     """
     part, there = sent / copy.name / copy.version, cache / copy.name / copy.version
     part.mkdir(mode=0o755, exist_ok=True)
@@ -138,7 +143,7 @@ def _commit(places: Places, sent: Path, copy: Sidecar) -> None:
 
 
 def _adopt(cache: Path, copy: Sidecar) -> None:
-    """Have an image of the cache say what the pool says of the same version."""
+    """Copy labels and signature to the cache's image if the version is the same."""
 
     def adopted(now: Sidecar) -> Sidecar:
         same = now.version == copy.version

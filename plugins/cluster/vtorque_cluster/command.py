@@ -1,4 +1,4 @@
-"""``vtorque cluster``: many nodes set up and examined by ssh; ``vmgr images sync``. As root."""
+"""``vtorque cluster``: set up and check many nodes by ssh; ``vmgr images sync``. Runs as root."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _CONFIG = click.option(
 
 
 def _fanout(default: int) -> Callable[..., Any]:
-    """Return the option of how many nodes are worked on at a time."""
     kind = click.IntRange(min=1)
     said = "How many nodes at a time."
     return click.option("--fanout", type=kind, default=default, show_default=True, help=said)
@@ -84,8 +83,8 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
 def doctor(nodes: str, config: Path | None, fanout: int) -> None:
     """Run vtorque doctor on the nodes, and compare what must be the same on all of them.
 
-    That is the site secret and users' subordinate ids. What failed is told once for all nodes with
-    the same message; exit code 1 if anything has.
+    These are the site secret and users' subordinate ids. Nodes with the same failure are listed
+    together. The exit code is 1 if anything failed.
     """
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.examined import wrong  # noqa: PLC0415
@@ -105,7 +104,7 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
 
 
 def _site_secret(paths: Paths) -> bytes:
-    """Return the secret that all nodes of the site get; this host makes it if it has none."""
+    """Return the site secret, which all nodes get; create it if this host has none."""
     from vtorque_core.api.setup_steps import make_directories  # noqa: PLC0415
 
     place = paths.secret
@@ -120,7 +119,6 @@ def _site_secret(paths: Paths) -> bytes:
 def _setup(
     nodes: str, words: list[str], config: Path | None, stdin: bytes, fanout: int, *, show_all: bool
 ) -> None:
-    """Run ``vtorque setup WORDS`` on the nodes; end with exit code 1 unless all did well."""
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
 
     place = ["--config", str(config.absolute())] if config else []
@@ -161,7 +159,7 @@ def sync(
 
 
 def _send(config: Path, places: Places, names: tuple[str, ...], nodes: str, fanout: int) -> None:
-    """Send images to the nodes and have them taken; end with exit code 1 unless all did well."""
+    """Send images to the nodes and receive them there; exit with 1 if a node failed."""
     from vtorque_cluster import cache  # noqa: PLC0415
     from vtorque_cluster.on_nodes import nodes_of, together  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.progress import progress  # noqa: PLC0415
@@ -188,7 +186,7 @@ def _send(config: Path, places: Places, names: tuple[str, ...], nodes: str, fano
 
 
 def _program(name: str) -> str:
-    """Return the path of a command of this installation, which the nodes have at the same place."""
+    """Return the path of a command of this installation, which is the same on the nodes."""
     return str(Path(sys.prefix, "bin", name))
 
 
@@ -201,7 +199,6 @@ def _run(
     *,
     whole: bool = False,
 ) -> list[Answer]:
-    """Run a command on the nodes, each told as it ends."""
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.progress import progress  # noqa: PLC0415
 
@@ -218,7 +215,7 @@ def _run(
 
 
 def _conclude(answers: Sequence[Answer], *, show_all: bool = False) -> None:
-    """Print what went wrong (``show_all``: all that was said) and a summary; exit code 1 if any."""
+    """Print the failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
     from vtorque_cluster.on_nodes import fold  # noqa: PLC0415 - ClusterShell
 
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What ``vtorque doctor --json`` has said on many nodes: what failed, and what is not alike."""
+"""Evaluate the output of ``vtorque doctor --json`` from many nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vtorque_cluster.on_nodes import Answer, nodes_of
 from vtorque_core.api.health import ALIKE
 
 Found = dict[str, list[str]]
-"""What is wrong to the nodes of which it is."""
+"""Nodes by problem."""
 
 
 def wrong(answers: Iterable[Answer]) -> Found:
-    """Return what is wrong on which nodes, in the order of the answers. Pure."""
+    """Return the failed checks and the differences between nodes, in the order of the answers."""
     found: Found = {}
     alike: dict[str, Found] = {}
     for answer in answers:
@@ -39,7 +39,7 @@ def wrong(answers: Iterable[Answer]) -> Found:
 
 
 def _findings(text: str) -> list[tuple[str, str, str, str]] | None:
-    """Return check, status, message and fix of each line; None if it is no doctor's answer."""
+    """Return check, status, message and fix of each line; None if the output is not doctor's."""
     keys = ("check", "status", "message", "fix")
     try:
         answer: list[dict[str, Any]] = json.loads(text)

@@ -1,4 +1,4 @@
-"""The same command on many nodes at once, by ssh, through ClusterShell. As root on one host.
+"""Run a command on many nodes by ssh, through ClusterShell. Runs as root on one host.
 
 See https://clustershell.readthedocs.io, "Programming Guide".
 """
@@ -23,13 +23,13 @@ _LINES = 20  # of one node's output are shown
 
 @dataclass(frozen=True)
 class Answer:
-    """What some nodes have said alike.
+    """The same answer from several nodes.
 
-    Args:
-        nodes: their names, folded: ``n[1-3],m7``.
-        count: how many they are.
-        code: the exit code; None: the time was up.
-        text: what went wrong, as stderr has it; else the output.
+    Attributes:
+        nodes: Their names, folded: ``n[1-3],m7``.
+        count: The number of nodes.
+        code: The exit status; None after a timeout.
+        text: The error output, otherwise the output.
     """
 
     nodes: str
@@ -39,12 +39,12 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the command ended well there."""
+        """Whether the command succeeded."""
         return self.code == 0
 
 
 def nodes_of(text: str) -> list[str]:
-    """Return the node names of a node set such as ``n[1-3],m7``. Raises UsageError."""
+    """Return the names in a node set such as ``n[1-3],m7``."""
     try:
         names = [str(name) for name in NodeSet(text)]
     except NodeSetException as error:
@@ -57,7 +57,7 @@ def nodes_of(text: str) -> list[str]:
 
 
 def fold(names: Sequence[str]) -> str:
-    """Return names as one node set."""
+    """Return the names as one node set."""
     return str(NodeSet.fromlist(names))
 
 
@@ -71,16 +71,16 @@ def run(
     *,
     whole: bool = False,
 ) -> list[Answer]:
-    """Run ``argv`` on each node; return what they said, equal answers together, failures first.
+    """Run a command on each node; return the answers, equal ones merged, failures first.
 
     Args:
-        nodes: host names that ssh knows.
-        argv: the command; the remote login shell gets it quoted.
-        stdin: what each command reads. It is in no argument, environment or file.
-        fanout: how many nodes at a time.
-        ended: called with each node and its exit code (None: time-out) as it ends.
-        seconds: for the command on one node.
-        whole: the output is what is wanted, all of it, however the command ends.
+        nodes: Host names for ssh.
+        argv: The command, which is quoted for the remote login shell.
+        stdin: Standard input. It appears in no argument, environment or file.
+        fanout: How many nodes at a time.
+        ended: Called with each node and its exit status (None: timeout) when it ends.
+        seconds: Timeout on one node.
+        whole: Return all of the output, even if the command fails.
     """
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
@@ -119,11 +119,11 @@ def run(
 
 
 def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]) -> list[Answer]:
-    """Return what nodes have said, equal answers together, failures first.
+    """Merge equal answers, failures first.
 
     Args:
-        codes: each node's exit code; None: its time was up.
-        lines: what each has said.
+        codes: Each node's exit status; None after a timeout.
+        lines: Each node's output.
     """
     alike: dict[tuple[int | None, str], list[str]] = {}
     for node, code in codes.items():

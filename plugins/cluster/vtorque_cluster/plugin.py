@@ -1,4 +1,4 @@
-"""What the plugin declares: ``vtorque cluster``, and ``vmgr images sync``."""
+"""The plugin's commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of something long: a live line on a terminal, plain lines elsewhere."""
+"""Show progress: a live line on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that is told each step; it prints the seconds since the start, on stderr."""
+    """Yield a function that prints a step with the elapsed seconds, on standard error."""
     start = time.monotonic()
 
     def line(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Fill nodes' own caches of images, as root: pushed from where the pool is, taken on the node.
+"""Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
-A copy grows in ``<cache>/.partial/<name>/<version>/`` and stays there when it is interrupted: the
-next time it goes on where it was. Only what has the hash that the pool's sidecar says becomes an
-image of the cache, by the same rename as in a pool.
+A copy is collected in ``<cache>/.partial/<name>/<version>/``, where an interrupted transfer
+continues. It becomes an image of the cache only if its hash matches the pool's sidecar, by the same
+rename as in a pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE_TIME = 86400.0  # seconds for one node
 
 @dataclass(frozen=True)
 class Synced:
-    """What a synchronisation did: names copied, there already, removed."""
+    """The result of a synchronization: names copied, unchanged, and removed."""
 
     copied: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
@@ -30,9 +30,9 @@ class Synced:
 
 
 def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
-    """Send images (none named: all) to a node with rsync(1), less the files that its cache has.
+    """Send images, or all, to a node with rsync(1), without files that its cache has.
 
-    Resumable; ``receive`` must follow there. Raises Refused, HostFault with rsync's words.
+    Resumable. ``receive`` must follow on the node.
     """
     found = cache.files(places, wanted).values()
     parts = [f"{places.pool}/./{file}" for files in found for file in files]
@@ -48,15 +48,16 @@ def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> 
 
 
 def receive(places: Places, wanted: Sequence[str], *, only: bool = False) -> Synced:
-    """Take what :func:`push` has left in the cache's partial directory. On the node.
+    """Receive on the node what :func:`push` has sent.
 
     Args:
-        places: with a cache that is made if it is missing.
-        wanted: what was pushed.
-        only: all else that the cache has goes when it is free.
+        places: The image directories; a missing cache is created.
+        wanted: The images that were sent.
+        only: Remove all other images from the cache once they are unused.
 
-    Raises Refused: a copy that is not what the pool says; HostFault: no room, or another
-    synchronisation is at work.
+    Raises:
+        Refused: If a copy does not match the pool's sidecar.
+        HostFault: If there is no space, or another synchronization runs.
     """
     try:
         sent = cache.receiving(places, PARTIAL)

@@ -1,1 +1,1 @@
-"""Worker nodes of the batch system that come and go with the work."""
+"""Create and delete the batch system's worker nodes as jobs need them."""

@@ -1,4 +1,4 @@
-"""``python -I -m vtorque_pool``: as the programs in slurm.conf call it."""
+"""``python -I -m vtorque_pool``, as called by the programs in slurm.conf."""
 
 import sys
 

@@ -1,9 +1,10 @@
-"""Public, for drivers: what the pool asks of a cloud. An entry point of ``vtorque1.pool``.
+"""Public API for cloud drivers, which are entry points of the group ``vtorque1.pool``.
 
-The entry point is a function that takes the cloud's table of the site config (text to text) and
-returns a :class:`Driver`. It imports what it needs when it is called. A driver keeps nothing in
-memory that it could ask the cloud: another process may have made or ended a machine meanwhile.
-``vtorque_testing.pool_driver.PoolDriverContract`` tests one.
+The entry point is a function that takes the cloud's table of the site config (strings) and returns
+a
+:class:`Driver`. Import heavy modules in that function. A driver must not cache the cloud's state,
+because another process may have created or deleted a machine. Test a driver with
+``vtorque_testing.pool_driver.PoolDriverContract``.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Literal, Protocol
 from vtorque_core.api import HostFault
 
 CLUSTER, NODE, SHAPE = "vtorque-cluster", "vtorque-node", "vtorque-shape"
-"""Names of the tags of a machine: whose it is, which node it is, of which shape."""
+"""Names of a machine's tags: its cluster, node and shape."""
 
 
 State = Literal["building", "running", "ended", "deleting"]
-"""Of a machine. One that its cloud may have again, whatever it says of it now, is running."""
+"""A machine's state. A machine that may come back is running, whatever the cloud reports now."""
 
 
 class CloudFault(HostFault):
-    """The cloud did not do it or did not answer: the API is down, slow, or refuses us."""
+    """The cloud failed or did not answer: its API is down, slow, or rejects the request."""
 
 
 class StockOut(CloudFault):
-    """The cloud has no such machine to give now: its capacity or our quota is used up."""
+    """The cloud has no capacity left, or the quota is used up."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A machine that is wanted. Memory in MiB; image and flavor in the cloud's words."""
+    """A machine to create. ``memory`` is in MiB; ``image`` and ``flavor`` are the cloud's names."""
 
     cluster: str
     node: str
@@ -45,9 +46,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that the cloud has with our tags. ``created`` in seconds since 1970.
+    """A machine with the pool's tags.
 
-    ``address``: where it can be reached, where the cloud knows; else empty.
+    Attributes:
+        created: Unix time.
+        address: Its network address; empty if the cloud does not know it.
     """
 
     id: str
@@ -59,31 +62,35 @@ class Machine:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is, or will be, a node's: it has not ended and is not about to."""
+        """Whether the machine is, or will be, a node's: not ended and not being deleted."""
         return self.state in {"building", "running"}
 
 
 class Driver(Protocol):
-    """A cloud. Methods are called from several threads and processes at once.
+    """A cloud. Threads and processes call the methods concurrently.
 
-    All raise :class:`CloudFault` when the cloud does not answer: no answer is never an empty one.
+    All methods raise :class:`CloudFault` if the cloud does not answer, never return an empty
+    result.
     """
 
     def create(self, order: Order) -> Machine:
-        """Make a machine with its tags in one step, so that a kill leaves none without.
+        """Create a machine together with its tags, so that a killed process leaves no untagged one.
 
-        It need not be up when this returns. Raises StockOut, and then leaves nothing.
+        The machine may still be booting on return.
+
+        Raises:
+            StockOut: If there is no capacity. Nothing is left behind.
         """
         ...
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return all machines of the cluster, by tag, and no others; all pages of the answer."""
+        """Return all machines with the cluster's tag, from all pages of the cloud's answer."""
         ...
 
     def destroy(self, machine: str) -> None:
-        """End the machine with this id and remove what is its own; one that is gone is right."""
+        """Delete a machine and its own resources. Idempotent."""
         ...
 
     def quota(self) -> int | None:
-        """Return how many machines more may be made; None: the cloud does not say."""
+        """Return how many more machines can be created; None if the cloud does not say."""
         ...

@@ -1,4 +1,4 @@
-"""``vtorque pool``: the click commands. What they need is imported when they run."""
+"""The commands ``vtorque pool``. Imports are deferred until a command runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _CONFIG = click.option(
 
 
 def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
-    """Return the machines and the batch system."""
     from vtorque_pool.opening import become_owner, opened, require_state  # noqa: PLC0415
     from vtorque_pool.pbs import Pbs  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
@@ -40,7 +39,7 @@ def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
 
 
 def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that is first given what ``_opened`` returns."""
+    """Pass the result of ``_opened`` to a command."""
 
     def run(context: click.Context, /, config: Path | None, **given: Any) -> None:
         command(*_opened(config or context.obj), **given)
@@ -79,7 +78,7 @@ def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | No
 @_CONFIG
 @click.pass_context
 def config_lines(context: click.Context, config: Path | None) -> None:
-    """Print the lines for slurm.conf; vtorque pool setup puts them there."""
+    """Print the lines for slurm.conf. vtorque pool setup writes them."""
     from vtorque_core.live.service import node_of  # noqa: PLC0415
     from vtorque_pool import slurm_conf  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
@@ -97,7 +96,7 @@ def config_lines(context: click.Context, config: Path | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.pass_context
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
-    """Prepare the server's host: slurm.conf, programs, directory, unit. As root."""
+    """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
     from vtorque_core.api.setup_steps import Check  # noqa: PLC0415
     from vtorque_core.live.service import node_of  # noqa: PLC0415
     from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
@@ -126,7 +125,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @click.option("--end", is_flag=True, help="Hold them no longer.")
 @_of_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
-    """Keep nodes' machines for a look: no jobs, and only vtorque pool destroy ends them."""
+    """Keep nodes' machines for debugging: no new jobs, deleted only by vtorque pool destroy."""
     names, why = _names(machines, nodes), printable(why)
     with machines.memory.changed() as remembered:
         for name in names:
@@ -143,7 +142,7 @@ def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool
 @click.argument("nodes")
 @_of_pool
 def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
-    """Give nodes no more jobs, and end their machines when the running ones have ended."""
+    """Stop new jobs on nodes, and delete their machines when the running jobs have ended."""
     names = _names(machines, nodes)
     for name in names:
         machines.log(f"{name}: drained, as an admin wants")
@@ -154,7 +153,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("nodes")
 @_of_pool
 def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
-    """End nodes' machines now, held ones too; their jobs are requeued."""
+    """Delete nodes' machines now, held ones too. Their jobs are requeued."""
     names = _names(machines, nodes)
     with machines.memory.changed() as remembered:
         for name in names:
@@ -169,12 +168,12 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
 @click.argument("shape")
 @_of_pool
 def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
-    """Try a paused shape again at once."""
+    """Retry a paused shape at once."""
     batch_release(machines, batch, _shape(machines.settings, shape))
 
 
 def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
-    """End a pause, also in the batch system where that is what keeps jobs away."""
+    """End a shape's pause, and on Slurm its reservation."""
     from vtorque_pool import on_slurm  # noqa: PLC0415
     from vtorque_pool.slurm import Slurm  # noqa: PLC0415
 
@@ -189,7 +188,7 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
 @pool.command()
 @_of_pool
 def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
-    """Compare clouds and batch system once, and mend what differs, as vtorque pool serve does."""
+    """Compare clouds and batch system once and repair differences, as vtorque pool serve does."""
     from vtorque_pool import serve as service  # noqa: PLC0415
 
     click.echo(f"{service.tidy(machines.settings, machines, batch)} mended")
@@ -198,7 +197,7 @@ def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
 @pool.command()
 @_of_pool
 def serve(machines: Machines, batch: Slurm | Pbs) -> None:
-    """Run rounds until SIGTERM. On Slurm they only mend; elsewhere they size the pool, too."""
+    """Run rounds until SIGTERM. On Slurm they only repair; elsewhere they also size the pool."""
     from vtorque_pool import serve as service  # noqa: PLC0415
     from vtorque_pool.programs import begin  # noqa: PLC0415
 
@@ -219,7 +218,7 @@ def simulate(
     trace: Path, nodes: str, min_nodes: str, idle: str, cpus: int, ready: float, as_json: bool,
     html: Path | None,
 ) -> None:  # fmt: skip
-    """Say how long a trace's jobs (SWF) would wait, and how many machine hours they cost."""
+    """Estimate the jobs' wait times and the machine hours for a trace (SWF)."""
     from vtorque_pool import plot  # noqa: PLC0415
     from vtorque_pool import simulate as model  # noqa: PLC0415
 
@@ -253,7 +252,6 @@ def _counts(text: str) -> list[int]:
 
 
 def _names(machines: Machines, nodes: str) -> tuple[str, ...]:
-    """Return the nodes of the pool that are named. Raises Refused."""
     from vtorque_pool.hostlist import expand  # noqa: PLC0415
 
     try:

@@ -1,4 +1,4 @@
-"""Names of nodes as people and Slurm write them: ``cloud[1-3,7],m[01-02]``. Pure."""
+"""Expand node lists like Slurm's: ``cloud[1-3,7],m[01-02]``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 @functools.lru_cache(256)
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names, in order, each once. Raises ValueError with what is wrong."""
+    """Return the distinct names, in order. Raises ValueError for invalid text."""
     names: dict[str, None] = {}
     at = 0
     while at < len(text):

@@ -1,7 +1,8 @@
-"""Machines of the pool in all its clouds: make one for each node that wants it, and end them.
+"""Create and delete the pool's machines, in all its clouds.
 
-Who makes or ends a node's machine holds the node's lock. What there is, is asked of the clouds each
-time, by tag: so that a second call makes no second machine, and a killed one leaves none unknown.
+A process holds a node's lock while it creates or deletes the node's machine. It lists the machines
+by tag each time. So a repeated call creates no second machine, and a killed process leaves no
+unknown one.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Found:
-    """What the clouds say: machines, why a cloud said nothing, and each machine's cloud by id."""
+    """The clouds' answers: machines, errors by cloud, and cloud by machine id."""
 
     machines: tuple[Machine, ...]
     silent: Mapping[str, str]
     clouds: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, node: str) -> list[Machine]:
-        """Return a node's live machines, the oldest first: this one stays."""
+        """Return a node's live machines, oldest first. The oldest one stays."""
         mine = [m for m in self.machines if m.node == node and m.is_live]
         return sorted(mine, key=lambda m: (m.created, m.id))
 
 
 def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
-    """Return what failed of :meth:`Machines.make`; what another process does is not our failure."""
+    """Return the errors in the result of :meth:`Machines.make`, except nodes locked by others."""
     return {
         node: str(answer)
         for node, answer in answers.items()
@@ -46,7 +47,7 @@ def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
 
 
 class Machines:
-    """The machines of a site's pool. ``drivers``: each cloud's."""
+    """The machines of a site's pool. ``drivers`` has one driver for each cloud."""
 
     def __init__(self, settings: Settings, drivers: Mapping[str, Driver], log: Log) -> None:
         self.settings = settings
@@ -55,10 +56,10 @@ class Machines:
         self.log = log
 
     def found(self, clouds: Collection[str] | None = None) -> Found:
-        """Ask the clouds, all of them or these.
+        """List the machines of these clouds, or of all.
 
-        A machine that is listed twice is one: two of ``clouds`` can be of one account, and a cloud
-        can repeat itself between two pages.
+        Each machine is listed once, even if two clouds share an account or a cloud repeats it on
+        two pages.
         """
         machines: dict[str, tuple[Machine, str]] = {}
         silent = {}
@@ -72,7 +73,7 @@ class Machines:
         return Found(tuple(each for each, _ in machines.values()), silent, of_cloud)
 
     def make(self, nodes: Iterable[str], why: str) -> dict[str, Machine | HostFault]:
-        """Have one machine for each node; return it, or what failed, for each."""
+        """Ensure that each node has one machine; return it or the error, for each node."""
         wanted = list(dict.fromkeys(nodes))
         answers: dict[str, Machine | HostFault] = {}
         with self._locked(wanted) as (mine, theirs):
@@ -101,7 +102,7 @@ class Machines:
         return clouds
 
     def _make_in(self, cloud: str, nodes: list[str], why: str) -> dict[str, Machine | HostFault]:
-        """Make those that a cloud has not yet; it is asked before and after."""
+        """Create the machines that are missing in a cloud, which is listed before and after."""
         driver = self._drivers[cloud]
         before = self.found([cloud])
         if before.silent:
@@ -171,10 +172,10 @@ class Machines:
         even_held: bool = False,
         still: Callable[[], Collection[str]] | None = None,
     ) -> dict[str, str]:
-        """End all machines of these nodes; return what failed. A held node's stay.
+        """Delete all machines of these nodes, except held ones; return the errors.
 
-        ``still``: asked when the nodes are locked and no one can make them a machine; returns the
-        nodes that have to end as things are now.
+        ``still`` is called once the nodes are locked. It returns the nodes that must still be
+        deleted.
         """
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}
@@ -207,7 +208,7 @@ class Machines:
         return {}
 
     def end_machine(self, machine: Machine, why: str) -> str:
-        """End a machine that no node has; return what failed."""
+        """Delete a machine without a node; return the error."""
         for name, driver in self._drivers.items():
             with contextlib.suppress(CloudFault):
                 if any(m.id == machine.id for m in driver.machines(self.settings.cluster)):
@@ -224,7 +225,7 @@ class Machines:
         return ""
 
     def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count what failed by its shape; return the shapes that this has paused, and why."""
+        """Count failures by shape; return the shapes that are paused because of them, and why."""
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
         with self.memory.changed() as remembered:
@@ -241,7 +242,7 @@ class Machines:
 
     @contextlib.contextmanager
     def _locked(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Hold the nodes' locks; give those that are ours, and those that another process holds."""
+        """Lock the nodes; yield those that this process has locked, and those locked by others."""
         held: list[int] = []
         mine, theirs = [], []
         end = time.monotonic() + self.settings.timeout
@@ -259,7 +260,7 @@ class Machines:
                 os.close(descriptor)
 
     def is_busy(self, node: str) -> bool:
-        """Whether a process makes or ends a node's machine now."""
+        """Whether a process is creating or deleting a node's machine."""
         try:
             os.close(take_lock(self.memory.directory / "nodes" / node, 0))
         except Busy:

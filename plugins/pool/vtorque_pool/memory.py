@@ -1,7 +1,7 @@
-"""What no cloud and no batch system knows: who is held, which shape is paused, what was counted.
+"""The pool's own state: held nodes, paused shapes and counters.
 
-One file in ``[plugin.pool] state``, changed under a lock and replaced in one step. Without it the
-pool goes on: nothing of what is true of machines and nodes is in it.
+It is one file in ``[plugin.pool] state``, changed under a lock and replaced atomically. The pool
+works without it, because the state of machines and nodes is not in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOCK_TIME = 30.0  # seconds; it is held for a file's reading and writing only
 
 @dataclass
 class Counted:
-    """Of one shape, since the file is there. ``seconds``: from machine made to node registered."""
+    """A shape's counters. ``seconds``: total time from a machine's creation to its registration."""
 
     starts: int = 0
     failures: int = 0
@@ -32,33 +32,33 @@ class Counted:
 
 @dataclass
 class Remembered:
-    """The file's content. Times in seconds since 1970."""
+    """The content of the file. Times are Unix times."""
 
     held: dict[str, str] = field(default_factory=dict)
-    """Node to why its machine is kept."""
+    """Why a machine is held, by node."""
     failed: dict[str, list[float]] = field(default_factory=dict)
-    """Shape to when machines of it failed."""
+    """Times of failures, by shape."""
     paused: dict[str, float] = field(default_factory=dict)
-    """Shape to until when none is made."""
+    """End of the pause, by shape."""
     why: dict[str, str] = field(default_factory=dict)
-    """Shape to its last failure."""
+    """Last failure, by shape."""
     counted: dict[str, Counted] = field(default_factory=dict)
-    """Shape to what was counted."""
+    """Counters, by shape."""
     seen: dict[str, float] = field(default_factory=dict)
-    """Machine to when its node had registered; counted once."""
+    """When the node registered, by machine."""
 
     def of(self, shape: str) -> Counted:
         """Return a shape's counters."""
         return self.counted.setdefault(shape, Counted())
 
     def is_paused(self, shape: str, now: float) -> bool:
-        """Whether no machine of a shape is made now."""
+        """Whether the shape is paused."""
         return self.paused.get(shape, 0.0) > now
 
     def fail(self, shape: str, why: str, now: float, most: int, pause: float) -> bool:
-        """Note a failure; return whether it has paused the shape.
+        """Record a failure; return whether this pauses the shape.
 
-        ``most`` failures within ``pause`` seconds do.
+        That happens at ``most`` failures within ``pause`` seconds.
         """
         self.of(shape).failures += 1
         recent = [when for when in self.failed.get(shape, []) if now - when < pause]
@@ -70,12 +70,12 @@ class Remembered:
         return True
 
     def release(self, shape: str) -> None:
-        """Forget a shape's failures: it is tried again."""
+        """Forget a shape's failures and its pause."""
         for table in (self.failed, self.paused, self.why):
             table.pop(shape, None)
 
     def registered(self, machine: str, shape: str, created: float, when: float) -> None:
-        """Note that a machine's node has registered, once. It ends the row of failures."""
+        """Record once that a machine's node has registered. This resets the shape's failures."""
         if machine in self.seen:
             return
         self.seen[machine] = when
@@ -95,10 +95,7 @@ class Memory:
         self._log = log
 
     def read(self) -> Remembered:
-        """Return its content; nothing where it is not what we have written, which is put aside.
-
-        Raises HostFault where it cannot be read.
-        """
+        """Return the content; empty if the file is missing. An invalid file is renamed."""
         try:
             return _remembered(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
@@ -114,7 +111,7 @@ class Memory:
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[Remembered]:
-        """Give the content to change; it is written at the end. Raises HostFault."""
+        """Yield the content under the lock, and write it afterwards."""
         lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
         try:
             found = self.read()
@@ -129,7 +126,7 @@ class Memory:
 
 
 def _remembered(data: Any) -> Remembered:
-    """Return what a file has. Raises what its values raise that are of another type."""
+    """Parse the file; raises various exceptions if it is invalid."""
     return Remembered(
         **{
             name: {key: value(each) for key, each in data.get(name, {}).items()}

@@ -1,7 +1,7 @@
-"""What Slurm's power saving calls, and a look at whether all is true. As SlurmUser.
+"""The programs that Slurm's power saving calls, and repairs. Runs as SlurmUser.
 
-Any of these may be killed anywhere, and called again: a start that has no machine is made again or
-given up, a machine that no node has is ended.
+Each may be killed at any point and repeated. A start without a machine is retried or abandoned. A
+machine without a node is deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _YOUNG = 30.0  # seconds: what the cloud has just made may not be in its list ye
 
 
 def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
-    """Make the nodes' machines; return the exit code. What has none is given up at once."""
+    """Create the nodes' machines; return the exit status. Failed nodes are abandoned at once."""
     answers = machines.make(nodes, "Slurm resumes it")
     failed = failures(answers)
     give_up(machines, slurm, failed)
@@ -33,7 +33,7 @@ def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
 
 
 def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
-    """End the nodes' machines; return the exit code."""
+    """Delete the nodes' machines; return the exit status."""
     try:
         note_registered(machines, machines.found(), slurm.nodes())
     except HostFault as error:  # it only counts; machines end whoever is silent
@@ -42,7 +42,7 @@ def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
 
 
 def failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
-    """End machines that did not register in time, and let their nodes be started again."""
+    """Delete machines that did not register in time, and let their nodes start again."""
     why = f"no slurmd registered within {machines.settings.boot_timeout:g} s"
     problems = machines.end(nodes, why)
     give_up(machines, slurm, dict.fromkeys(nodes, why))
@@ -50,7 +50,7 @@ def failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
 
 
 def give_up(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
-    """Count failures, pause shapes that fail again and again, have the jobs requeued."""
+    """Count failures, pause shapes that fail repeatedly, and requeue the jobs."""
     if not nodes:
         return
     paused = machines.failed(nodes)
@@ -60,7 +60,7 @@ def give_up(machines: Machines, slurm: Slurm, nodes: dict[str, str]) -> None:
 
 
 def pause(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Have Slurm start no node of a shape; those that are up go on."""
+    """Make Slurm start no more nodes of a shape. Running nodes continue."""
     shape = next(each for each in machines.settings.shapes if each.name == name)
     nodes = slurm.nodes()
     up = {n for n in shape.names if n in nodes and nodes[n].state in {"free", "busy", "draining"}}
@@ -72,7 +72,7 @@ def pause(machines: Machines, slurm: Slurm, name: str) -> None:
 
 
 def release(machines: Machines, slurm: Slurm, name: str) -> None:
-    """Try a paused shape again."""
+    """Retry a paused shape."""
     with machines.memory.changed() as remembered:
         remembered.release(name)
     slurm.unpause(name)
@@ -80,20 +80,20 @@ def release(machines: Machines, slurm: Slurm, name: str) -> None:
 
 
 def note_registered(machines: Machines, found: Found, nodes: Mapping[str, Node]) -> None:
-    """Note how long machines took until slurmd of their node began."""
+    """Record how long machines took until their node's slurmd started."""
     began = {node.name: node.since for node in nodes.values()}
     up = {name: node for name, node in nodes.items() if node.state != "off"}
     _note(machines, found, {n: began[n] for n in up if began[n]})
 
 
 def note_up(machines: Machines, found: Found, nodes: Mapping[str, Node], now: float) -> None:
-    """Note how long machines took, where the batch system does not say since when a node is up."""
+    """Record how long machines took, if the batch system does not report when a node came up."""
     up = {n.name: now for n in nodes.values() if n.state in {"free", "busy", "draining"}}
     _note(machines, found, up)
 
 
 def _note(machines: Machines, found: Found, when: Mapping[str, float]) -> None:
-    """Note each machine whose node began after it was made, once; forget those that are gone."""
+    """Record each newly registered machine once; forget deleted ones."""
     known = machines.memory.read().seen
     new = [m for m in found.machines if m.id not in known and when.get(m.node, 0.0) >= m.created]
     gone = set() if found.silent else set(known) - {m.id for m in found.machines}
@@ -107,9 +107,9 @@ def _note(machines: Machines, found: Found, when: Mapping[str, float]) -> None:
 
 
 def tidy(machines: Machines, slurm: Slurm) -> int:
-    """Compare clouds and Slurm, and mend what differs; return how much was done.
+    """Compare clouds and Slurm, repair differences, and return their number.
 
-    Nothing is done about nodes of a cloud that does not answer.
+    Nodes of a cloud that does not answer are not changed.
     """
     found, nodes = machines.found(), slurm.nodes()
     note_registered(machines, found, nodes)
@@ -119,12 +119,12 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
 
 
 def _in_state(slurm: Slurm, state: State) -> set[str]:
-    """Return the nodes that are so now: what a round has read can be old when it acts."""
+    """Return the nodes in a state now, because the state that a round has read may be outdated."""
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
 
 def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
-    """End machines that no node has or needs; return how many."""
+    """Delete machines that no node has or needs; return their number."""
     held = machines.memory.read().held
     done = 0
     for machine in found.machines:
@@ -148,7 +148,7 @@ def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping
 
 
 def _mend_nodes(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
-    """Make machines for starts that have none, give up nodes whose machine is gone; count them."""
+    """Create missing machines, and abandon nodes that lost theirs; return the number of nodes."""
     held = machines.memory.read().held
     again, lost = [], {}
     for name, node in nodes.items():

@@ -1,4 +1,4 @@
-"""What every command begins with: the site config, the drivers of its clouds, the log."""
+"""Common start of all commands: the site config, the cloud drivers and the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ GROUP = "vtorque1.pool"
 def opened(config: Path | None) -> tuple[Site, Machines]:
     """Return the site config and the pool's machines.
 
-    Raises ConfigError, and HostFault where a driver has not what it needs.
+    Raises:
+        ConfigError: If the config is invalid.
+        HostFault: If a driver's library is missing.
     """
     site, brought = extensions.load((config or CONFIG).resolve(), GROUP)
     settings: Settings = site[Settings]
@@ -43,7 +45,7 @@ def opened(config: Path | None) -> tuple[Site, Machines]:
 
 
 def logger(path: Path) -> Callable[[str], None]:
-    """Return what writes a line, with its time, to the log. One that cannot be written: stderr."""
+    """Return a function that writes a line to the log, or to stderr if that fails."""
 
     def log(text: str) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -64,10 +66,7 @@ def logger(path: Path) -> Callable[[str], None]:
 
 
 def become_owner(config: Path | None) -> None:
-    """As root, go on as the user whose the state is: SlurmUser, who must be able to change it.
-
-    Raises ConfigError, HostFault.
-    """
+    """If root, drop privileges to the owner of the state directory (SlurmUser)."""
     place = Path(node_of(config)[0][Settings].state)
     if os.geteuid() != 0 or not place.is_dir() or place.stat().st_uid == 0:
         return
@@ -82,7 +81,7 @@ def become_owner(config: Path | None) -> None:
 
 
 def require_state(settings: Settings) -> None:
-    """Have the directory of the pool's state. Raises HostFault with what to do."""
+    """Create the state directory and check its owner."""
     place = Path(settings.state)
     try:
         place.mkdir(mode=0o700, exist_ok=True)

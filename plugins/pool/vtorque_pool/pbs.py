@@ -1,8 +1,8 @@
-"""Torque's and OpenPBS's side: nodes and waiting jobs as their own commands say, and what they do.
+"""Nodes and queued jobs of Torque and OpenPBS, read and changed with their commands.
 
-Torque: ``pbsnodes -x``, ``qstat -x``, pbsnodes(8), qmgr(1B). OpenPBS: ``pbsnodes -F json`` and
-``qstat -f -w``. What they say of jobs has users' own texts in it: no XML or JSON parser takes all
-of it, so that jobs are read one by one, and one that cannot be read is left out.
+Torque: ``pbsnodes -x``, ``qstat -x``, pbsnodes(8), qmgr(1B). OpenPBS: ``pbsnodes -F json``,
+``qstat -f -w``. Job listings contain users' text that no XML or JSON parser accepts in full. Jobs
+are therefore parsed one by one, and unreadable ones are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits: the nodes and the CPUs on each that it asks for; what it is counted to."""
+    """A queued job: requested nodes, CPUs per node, and its queue and account."""
 
     id: str
     queue: str
@@ -36,14 +36,14 @@ class Waiting:
 
 
 class Pbs:
-    """The server's commands, as root on its host."""
+    """The server's commands. Runs as root on the server's host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, Node]:
-        """Return the pool's nodes that the server has, by name; Torque: less those that are off."""
+        """Return the server's nodes of the pool, on Torque without nodes that are off."""
         there = {name: _node(name, each) for name, each in self._said().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 
@@ -53,10 +53,10 @@ class Pbs:
         return {name: each for name, each in said.items() if name in wanted}
 
     def make_known(self) -> list[str]:
-        """Have Torque know all nodes of the pool, without machine or with; return what failed.
+        """Create the pool's nodes in Torque, with or without a machine; return the errors.
 
-        Torque takes no job that its nodes could not run if all were free: qsub refuses it
-        (svr_jobfunc.c, "cannot locate feasible nodes"), and pbs_sched deletes it (fifo.c).
+        Torque rejects jobs that would not fit if all its nodes were free: qsub refuses them
+        (svr_jobfunc.c, "cannot locate feasible nodes"), and pbs_sched deletes them (fifo.c).
         """
         failed: list[str] = []
         if self._open:
@@ -90,7 +90,7 @@ class Pbs:
         }
 
     def waiting(self) -> list[Waiting]:
-        """Return the jobs that wait for nodes, in the server's order; held ones do not."""
+        """Return the queued jobs in the server's order, without held ones."""
         if self._open:
             jobs = _open_jobs(self._run("qstat", "-f", "-w", "-t"))
         else:
@@ -103,10 +103,12 @@ class Pbs:
         return found
 
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
-        """Have a node that takes jobs when it is up; the server must resolve its name.
+        """Create a node that accepts jobs once it is up. The server must resolve its name.
 
-        Until ``node_check_rate`` is over Torque takes a node for up whose last machine was: jobs
-        would be sent to the new one while it boots. Its pbs_mom's first word ends the ``down``.
+        Torque considers a node up until ``node_check_rate`` has passed if its previous machine was
+        up, and
+        would send jobs to a booting machine. So set the node ``down``, which pbs_mom's first
+        message ends.
         """
         self._make(node, cpus, features, address)
         if not self._open:
@@ -114,7 +116,7 @@ class Pbs:
             self.undrain(node)
 
     def _make(self, node: str, cpus: int, features: Iterable[str], address: str = "") -> None:
-        """Make a node with all that it has, so that a kill leaves none of which jobs know half."""
+        """Create a node with all attributes at once, in case this process is killed."""
         if self._open:
             at = f"mom={address}," if address else ""
             has = f"{at}resources_available.ncpus={cpus}"
@@ -124,10 +126,11 @@ class Pbs:
         self._run("qmgr", "-c", f"create node {node} {has}", but=("exists",))
 
     def delete(self, node: str) -> None:
-        """Delete a node; one that is not there is right. Torque keeps it, and it is off.
+        """Delete a node; on Torque, set it offline. Idempotent.
 
-        For some 20 s after it was made Torque changes nothing of it, which pbsnodes says and ends
-        with 0; then a later round does it.
+        For about 20 s after its creation Torque ignores changes of a node: pbsnodes reports this,
+        but exits
+        with 0. A later round repeats the change.
         """
         if self._open:
             self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
@@ -135,7 +138,7 @@ class Pbs:
             self._run("pbsnodes", "-o", node, "-N", _OFF)
 
     def drain(self, node: str, why: str) -> None:
-        """Give a node no more jobs: it is offline, with a note that it was us."""
+        """Set a node offline, with a note that marks it as the pool's."""
         note = f"{REASON}: {why}"
         if self._open:  # pbsnodes -o knows hosts, not a node whose mom is an address
             note = note.replace('"', "'")
@@ -144,14 +147,14 @@ class Pbs:
             self._run("pbsnodes", "-o", node, "-N", note)
 
     def undrain(self, node: str) -> None:
-        """Give a node jobs again."""
+        """Return a node to service."""
         if self._open:
             self._run("qmgr", "-c", f'set node {node} state-=offline,comment=""')
         else:
             self._run("pbsnodes", "-c", node, "-N", "n")
 
     def requeue(self, jobs: Iterable[str]) -> None:
-        """Have jobs run again whose machine has gone, also those of ``qsub -r n``."""
+        """Requeue jobs whose machine is gone, also those submitted with ``qsub -r n``."""
         for job in jobs:
             if self._open:
                 self._run("qrerun", "-W", "force", job, but=("Unknown",))
@@ -160,7 +163,7 @@ class Pbs:
                 self._run("qrerun", "-f", job, but=("Unknown",))
 
     def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
-        """Have nodes leave: they are drained; at once, their jobs are requeued, too."""
+        """Drain nodes; with ``at_once``, also requeue their jobs and delete the nodes."""
         there = self.nodes()
         for node in nodes:
             if node not in there:
@@ -171,7 +174,7 @@ class Pbs:
                 self.delete(node)
 
     def _run(self, tool: str, *words: str, but: tuple[str, ...] = ()) -> str:
-        """Return what a command prints; nothing where it fails with one of these words."""
+        """Return a command's output, or nothing if it fails with one of the words in ``but``."""
         program = f"{self._settings.bindir}/{tool}" if self._settings.bindir else tool
         try:
             return run_tool(program, *words, timeout=self._settings.timeout)
@@ -200,15 +203,15 @@ def _is_off(node: Node) -> bool:
 
 
 def _job(word: str) -> str:
-    """Return the job of ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
+    """Return the job id of ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
     first, _, last = word.strip().partition("/")
     return first if not last or last.isdecimal() else last
 
 
 def _parts(text: str, name: str) -> list[str]:
-    """Return what is in each element of a name in Torque's answer. Raises HostFault: half of one.
+    """Return the contents of all elements of a name in Torque's output; HostFault if truncated.
 
-    No value has a ``<`` in it (u_MXML.c makes it another character): no user's text is an element.
+    Values never contain ``<`` (u_MXML.c replaces it), so users' text cannot forge an element.
     """
     if text.strip() and not text.rstrip().endswith(("</Data>", "<Data/>")):
         raise HostFault("half an answer of the batch system: it does not end with </Data>")
@@ -216,13 +219,11 @@ def _parts(text: str, name: str) -> list[str]:
 
 
 def _field(part: str, name: str) -> str:
-    """Return the text of the first element of a name; nothing if there is none."""
     found = re.search(f"<{name}>([^<]*)</{name}>", part)
     return found[1] if found else ""
 
 
 def _torque_job(part: str) -> dict[str, str]:
-    """Return what is read of a job in ``qstat -x``."""
     asked = part.partition("<Resource_List>")[2].partition("</Resource_List>")[0]
     names = ("Job_Id", "job_state", "queue", "Account_Name")
     return {**{name: _field(part, name) for name in names}, "asked": _field(asked, "nodes")}
@@ -246,7 +247,7 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
 
 
 def _torque_waiting(job: Mapping[str, str]) -> Waiting:
-    """Return what a job asks for. Raises ValueError: it cannot be read."""
+    """Parse a job's request; ValueError if that fails."""
     nodes, cpus, features = 0, 1, set()
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
         first, *words = part.split(":")
@@ -262,7 +263,7 @@ def _torque_waiting(job: Mapping[str, str]) -> Waiting:
 
 
 def _open_waiting(job: Mapping[str, str]) -> Waiting:
-    """Return what a job asks for. Raises ValueError: it cannot be read."""
+    """Parse a job's request; ValueError if that fails."""
     nodes, cpus = 0, 1
     for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
         words = part.split(":")
@@ -277,7 +278,6 @@ def _open_waiting(job: Mapping[str, str]) -> Waiting:
 
 
 def _count(text: str) -> int:
-    """Return a number of nodes or CPUs. Raises ValueError."""
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII):
         raise ValueError(text)
     return int(text)

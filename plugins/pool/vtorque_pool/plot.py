@@ -1,6 +1,6 @@
-"""The page of ``vtorque pool simulate --html``: waiting time against machine hours. Pure.
+"""The HTML page of ``vtorque pool simulate --html``: wait time against machine hours.
 
-One file with its drawing in it (SVG), and nothing from elsewhere.
+It is one self-contained file with an SVG drawing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b8860b", "#34495e")
 
 
 def page(name: str, jobs: int, results: Sequence[Result]) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     title = escape(f"{name}: {jobs} jobs in {len(results)} pools")
     lines = escape("\n".join(table(results)))
     return (
@@ -68,7 +68,7 @@ def _group(result: Result) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return a round number that is not smaller: 1, 2 or 5 times a power of ten."""
+    """Return the next 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

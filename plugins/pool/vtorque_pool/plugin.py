@@ -1,4 +1,4 @@
-"""What the plugin declares: ``[plugin.pool]`` and ``vtorque pool``."""
+"""The plugin's settings and commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``vtorque-pool resume|suspend|failed NODES``: Slurm's ResumeProgram and its like.
+"""``vtorque-pool resume|suspend|failed NODES``: Slurm's ResumeProgram and related programs.
 
-Slurm calls them without a PATH and, before 22.05, without SLURM_CONF, with signals blocked that
-whatever they start would inherit: a slurmd started so never ended on SIGTERM.
+Slurm calls them without PATH, before 22.05 without SLURM_CONF, and with signals blocked. Child
+processes would inherit the blocked signals: a slurmd started this way ignored SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORDS = {"resume": on_slurm.resume, "suspend": on_slurm.suspend, "failed": on_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of them; return the exit code."""
+    """Run one of the programs; return the exit status."""
     parser = argparse.ArgumentParser(prog="vtorque-pool", description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=sorted(_WORDS))
     parser.add_argument("nodes", help="cloud[1-3]")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def begin() -> None:
-    """Be a process like any other: no signal blocked or ignored, many files, a known PATH."""
+    """Reset the process's signals, file limit and PATH."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGQUIT):
         signal.signal(each, signal.SIG_DFL)

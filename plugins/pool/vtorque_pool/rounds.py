@@ -1,7 +1,7 @@
-"""A round on Torque and OpenPBS: what is true, what is wanted, and what is done about it. Pure.
+"""Decide what one round on Torque or OpenPBS does. No side effects.
 
-What is true is asked anew each time. Kept between rounds is only since when a node is idle, or
-unusable: a service that is started again begins to count again.
+Each round reads the state anew. Only the times since when nodes are idle or unusable are kept
+between rounds, and are lost when the service restarts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ Kind = Literal["start", "join", "drain", "undrain", "requeue", "leave", "end", "
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do about a node, and why. ``leave``: node and machine go; ``fail``: counted.
+    """An action on a node, and its reason.
 
-    ``was``: the node for which this is right, and no longer when it is another now.
+    Attributes:
+        kind: ``leave`` removes node and machine; ``fail`` also counts a failure.
+        was: The node's state for which the action is valid.
     """
 
     kind: Kind
@@ -37,13 +39,13 @@ class Step:
 
 @dataclass
 class Since:
-    """Since when, in seconds since 1970, a node is so."""
+    """The Unix times since when nodes are in a state."""
 
     idle: dict[str, float] = field(default_factory=dict)
     unusable: dict[str, float] = field(default_factory=dict)
 
     def look(self, nodes: Mapping[str, Node], now: float) -> None:
-        """Take what the batch system says now."""
+        """Update from the batch system's current state."""
         for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
             there = {node.name for node in nodes.values() if node.state == state}
             for name in set(table) - there:
@@ -54,7 +56,7 @@ class Since:
 
 @dataclass(frozen=True)
 class View:
-    """What is true now."""
+    """The current state."""
 
     settings: Settings
     found: Found
@@ -69,7 +71,7 @@ class View:
 
 
 def steps(view: View) -> list[Step]:
-    """Return what to do, in order. Nothing about shapes whose cloud does not answer."""
+    """Return the actions, in order; none for shapes whose cloud does not answer."""
     shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
     done = [*_aliens(view)]
     for shape in shapes:
@@ -103,7 +105,7 @@ def _aliens(view: View) -> Iterator[Step]:
 
 
 def _mend(view: View, shape: Shape) -> Iterator[Step]:
-    """Yield what to do about a shape's nodes that are not as they should be."""
+    """Yield repairs of a shape's nodes."""
     for name in shape.names:
         if name in view.held:
             continue
@@ -129,12 +131,15 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
 
 
 def _ours(node: Node) -> bool:
-    """Whether we have drained a node: what an admin drains stays."""
+    """Whether the pool has drained a node. Nodes that an administrator drained stay."""
     return node.reason.startswith(REASON)
 
 
 def _wanted(view: View, shapes: Sequence[Shape]) -> dict[str, int]:
-    """Return shape to the nodes that waiting jobs need, each of the first shape that fits it."""
+    """Return the number of nodes by shape that queued jobs need.
+
+    A job uses the first shape that fits.
+    """
     cpus = {shape.name: 0 for shape in shapes}
     nodes = {shape.name: 0 for shape in shapes}
     limits = {("queue", name): most for name, most in view.settings.queues.items()}
@@ -162,7 +167,7 @@ def _fits(job: Waiting, shape: Shape) -> bool:
 
 
 def _building(view: View, shape: Shape) -> list[str]:
-    """Return the nodes whose machine is there, and that are not up yet."""
+    """Return nodes with a machine that are not up yet."""
     return [
         name
         for name in shape.names
@@ -171,7 +176,7 @@ def _building(view: View, shape: Shape) -> list[str]:
 
 
 def _grow(view: View, shape: Shape, wanted: int, starts: int, touched: set[str]) -> Iterator[Step]:
-    """Yield drained nodes that come back, then new ones: for jobs, or for the least of a shape."""
+    """Yield drained nodes to reuse, then new ones, for jobs or for ``min_nodes``."""
     free = sum(_state(view, name) == "free" for name in shape.names)
     building = len(_building(view, shape))
     lacking = wanted - free - building
@@ -206,7 +211,7 @@ def _state(view: View, name: str) -> str:
 
 
 def _shrink(view: View, shape: Shape, wanted: int, touched: set[str]) -> Iterator[Step]:
-    """Yield the nodes that are idle for too long: they are drained first, and leave later."""
+    """Yield nodes that are idle for too long. They are drained first, and removed later."""
     there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
     idle = [
         name

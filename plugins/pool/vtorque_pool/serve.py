@@ -1,4 +1,4 @@
-"""``vtorque pool serve``: rounds, one process at a time."""
+"""``vtorque pool serve``: run rounds, in one process at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOWEST = 16  # times the interval, after rounds that failed
 
 
 def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
-    """Return what does a round and says how much it did. Raises HostFault."""
+    """Return a function that runs a round and returns the number of its actions."""
     since = rounds.Since()
 
     def one() -> int:
@@ -34,13 +34,13 @@ def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Call
 
 
 def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
-    """Run rounds until SIGTERM or SIGINT. Raises Refused where another process does."""
+    """Run rounds until SIGTERM or SIGINT. Raises Refused if another process does."""
     with _alone(machines):
         _serve(settings, machines, batch)
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
-    """Run one round; return how much it did. Raises Refused where another process does."""
+    """Run one round; return the number of actions. Raises Refused if another process does."""
     with _alone(machines):
         return round_of(settings, machines, batch)()
 
@@ -88,7 +88,7 @@ def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -
 
 
 def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Since) -> int:
-    """Ask, decide, act. A step that fails is told, and seen again by the next round."""
+    """Read the state, decide and act. A failed action is logged, and repeated in the next round."""
     found, nodes, now = machines.found(), batch.nodes(), time.time()
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
@@ -142,7 +142,7 @@ def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
 
 
 def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
-    """Do one step but a start; return whether it is done."""
+    """Perform an action other than a start; return whether it succeeded."""
     if step.kind == "end" and step.machine is not None:
         return not machines.end_machine(step.machine, step.why)
     machines.log(f"{step.node}: {step.kind}: {step.why}")
@@ -162,9 +162,9 @@ def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
 
 
 def _deleted(batch: Pbs, step: rounds.Step) -> set[str]:
-    """Delete a node before its machine ends, so that no job comes; nothing if it has changed.
+    """Delete a node before its machine, so that it gets no job; nothing if the node has changed.
 
-    Torque deletes one with jobs, too, and requeues or deletes these (req_manager.c).
+    Torque deletes a node with jobs too, and requeues or deletes the jobs (req_manager.c).
     """
     if step.was is not None and batch.nodes().get(step.node) != step.was:
         return set()

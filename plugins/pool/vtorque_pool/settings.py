@@ -1,4 +1,4 @@
-"""``[plugin.pool]``: which nodes may come, of what shape, from which cloud."""
+"""The settings ``[plugin.pool]``: nodes, shapes and clouds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vtorque_pool.hostlist import expand
 
 
 class _Nothing(dict[str, Any]):
-    """An empty table as a default, which has to be hashable."""
+    """An empty table that is hashable, as a default value must be."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its nodes. Raises ValueError."""
+        """The names of the shape's nodes."""
         return expand(self.nodes)
 
 
@@ -145,5 +145,5 @@ class Settings:
             raise ValueError("times must be over 0 s")
 
     def shape_of(self, node: str) -> Shape | None:
-        """Return the shape that a node is of."""
+        """Return a node's shape."""
         return next((shape for shape in self.shapes if node in shape.names), None)

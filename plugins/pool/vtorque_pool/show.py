@@ -1,4 +1,4 @@
-"""What ``vtorque pool`` shows: a table, JSON, metrics in Prometheus' text format. Pure."""
+"""The output of ``vtorque pool``: a table, JSON, or metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting"
 
 @dataclass(frozen=True)
 class Row:
-    """A node or a machine. Ages in seconds; ``price`` per hour."""
+    """A node or a machine. Ages are in seconds, ``price`` is per hour."""
 
     node: str
     state: str
@@ -36,7 +36,7 @@ class Row:
 def rows(
     settings: Settings, found: Found, nodes: Mapping[str, Node], held: Mapping[str, str], now: float
 ) -> list[Row]:
-    """Return a row for each machine, and for each node of the pool that is not off."""
+    """Return a row for each machine, and for each of the pool's nodes that is not off."""
     machines = {m.node: m for m in reversed(found.machines) if m.is_live and m.node}
     listed = []
     for shape in settings.shapes:
@@ -70,7 +70,7 @@ def rows(
 
 
 def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -> Iterator[str]:
-    """Yield the lines that people read."""
+    """Yield the lines of the table."""
     cells = [
         (
             row.node or "-", row.state, row.shape, _age(row.age), _age(row.idle),
@@ -97,7 +97,7 @@ def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -
 
 
 def data(listed: list[Row], found: Found, remembered: Remembered, now: float) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the data for ``--json``."""
     return {
         "nodes": [asdict(row) for row in listed],
         "paused": {n: until - now for n, until in remembered.paused.items() if until > now},
@@ -108,7 +108,7 @@ def data(listed: list[Row], found: Found, remembered: Remembered, now: float) ->
 
 
 def metrics(listed: list[Row], found: Found, remembered: Remembered, now: float) -> str:
-    """Return the samples (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+    """Return the metrics (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
     counted = Counter((row.shape, row.state) for row in listed)
     shapes = sorted({row.shape for row in listed} | set(remembered.counted))
     lines = ["# HELP vtorque_pool_nodes nodes by state", "# TYPE vtorque_pool_nodes gauge"]

@@ -1,10 +1,10 @@
-"""How long the jobs of a trace would wait in pools of several sizes, and what that costs. Pure.
+"""Simulate pools of several sizes for a trace of jobs: wait times and machine hours.
 
-A trace is in the Standard Workload Format, SWF 2.2
+Traces have the Standard Workload Format, SWF 2.2
 (https://www.cs.huji.ac.il/labs/parallel/workload/swf.html): fields 2 submit time, 4 run time, 5
-processors used, 8 processors asked for; seconds. A job has whole nodes for itself. Jobs start in
-the order of their submission; one that does not fit lets those behind it go first (a hundred are
-looked at). Nodes are made as waiting jobs need them and leave when idle.
+processors used, 8 processors requested; in seconds. Each job has whole nodes. Jobs start in order
+of submission, but up to a hundred jobs behind one that does not fit may start before it. Nodes are
+created for queued jobs and deleted when idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBER = re.compile(rb"-?\d{1,12}(\.\d{1,9})?")
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a trace; times in seconds."""
+    """A job of a trace. Times are in seconds."""
 
     submit: float
     run: float
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A pool: most and least nodes, CPUs of one; ``idle`` and ``ready`` (its boot) in seconds."""
+    """A pool: maximum and minimum nodes, CPUs per node, idle and boot time in seconds."""
 
     most: int
     least: int
@@ -44,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out. Waiting in seconds; ``busy`` is the part of the machine hours with jobs."""
+    """The result. Waits are in seconds; ``busy`` is the fraction of the machine hours with jobs."""
 
     sizes: Sizes
     jobs: int
@@ -57,12 +57,12 @@ class Result:
     starts: int
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the result for JSON."""
         return asdict(self)
 
 
 def read(trace: Path) -> list[Job]:
-    """Return the jobs of a trace by time. Raises Refused naming the line."""
+    """Return a trace's jobs by submit time. Raises Refused with the line number of an error."""
     jobs = []
     for number, line in enumerate(trace.read_bytes().splitlines(), 1):
         words = line.split()
@@ -81,7 +81,7 @@ def read(trace: Path) -> list[Job]:
 
 
 class _Pool:
-    """The state between two events. Events: (time, order, what, number)."""
+    """The simulated pool. Events are (time, order, kind, number)."""
 
     def __init__(self, sizes: Sizes, start: float) -> None:
         self.sizes = sizes
@@ -104,7 +104,7 @@ class _Pool:
         heapq.heappush(self.events, (when, self.order, what, number))
 
     def go_on(self, when: float) -> None:
-        """Count what the time until an event costs."""
+        """Advance the time to an event, and count the cost."""
         self.seconds += self.nodes * (when - self.now)
         self.busy_seconds += self.busy * (when - self.now)
         self.now = when
@@ -114,7 +114,7 @@ class _Pool:
         self.later(self.now + self.sizes.idle, "idle", count)
 
     def grow(self, needed: int) -> None:
-        """Make nodes that waiting jobs need beside those that are idle or being made."""
+        """Create the nodes that queued jobs need in addition to idle and booting ones."""
         new = min(self.sizes.most - self.nodes, needed - len(self.idle) - self.building)
         if new > 0:
             self.building += new
@@ -129,7 +129,7 @@ class _Pool:
 
 
 def run(jobs: Sequence[Job], sizes: Sizes) -> Result:
-    """Return what these jobs would have in a pool of these sizes."""
+    """Simulate one pool."""
     if sizes.most < 1:
         raise Refused("a pool has one node at least")
     pool = _Pool(sizes, jobs[0].submit)
@@ -178,7 +178,7 @@ def _part(waits: Sequence[float], part: float) -> float:
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the lines that people read."""
+    """Yield the lines of the table."""
     yield (
         f"{'MOST':>5} {'LEAST':>5} {'IDLE':>7} {'JOBS':>6} {'MEAN WAIT':>10} {'MEDIAN':>8} "
         f"{'95 %':>9} {'HOURS':>10} {'BUSY':>5} {'STARTS':>7}"

@@ -1,8 +1,9 @@
-"""Slurm's side: what it says of the pool's nodes, and what it is told. By its own commands.
+"""Nodes and jobs of Slurm, read and changed with its commands.
 
-Nodes are ``State=CLOUD``: slurm.conf(5), scontrol(1), https://slurm.schedmd.com/power_save.html.
-Observed with 22.05.8: a node whose start failed comes back by DOWN, which requeues its job, and
-then POWER_DOWN, if SlurmctldParameters has ``idle_on_node_suspend``.
+The nodes have ``State=CLOUD``: slurm.conf(5), scontrol(1),
+https://slurm.schedmd.com/power_save.html. With 22.05.8, a node whose start failed is recovered with
+DOWN, which requeues its job, then POWER_DOWN. This needs ``idle_on_node_suspend`` in
+SlurmctldParameters.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OF_TIMEOUT = "ResumeTimeout reached"
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the batch system has it. ``since``: when its daemon began, seconds since 1970."""
+    """A node in the batch system. ``since`` is the Unix time when its daemon started."""
 
     name: str
     state: State
@@ -38,24 +39,27 @@ class Node:
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether Slurm, or we, took it down because its machine did not come."""
+        """Whether Slurm or the pool set it down because its machine did not start."""
         return self.state == "unusable" and self.reason.startswith((REASON, _OF_TIMEOUT))
 
     @property
     def is_down_by_hand(self) -> bool:
-        """Whether an admin has taken it down: Slurm itself gives no other reason than these."""
+        """Whether an administrator set it down, judging by the reason."""
         ours = (REASON, _OF_TIMEOUT, _SILENT)
         return bool(self.reason) and not self.reason.startswith(ours)
 
 
 class Slurm:
-    """Slurm's commands, with a PATH and a SLURM_CONF of our own: its programs are given none."""
+    """Slurm's commands, with an explicit PATH and SLURM_CONF, which its programs do not inherit."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def nodes(self) -> dict[str, Node]:
-        """Return the pool's nodes by name. Those that are off are seen by PrivateData=cloud."""
+        """Return the pool's nodes by name.
+
+        Nodes that are off are visible due to PrivateData=cloud.
+        """
         wanted = {name for shape in self._settings.shapes for name in shape.names}
         text = self._run("scontrol", "-a", "-o", "show", "nodes")
         jobs = self._jobs()
@@ -68,7 +72,7 @@ class Slurm:
         return found
 
     def _jobs(self) -> dict[str, list[str]]:
-        """Return node to jobs on it, as squeue(1) has them."""
+        """Return the jobs of each node from squeue(1)."""
         found: dict[str, list[str]] = {}
         for line in self._run(*_SQUEUE).splitlines():
             job, _, nodes = line.strip().partition(" ")
@@ -78,34 +82,34 @@ class Slurm:
         return found
 
     def fail(self, nodes: Mapping[str, str]) -> None:
-        """Give up the start of nodes: their jobs are requeued, and they can be started again."""
+        """Abandon the start of nodes: requeue their jobs and allow another start."""
         for node, why in nodes.items():
             reason = f"{REASON}: {why}"[:200].replace("\n", " ")
             self._update(f"nodename={node}", "state=DOWN", f"reason={reason}")
             self._update(f"nodename={node}", "state=POWER_DOWN")
 
     def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
-        """Have nodes leave: when their jobs have ended, or at once, which requeues these."""
+        """Power down nodes once their jobs have ended, or at once, which requeues the jobs."""
         state = "POWER_DOWN_FORCE" if at_once else "POWER_DOWN_ASAP"
         for node in nodes:
             self._update(f"nodename={node}", f"state={state}")
 
     def drain(self, node: str, why: str) -> None:
-        """Give a node no more jobs."""
+        """Drain a node."""
         self._update(f"nodename={node}", "state=DRAIN", f"reason={REASON}: {why}"[:200])
 
     def undrain(self, node: str) -> None:
-        """Give a node jobs again."""
+        """Return a node to service."""
         self._update(f"nodename={node}", "state=RESUME")
 
     def address(self, node: str, address: str) -> None:
-        """Tell where a node's machine is: its name need not be known to any DNS."""
+        """Set the address of a node's machine, so that DNS need not know the node's name."""
         self._update(f"nodename={node}", f"nodeaddr={address}")
 
     def pause(self, shape: str, nodes: Iterable[str], seconds: float) -> None:
-        """Start none of these nodes for so long; Slurm itself ends that.
+        """Start none of these nodes for some time.
 
-        A reservation keeps jobs off them, and its end needs no process of ours.
+        A reservation keeps jobs off them. Slurm ends it without help of the pool.
         """
         self.unpause(shape)
         minutes = max(1, round(seconds / 60))
@@ -116,7 +120,7 @@ class Slurm:
         )  # fmt: skip
 
     def unpause(self, shape: str) -> None:
-        """End the pause of a shape, if there is one."""
+        """Remove a shape's reservation. Idempotent."""
         try:
             self._run("scontrol", "delete", f"reservationname={REASON}-{shape}")
         except HostFault as error:
@@ -133,7 +137,7 @@ class Slurm:
 
 
 def _words(line: str) -> dict[str, str]:
-    """Return the words ``Key=Value`` of a line of scontrol; Reason has spaces, and is the last."""
+    """Return the ``Key=Value`` pairs of a scontrol line. Reason contains spaces and comes last."""
     head, _, reason = line.partition(" Reason=")
     found = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", head))
     if reason:
@@ -171,7 +175,7 @@ _STATES: tuple[tuple[set[str], State], ...] = (
 
 
 def _time(text: str) -> float:
-    """Return seconds since 1970 of a local time as Slurm prints it; 0: it says none."""
+    """Parse a local time printed by Slurm into a Unix time; 0 if there is none."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""slurm.conf for the pool: the lines, and the setup steps that put them there. slurm.conf(5).
+"""The pool's lines for slurm.conf(5), and the setup steps that write them.
 
-They are in a file of their own beside slurm.conf, which includes it. What the site has said itself
-is never overruled: where it is not what the pool needs, the step says what to do.
+They are written to a separate file that slurm.conf includes. The site's own settings are never
+overridden. If they conflict with the pool's, the step says what to change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DEPTH = 8
 
 
 def lines(settings: Settings, conf: Path) -> list[str]:
-    """Return the pool's lines. What of lists the site has in slurm.conf is not among them."""
+    """Return the pool's lines, without list options that the site sets in slurm.conf."""
     said = dict(_said(conf, _DEPTH, but=NAME))
     programs = conf.parent / "vtorque-pool"
     found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]
@@ -67,7 +67,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 
 def _exceptions(settings: Settings, conf: Path) -> str:
-    """Return what never leaves: so many of a shape, and all nodes that are not the pool's."""
+    """Return the nodes never suspended: ``min_nodes`` of each shape, and all other nodes."""
     counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [
@@ -79,7 +79,7 @@ def _exceptions(settings: Settings, conf: Path) -> str:
 
 
 def steps(settings: Settings, place: Installation) -> list[SetupStep]:
-    """Return the steps on the host of slurmctld, in order. Raises HostFault without slurm.conf."""
+    """Return the setup steps for the host of slurmctld, in order."""
     conf = Path(settings.slurm_conf)
     said = dict(_said(conf, _DEPTH, but=NAME))
     user = said.get("SlurmUser", "root").partition("(")[0]
@@ -114,7 +114,7 @@ def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
 
 
 def _of_user(path: Path, user: str, flags: int) -> Change:
-    """Return the step that makes a directory, or a file, as open(2) is told, and gives it away."""
+    """Return the step that creates a directory or file and changes its owner."""
 
     def done() -> bool:
         return path.exists() and path.stat().st_uid == _uid(user)
@@ -150,12 +150,12 @@ def _include(conf: Path) -> Change:
 
 
 def _without(text: bytes, ours: bytes) -> bytes:
-    """Return slurm.conf without our line, and without the newline that we have put before it."""
+    """Return slurm.conf without the include line and the newline added before it."""
     return text.replace(b"\n# (no newline)\n" + ours, b"").replace(ours, b"")
 
 
 def _end(text: bytes) -> bytes:
-    """Return what ends a last line that has no newline; it says so, to be taken back."""
+    """Return a marked newline if the last line lacks one, so that it can be removed again."""
     return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
 
 
@@ -171,7 +171,7 @@ def _bytes(conf: Path) -> bytes:
 
 
 def _said(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
-    """Yield what a file and those that it includes say, key and value, but for one file."""
+    """Yield the keys and values of a file and its includes, except one."""
     for line in _bytes(conf).decode("utf-8", "surrogateescape").splitlines():
         include = re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE)
         if include and depth and include[1] != but:

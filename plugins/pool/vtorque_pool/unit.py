@@ -1,4 +1,4 @@
-"""``vtorque pool serve`` as a unit of systemd (systemd.service(5))."""
+"""The systemd unit of ``vtorque pool serve`` (systemd.service(5))."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ WantedBy=multi-user.target
 
 
 def steps(place: Installation, user: str) -> list[ReplacedFile]:
-    """Return the step that writes it; none on a machine that systemd does not run."""
+    """Return the step that writes the unit; none if systemd does not run."""
     serve = unit_line((*place.command, "pool", "serve", "--config", str(place.config)))
     return systemd_unit("vtorque-pool.service", _TEXT.format(user=user, serve=serve))

@@ -1,1 +1,1 @@
-"""Jobs that stand still and go on, also as another: by their owner's or batch system's word."""
+"""Suspend, checkpoint, restore and migrate jobs, and drain nodes."""

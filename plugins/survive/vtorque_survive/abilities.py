@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says a node could do with a running job: have it stand still, save it."""
+"""The ``vtorque doctor`` check of whether this node can suspend, checkpoint and migrate jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shar
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say so."""
+    """Report which of these actions this node supports."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
     settings = site[Settings]
@@ -39,7 +39,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 def _place(settings: Settings) -> str:
-    """Return what is wrong with the place for checkpoints; empty: nothing."""
+    """Return why the checkpoint directory is unusable; empty if it is usable."""
     if not settings.checkpoints:
         return "[plugin.survive] checkpoints names no place"
     try:
@@ -51,7 +51,7 @@ def _place(settings: Settings) -> str:
 
 
 def _daemon() -> str:
-    """Return what is missing for a guest with shared directories; empty: nothing."""
+    """Return why guests with shared directories cannot be saved; empty if they can."""
     try:
         helps = run_tool(VIRTIOFSD, "--help", timeout=10)
     except HostFault as error:

@@ -1,7 +1,9 @@
-"""What root of another node asks here of guests that go from node to node. As root.
+"""Answer requests from root on another node about guests that migrate between the nodes.
 
-One question, JSON on standard input; the answer on standard output. Who can ask is root there, by
-the site's ``reach``.
+A request is one line of JSON on standard input. The answer goes to standard output.
+The site's ``remote_command`` determines who can send requests.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -29,10 +31,17 @@ _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
 
 def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> bytes:
-    """Return the answer to a question, which is a line.
+    """Return the answer to one request.
 
-    ``more``: what comes after it; ``first``: where is written what is said before the answer.
-    Raises UsageError: it is no question; HostFault.
+    Args:
+        here: This node.
+        question: The line with the request.
+        more: The stream after that line.
+        first: The stream for everything written before the answer.
+
+    Raises:
+        UsageError: If the request is invalid.
+        HostFault: If the request failed.
     """
     try:
         asked: dict[str, Any] = json.loads(question)
@@ -66,14 +75,20 @@ def _guests(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
 def settled(
     here: Here, job_id: str, key: str, node: str, theirs: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return of each guest whether it is ``here``, ``none`` is, or it ``comes``.
+    """Return the location of each guest: ``here``, ``none`` (not here), or ``comes`` (undecided).
 
-    If none of them is or comes, release their place. To be asked when the other node's libvirt has
-    done with all; ``theirs``: UUID to what it does there. It is here if it has run here, also if it
-    runs no more: what stands still here is older. While it runs there what stands still here is
-    what libvirt has left, and is ended. One with a disk of its own stands still on both: here it
-    goes on if it is not there any more. What other guests of the job have here is theirs. Raises
-    HostFault.
+    The source node asks once its libvirt has finished. ``theirs`` maps each UUID to the guest's
+    state
+    on the source. If no guest is here or on its way, release what they hold on this node.
+
+    - A guest that has run here belongs here, even if it has ended: a paused one on the source is
+      older.
+    - While a guest runs on the source, its paused copy here is a leftover of libvirt and is ended.
+    - A guest with its own disk is paused on both nodes, and is resumed here only once the source
+      has
+      ended it.
+
+    Other guests of the job on this node keep what they hold.
     """
     try:
         with locked_job(here.paths, key) as locked:
@@ -114,7 +129,7 @@ def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with
 
 
 def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) -> dict[str, str]:
-    """Do the rest of their start if that was killed, or if others of the job have not come."""
+    """Finish a start that was killed, or that not all guests of the job reached."""
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
@@ -130,9 +145,11 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
 
 
 def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, Any]]) -> str:
-    """Note that what guests a job had on a node are on another one now.
+    """Record that a job's guests on one node are on another node now.
 
-    ``node``: empty if it has others still; ``guests``: who has gone, on the job's first node.
+    ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests, on
+    the
+    job's first node only.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
@@ -145,7 +162,7 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
 
 
 def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
-    """Note what a node has of a job of which the batch system has not given it: its first one."""
+    """Record, on a job's first node, the job's state on a node outside its allocation."""
     if job := _job(here, key):
         others = elsewhere(job).items()  # a guest that was on another node before is there no more
         there = {other: each for other, each in others if each["guests"] != state["guests"]}
@@ -154,9 +171,9 @@ def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
 
 
 def as_asked(here: Here, key: str, word: str) -> str:
-    """Have a guest that has come here stand still or go on, as the job's owner does on their nodes.
+    """Suspend or resume a guest that migrated here, as its job's owner requested.
 
-    Return what is wrong, or nothing. Raises HostFault.
+    Returns an error message; empty if it succeeded.
     """
     job = _job(here, key)
     if job is None:

@@ -1,4 +1,4 @@
-"""What a job asks for of checkpoints, and why it cannot have it. ``vsub`` imports this."""
+"""The options ``resume`` and ``checkpoint`` and their validation. ``vsub`` imports this module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
 BEFORE_WALLTIME, NEVER = 1 << 40, 1 << 41
-"""Values of CHECKPOINT beside seconds, larger than these: a site's ``min`` is for seconds."""
+"""Values of CHECKPOINT other than seconds. They exceed all of those, so a minimum allows them."""
 
 BEGINNING = "none"
-"""The value of RESUME of a job that starts from its beginning also when it is started again."""
+"""The value of RESUME of a job that always starts from the beginning, also when requeued."""
 
 _WORDS = {"before-walltime": BEFORE_WALLTIME, "never": NEVER}
 _EVERY, _LEAST = "every:", 1  # seconds
@@ -25,14 +25,14 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
 
 
 def checkpoint_id(value: str) -> str:
-    """Return the id of a checkpoint, or BEGINNING. Raises ValueError."""
+    """Validate and return a checkpoint's id, or BEGINNING."""
     if value and not _ID.fullmatch(value):
         raise ValueError("is no checkpoint: write the id that vmgr checkpoint has printed")
     return value
 
 
 def times(value: str) -> int:
-    """Return seconds between two checkpoints, BEFORE_WALLTIME or NEVER. Raises ValueError."""
+    """Parse a value of CHECKPOINT: seconds between two checkpoints, BEFORE_WALLTIME or NEVER."""
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
@@ -46,7 +46,7 @@ def times(value: str) -> int:
 
 
 def show_times(value: int) -> str:
-    """Return it as users write it."""
+    """Return a value of CHECKPOINT as users write it."""
     words = {seconds: word for word, seconds in _WORDS.items()}
     return words.get(value) or f"{_EVERY}{value}s"
 
@@ -72,7 +72,7 @@ CHECKPOINT = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse a job that asks for checkpoints, or goes on with one, and could not."""
+    """Reject a request for checkpoints or a restore that the site or the job does not support."""
     asked: list[Option[Any]] = [RESUME] * (request[RESUME] not in ("", BEGINNING))
     every, least = request[CHECKPOINT], site[Settings].min_checkpoint_interval
     asked += [CHECKPOINT] * (every != NEVER)

@@ -1,16 +1,20 @@
-"""A checkpoint of a job: its guests are saved to files; it goes on or ends. Root, in the watcher.
+"""Save a job's guests to files. Runs as root, in the watcher.
 
-The guests are told that their job shell may leave (:func:`_hold`). Then one process has them stand
-still (``live.suspend``), has the job shell tell what it knows of its session, copies disks, has
-memory written, lets the job go on, and brings all of it to disk. Of one that is to end the script's
-guest is ended once all are written; the job shell, which sees that, leaves what it knows; who has
-asked is told, then the job ends. A file in the job's directory says which checkpoint was asked for,
-so the next watcher goes on after a killed one: each step can be done twice, and what libvirt has
-finished after the death of who asked for it is taken as done. What fails is not tried again: the
-job goes on, or ends if a guest of it has ended.
+The steps of a checkpoint:
 
-A job on several nodes is saved by the watchers of all (:mod:`vtorque_survive.together`): none has
-memory written before all guests stand still.
+1. Tell the guests that their job shell may disconnect (:func:`_hold`).
+2. One process pauses the guests, gets the session state from the job shell, copies the disks,
+   saves the memory, resumes the guests, and syncs all files.
+3. If the job is to end: end the script's guest once all guests are saved. The job shell notices
+   and writes its session state. Notify the requester, then end the job.
+
+A file in the job's state directory names the requested checkpoint. A new watcher therefore
+continues after a killed one: each step is idempotent, and a save that libvirt completed in the
+meantime counts. A failed checkpoint is not retried: the job continues, or ends if a guest has
+ended.
+
+The watchers of all nodes save a multi-node job (:mod:`vtorque_survive.together`). No node saves
+memory before all guests are paused.
 """
 
 from __future__ import annotations
@@ -50,31 +54,28 @@ _ENDS = 120.0  # seconds to have the batch system end the job
 _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
 _ANSWERS = 60.0  # seconds for the guests of all nodes to stand still
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
-"""What is done for a checkpoint. ENDS: the job, which is saved."""
+"""Steps of a checkpoint. ENDS ends the saved job."""
 SAVED = "it is being saved"
 
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""Test seam, and nothing else: called with what comes next, or has just been done."""
+"""For tests only: called with the step that comes next or has just been done."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What the watcher does for them, with the site's settings."""
+    """The watcher's work on checkpoints, with the site's settings."""
 
     config: Path = Path()
     settings: Settings = field(default_factory=Settings)
 
     def asked(self, paths: Paths, job: RunningJob) -> Asked | None:
-        """Return which checkpoint of the job is wanted; None: none."""
+        """Return the requested checkpoint of a job."""
         return Asked.read(paths, job)
 
     def due(self, paths: Paths, job: RunningJob) -> None:
-        """Have a checkpoint be made of a job that has asked for it at this time.
-
-        Or of which its first node asks. Raises OSError.
-        """
+        """Request a checkpoint if one is due by time, or if the job's first node requests one."""
         if not leads(job):
             found = self._lookout.asked(job)
             if found and self.asked(paths, job) is None:
@@ -94,15 +95,15 @@ class Checkpoints:
         return Lookout(self.settings)
 
     def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
-        """Have a checkpoint be made of a job that runs, which then ends or not."""
+        """Request a checkpoint of a running job. ``ends``: end the job afterwards."""
         Asked("", ends).write(paths, job)
 
     def give_up(self, paths: Paths, job: RunningJob) -> None:
-        """Want none any more."""
+        """Withdraw the request."""
         _asked(paths, job).unlink(missing_ok=True)
 
     def why_not(self, job: RunningJob, *, ends: bool) -> str:
-        """Return why none of the job can be made, with which it ends or not; empty: it can."""
+        """Return why the job cannot be saved; empty if it can."""
         try:
             _require(job, self.settings, ends=ends)
         except VtorqueError as error:
@@ -110,15 +111,15 @@ class Checkpoints:
         return ""
 
     def stands_still(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether the job is to stand still further: who was saving it was killed."""
+        """Return whether a job must stay paused because the process that saved it was killed."""
         asked = Asked.read(paths, job)
         still = suspend.phase(job) == suspend.PAUSED
         return still and asked is not None and _waits(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
-        """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing.
+        """Start the next step for a job, like ``live.suspend.begin``; None if there is none.
 
-        ``asker``: the pid of who has asked, and is told when it is saved; 0: nobody.
+        ``asker`` is the pid of the requester, who is notified when the job is saved; 0 for nobody.
         """
         asked, phase = Asked.read(paths, job), suspend.phase(job)
         settings, config = self.settings, self.config
@@ -136,9 +137,12 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Asked:
-    """A checkpoint that is wanted: its id, once it is known, and whether the job ends with it.
+    """A requested checkpoint.
 
-    ``saved``: it is, and the job is to end.
+    Attributes:
+        id: Empty until it is chosen.
+        ends: Whether the job ends afterwards.
+        saved: Whether the job is saved, and still has to end.
     """
 
     id: str
@@ -147,7 +151,7 @@ class Asked:
 
     @classmethod
     def read(cls, paths: Paths, job: RunningJob) -> Self | None:
-        """Return what is wanted of a job; None: nothing."""
+        """Return the request for a job."""
         try:
             does, *name = _asked(paths, job).read_text().split()
         except FileNotFoundError:
@@ -155,7 +159,7 @@ class Asked:
         return cls("".join(name), does != "stays", does == "saved")
 
     def write(self, paths: Paths, job: RunningJob) -> None:
-        """Have it be wanted. Raises OSError, HostFault."""
+        """Write the request."""
         line = f"{'saved' if self.saved else 'ends' if self.ends else 'stays'} {self.id}\n"
         replace_file(str(_asked(paths, job)), line.encode(), mode=0o600)
 
@@ -169,7 +173,6 @@ def _held(paths: Paths, job: RunningJob) -> Path:
 
 
 def _tools(paths: Paths, job: RunningJob) -> Path:
-    """Return the file that says with which tools the job is saved."""
     return paths.job_state(job.job.key) / "checkpoint-tools"
 
 
@@ -178,9 +181,9 @@ def _first(job: RunningJob) -> RunningGuest:
 
 
 def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
-    """Return whether guest and job shell have said that they wait: the file names it then.
+    """Return whether the guest and the job shell wait, so that the job can be saved.
 
-    On nodes where they are.
+    Always true on nodes without the job shell.
     """
     if not leads(job):
         return True
@@ -191,13 +194,13 @@ def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
 
 
 class _Later(HostFault):
-    """All there is to save is saved but what the job shell says, which was stopped: try again."""
+    """All is saved except the session state of a stopped job shell: try again."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: Asked | None, settings: Settings
 ) -> None:
-    """Have the guest and the job shell wait for each other, or do so no longer."""
+    """Make the guest and the job shell wait for each other, or end that."""
     until = time.monotonic() + _HELD
     tell = _first(job).run_dir / TELL
     with _or_not(paths, job):
@@ -223,15 +226,14 @@ def _hold(
 
 
 def _keep_tools(paths: Paths, job: RunningJob) -> None:
-    """Note with which tools the job is saved. That takes a while: its guests still run."""
     said = dict(tools.tools(str(job.kept.facts().get("cpu", ""))))
     _tools(paths, job).write_text(json.dumps(said), "utf-8")
 
 
 def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
-    """Return the id of the next checkpoint.
+    """Return an unused id for the next checkpoint.
 
-    That of a job that goes on has a number: its phases, each time more than the last.
+    If the job continues, the id ends with its number of phases, which only grows.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"
@@ -242,7 +244,7 @@ def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
 
 @contextmanager
 def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Iterator[None]:
-    """Have the job go on if it cannot be saved. If we are killed here, it is tried again."""
+    """Withdraw the request if the job cannot be saved. If this process is killed, it is retried."""
     try:
         yield
     except _Later:
@@ -253,7 +255,6 @@ def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Ite
 
 
 def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
-    """Raise Refused if none can be made."""
     if not settings.checkpoints:
         raise Refused("this site has no place for checkpoints ([plugin.survive] checkpoints)")
     if suspend.phase(job) != suspend.RUNS:
@@ -295,7 +296,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
 
 
 def _end(config: Path, job: RunningJob, asker: int) -> None:
-    """End a job that is saved, once who has asked has gone: they may be a step of the job."""
+    """End a saved job, after the requester has exited: it may be a step of the job."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
         readable([handle], _GONE)  # whose pid it is only they say
@@ -316,7 +317,10 @@ def _cancel(config: Path, job: RunningJob) -> None:
 
 
 def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:
-    """Remove older ones if the job has asked for that, and list them. Best effort."""
+    """Remove older checkpoints if the job requested them by time, and update the list.
+
+    Best effort.
+    """
     try:
         periodic.trim(paths, job, store, settings.kept_checkpoints)
         listing.publish(paths, store)
@@ -326,7 +330,7 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
 
 @dataclass(frozen=True)
 class _Saving:
-    """A checkpoint that is made of a job's guests here. ``part``: where, until it is one."""
+    """A checkpoint in progress of a job's guests on this node."""
 
     paths: Paths
     nodes: Together
@@ -341,16 +345,16 @@ class _Saving:
 
     @property
     def run_dir(self) -> Path:
-        """That of the script's guest, on its node."""
+        """The run directory of the script's guest, on its node."""
         return self.guests[0].guest.run_dir
 
     @property
     def longest(self) -> float:
-        """The seconds that its guests' memory may take to be written."""
+        """The time limit in seconds for saving the guests' memory."""
         return max(_writes(each.guest) for each in self.guests)
 
     def until(self) -> float:
-        """Return the time.time() until which guests stand still at most for other nodes'."""
+        """Return the deadline (time.time()) until which guests stay paused for other nodes."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
         return since + _ANSWERS + self.settings.query_interval + self.longest
@@ -395,12 +399,11 @@ def _make(of: _Saving) -> None:
 
 
 def _writes(guest: RunningGuest) -> float:
-    """Return the seconds that a guest's memory may take to be written."""
     return min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
 
 
 def _finish(of: _Saving, until: float) -> None:
-    """Have all of it, which is written, be on disk and a checkpoint; of several nodes: of all."""
+    """Sync the written files and turn them into a checkpoint, with the job's other nodes."""
     nodes, part, ends = of.nodes, of.part, of.asked.ends
     if nodes.several:
         nodes.sync([file for each in of.guests for file in part.glob(f"g{each.guest.rank}.*")])
@@ -424,9 +427,9 @@ def _finish(of: _Saving, until: float) -> None:
 
 
 def _prepare(of: _Saving) -> Manifest:
-    """Do what can be done, and what can fail, before its guests stand still; return the manifest.
+    """Do all that can fail or be done early, before the guests are paused; return the manifest.
 
-    If they do, because who has done that was killed, what there is of it stays.
+    If they are paused already, because this process's predecessor was killed, keep its files.
     """
     paths, nodes, job, asked = of.paths, of.nodes, of.job, of.asked
     store = nodes.store
@@ -449,7 +452,7 @@ def _prepare(of: _Saving) -> Manifest:
 
 
 def _write(of: _Saving, manifest: Manifest) -> None:
-    """Write all of it, while the guests stand still, as far as it is not there."""
+    """Write the files that are missing, while the guests are paused."""
     guests, part = of.guests, of.part
     for each in guests:
         if each.disk is not None:
@@ -473,7 +476,7 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 
 
 def _ask_session(of: _Saving) -> None:
-    """Keep what the job shell says; of a job that ends it says it then, and now that it can."""
+    """Save the session state. If the job ends, its job shell writes it later: check that it can."""
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:
         _take_session(of, tell)
@@ -484,9 +487,9 @@ def _ask_session(of: _Saving) -> None:
 
 
 def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]], None]) -> None:
-    """Look at disk files of the user's, in a child: on their file system that may hang, or fail.
+    """Pass the state of the user's disk files to ``then``, in a child process.
 
-    A child that hangs holds no lock of the job's. Raises HostFault.
+    The user's file system may hang or fail; a child that hangs holds no lock of the job.
     """
     if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
         then({})
@@ -500,7 +503,7 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
 
 
 def _take_session(of: _Saving, fifo: Path) -> None:
-    """Keep what the job shell says, the user's bytes, unless it is there. Raises HostFault."""
+    """Save the session state from the job shell, unless it is saved already."""
     to = of.part / SESSION
     if to.exists():
         return
@@ -510,7 +513,13 @@ def _take_session(of: _Saving, fifo: Path) -> None:
 
 
 def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
-    """Return what the job shell says of the script that runs. Raises HostFault, Refused: none."""
+    """Return the job shell's session state.
+
+    Raises:
+        _Later: If the job shell was stopped.
+        Refused: If the script does not run.
+        HostFault: If the job shell does not answer.
+    """
     try:
         return session.said(fifo)
     except HostFault as error:
@@ -520,7 +529,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
 
 
 def _require_time(paths: Paths, job: RunningJob) -> None:
-    """Do not begin again for ever: who was killed may have been so because it took too long."""
+    """Stop retrying after the time limit, which may be why the predecessor was killed."""
     if not _has_time(paths, job):
         raise HostFault(f"it could not be saved within {_TIME:g} s")
 
@@ -530,12 +539,11 @@ def _has_time(paths: Paths, job: RunningJob) -> bool:
 
 
 def _at(paths: Paths, job: RunningJob) -> float:
-    """Return when a checkpoint was asked for, Unix time."""
     return _asked(paths, job).stat().st_mtime
 
 
 def _copy(disk: Path, to: Path) -> None:
-    """Copy a disk whose guest stands still; QEMU has written all of it."""
+    """Copy the disk of a paused guest. QEMU has flushed it."""
     if to.exists():
         return
     on_step("before disk")
@@ -552,7 +560,7 @@ def _copy(disk: Path, to: Path) -> None:
 
 
 def _memory(of: _Saving, each: Saveable) -> None:
-    """Save a guest; what a libvirt has saved meanwhile is taken."""
+    """Save a guest's memory, unless libvirt has saved it in the meantime."""
     file = of.part / f"g{each.guest.rank}.memory"
     if saving.runs(each.guest) and not tools.is_whole(file):
         on_step("before memory")

@@ -1,4 +1,4 @@
-"""``vmgr checkpoints``: what is kept of saved jobs on this node, and removing it."""
+"""``vmgr checkpoints``: list and remove the checkpoints on this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vmgr suspend``, ``resume``, ``checkpoint``: have guests stand still, go on, be saved."""
+"""``vmgr suspend``, ``vmgr resume`` and ``vmgr checkpoint``."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 def _all(
     config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
 ) -> kept_records.Place:
-    """Ask the watchers of all nodes; return what is kept of the job.
+    """Send a request to the watchers of all nodes; return the job's kept records.
 
-    This one's last, since the way to others may take seconds.
+    This node comes last, because reaching other nodes may take seconds.
     """
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
@@ -94,7 +94,7 @@ def _all(
 
 
 def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
-    """Have another node do it, by the plugin login; return what is wrong, or nothing."""
+    """Send the request through ``vmgr`` on another node; return an error message, or nothing."""
     argv = service.vmgr(config, word, "--this-node", "--node", node, "--", job_id)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == 0:

@@ -1,9 +1,8 @@
-"""A node is drained: no new jobs come, and those on it go elsewhere where they can. Root, there.
+"""Drain this node: accept no new jobs, and migrate or requeue the present ones. Runs as root.
 
-The batch system is told first, so that nothing comes back. Then each job is moved to a spare node,
-or saved and started again by its batch system, or left to run. One that is to start again is saved
-while it goes on, and its batch system is told only when all of that is on disk: if it says no, the
-job has lost nothing.
+The batch system drains the node first, so that no job returns. Then each job is migrated to a
+spare node, saved and requeued, or left running. A job that is requeued continues while it is saved.
+It is requeued only after its checkpoint is on disk, so a refused requeue loses nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Done:
-    """What was done with a job, or is to be done, and how or why not."""
+    """What was or would be done with a job, and why."""
 
     job: str
     owner: str
@@ -56,7 +55,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Drain:
-    """A node that is to be drained, with the site's settings."""
+    """A drain of this node, with the site's settings."""
 
     config: Path
     paths: Paths
@@ -67,18 +66,18 @@ class Drain:
 
     @classmethod
     def of(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
-        """Return that of this node; ``in_turn``: of ``drain_most``. Raises ConfigError, Refused."""
+        """Return a drain of this node. ``in_turn``: respect ``max_drained_nodes``."""
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)
         return cls(config, site.paths, batch.node(site), site[Settings], reason, in_turn)
 
     def is_here(self, name: str) -> bool:
-        """Return whether a name is this node's: its host name, or what its jobs call it."""
+        """Return whether a name is this node's host name or its name in the batch system."""
         names = {socket.gethostname(), *(job.job.node for job in self._jobs())}
         return name in names | {each.partition(".")[0] for each in names}
 
     def planned(self) -> Iterator[Done]:
-        """Yield what would be done with each job; nothing is."""
+        """Yield what would be done with each job, without doing it."""
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
@@ -87,7 +86,6 @@ class Drain:
             yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
     def _movable(self, job: RunningJob, node: str) -> bool:
-        """Return whether nothing that is known here is against a move."""
         try:
             move.require(self.settings, self.paths, job, node)
         except Refused:
@@ -95,7 +93,12 @@ class Drain:
         return True
 
     def run(self) -> Iterator[Done]:
-        """Drain it; yield what was done with each job. Raises HostFault, Refused: nothing was."""
+        """Drain the node; yield what was done with each job.
+
+        Raises:
+            HostFault: If the batch system could not drain the node. Nothing was done.
+            Refused: Likewise.
+        """
         lock = take_lock(self.paths.run / LOCK, 0.0)
         try:
             if self.in_turn:
@@ -132,7 +135,7 @@ class Drain:
         return Done(job.job.id, job.job.owner, LEFT, "; ".join([*why, wrong]))
 
     def _requeued(self, job: RunningJob) -> tuple[str, str]:
-        """Have a job start again from now on; return its checkpoint, and why not."""
+        """Save and requeue a job; return the checkpoint's id, or why not."""
         if why_not := self._why_not_requeued(job):
             return "", why_not
         saved = save(self.config, job)
@@ -140,7 +143,7 @@ class Drain:
         return saved, ""
 
     def _why_not_requeued(self, job: RunningJob) -> str:
-        """Return why a job would not go on elsewhere from where it is; empty: it would."""
+        """Return why the job cannot be restored on another node; empty if it can."""
         if not suspend.phase(job):
             return "its guests start, or end"
         if not periodic.goes_on(self.paths, job):
@@ -150,7 +153,6 @@ class Drain:
         return Checkpoints(self.config, self.settings).why_not(job, ends=False)
 
     def _tell(self, job: RunningJob, done: Done) -> None:
-        """Say so in the job's log."""
         level = logging.WARNING if done.done == LEFT else logging.INFO
         what = "left to run" if done.done == LEFT else done.done
         with suppress(OSError), kept.logging_for(self.paths, job.job):
@@ -160,7 +162,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Last:
-    """The last drain of this node that came to its end, or none (``at`` 0)."""
+    """The last completed drain of this node; ``at`` is 0 if there was none."""
 
     at: float = 0.0
     reason: str = ""
@@ -168,7 +170,7 @@ class Last:
 
     @classmethod
     def read(cls, paths: Paths) -> Last:
-        """Return it. As root."""
+        """Return the last drain. Needs root."""
         said = read_record(_file(paths))
         try:
             left = tuple(map(str, said.get("left", ())))
@@ -177,20 +179,19 @@ class Last:
             return cls()
 
     def write(self, paths: Paths) -> None:
-        """Note it. Raises OSError, HostFault."""
+        """Write the record."""
         said = {"at": self.at, "reason": self.reason, "left": self.left}
         replace_file(str(_file(paths)), json.dumps(said).encode(), mode=0o600)
 
 
 def _draining(batch: object) -> DrainingAdapter:
-    """Return the node part of a batch system that can drain a node. Raises Refused."""
     if not isinstance(batch, DrainingAdapter):
         raise Refused("this site's batch system cannot drain a node")
     return batch
 
 
 def save(config: Path, job: RunningJob) -> str:
-    """Save a job, which goes on; return the checkpoint's id. Raises HostFault: it is not saved."""
+    """Save a job, which continues; return the checkpoint's id."""
     saved, wrong = _vmgr(config, "checkpoint", "--this-node", "--", job.job.id)
     if wrong:
         raise HostFault(f"not saved: {wrong}")
@@ -198,7 +199,11 @@ def save(config: Path, job: RunningJob) -> str:
 
 
 def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> None:
-    """Have the batch system start a job again that is saved. Raises HostFault: it runs on."""
+    """Requeue a saved job.
+
+    Raises:
+        HostFault: If the batch system refused. The job continues to run.
+    """
     try:
         requeue(job.job.id)
     except VtorqueError as error:
@@ -206,7 +211,7 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
 
 
 def _vmgr(config: Path, *words: str) -> tuple[str, str]:
-    """Return what a command of vmgr's prints, and what is wrong; either is empty."""
+    """Run ``vmgr``; return its output and its error message, of which one is empty."""
     try:
         done = subprocess.run(
             service.vmgr(config, *words), stdin=subprocess.DEVNULL, timeout=_TIME,
@@ -224,7 +229,7 @@ def _vmgr(config: Path, *words: str) -> tuple[str, str]:
 
 
 def read_record(path: Path) -> Mapping[str, Any]:
-    """Return what such a file of root's says; empty: there is none, or it is of no use."""
+    """Return a JSON record written by root; empty if it is missing or invalid."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``vtorque drain``: have a node get no new jobs, and its jobs go elsewhere where they can."""
+"""``vtorque drain``: stop new jobs on a node, and migrate or requeue the present ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from vtorque_survive.drain import LEFT, Done, Drain
 def drain(
     node: str, config: Path, reason: str, dry_run: bool, as_json: bool, in_turn: bool
 ) -> None:
-    """Have the batch system give this node no new jobs, and the jobs on it go elsewhere.
+    """Drain this node: accept no new jobs, and migrate or requeue the present ones. Root only.
 
-    Each is moved to a spare node, or saved and requeued, or left to run: a line for each says so.
-    Root, on the node itself. What gives it jobs again is the batch system's own command.
+    Run it on the node itself. Each job is migrated to a spare node, saved and requeued, or left
+    running; a line per job says which. To undo the drain, use the batch system's own command.
 
-    Exit codes: 0 no job with guests stays here, 1 some were left to run, 2 it was refused and 122
-    the batch system could not be told: then nothing was done.
+    Exit codes: 0 no job with guests stays on the node, 1 some were left running, 2 it was refused,
+    122 the batch system did not respond. With 2 and 122 nothing was done.
     """
     if os.geteuid() != 0:
         raise UsageError("a node is drained by root: ask your administrator")

@@ -1,7 +1,7 @@
-"""A node's health, asked while jobs with guests are on it; one that is ill is drained. Root.
+"""Check a node's health while it runs jobs with guests, and drain an unhealthy node. Runs as root.
 
-In the watcher. The command, and the drain, are processes of their own: nobody waits for them. What
-was said last is a file, so that it counts also when watchers come and go with short jobs.
+The watcher runs the health command and the drain as separate processes and never waits for them.
+The last result is a file, so it survives watchers of short jobs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger(NAME)
 
 @dataclass(frozen=True)
 class Said:
-    """What was said last, when (Unix time), and for how often now that was bad."""
+    """The last result: its Unix time, how often in a row it failed, and the message."""
 
     asked: float = 0.0
     failed: int = 0
@@ -58,7 +58,7 @@ class Said:
 
     @classmethod
     def read(cls, paths: Paths) -> Said:
-        """Return it. As root."""
+        """Return the last result. Needs root."""
         found = read_record(_file(paths))
         try:
             return cls(float(found["asked"]), int(found["failed"]), str(found["said"]))
@@ -66,12 +66,12 @@ class Said:
             return cls()
 
     def write(self, paths: Paths) -> None:
-        """Note it. Raises OSError, HostFault."""
+        """Write the result."""
         replace_file(str(_file(paths)), json.dumps(asdict(self)).encode(), mode=0o600)
 
 
 class Health:
-    """The watcher's part."""
+    """The watcher's health checks."""
 
     def __init__(self, paths: Paths, config: Path, settings: Settings) -> None:
         self._paths, self._config, self._settings = paths, config, settings
@@ -82,7 +82,7 @@ class Health:
         self._ended = True  # who drained it: it may have been killed while it asked
 
     def look(self) -> None:
-        """Ask if it is time to, and drain the node if it is ill."""
+        """Run the health command when due, and drain an unhealthy node."""
         if not self._settings.health_command:
             return
         try:
@@ -114,7 +114,7 @@ class Health:
         self._said.write(self._paths)
 
     def _begin_drain(self) -> None:
-        """Have a process drain the node, which goes on when the watcher ends with the last job."""
+        """Start a process that drains the node, and that outlives the watcher."""
         if self._drain is not None or self._back is not None:
             return
         log.warning("the node is drained")
@@ -134,7 +134,6 @@ class Health:
         self._drain = process, says
 
     def _collect(self) -> None:
-        """Log what a drain has said that has ended."""
         if self._drain is None or self._drain[0].poll() is None:
             return
         says, self._drain, self._ended = self._drain[1], None, True
@@ -143,7 +142,7 @@ class Health:
         os.close(says)
 
     def _take_back(self) -> None:
-        """Have the node not ask for ever to be drained, once nobody is at that any more."""
+        """Withdraw this node's drain request if no process works on it any more."""
         if self._back is not None:
             self._back = None if self._back.check() else self._back
         elif self._ended and self._drain is None:
@@ -152,7 +151,10 @@ class Health:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say what doctor has to of it; no failure of the health command's, which is asked there."""
+    """Report the last health result and the last drain to ``vtorque doctor``.
+
+    A failed health command is only a warning here, because the command may be doctor itself.
+    """
     settings, last, said = site[Settings], Last.read(site.paths), Said.read(site.paths)
     try:
         if settings.health_command not in ("", DOCTOR):
@@ -184,7 +186,6 @@ def _take_back(paths: Paths, config: Path) -> None:
 
 
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:
-    """Return what is to be asked. Raises ConfigError, OSError: others than root could change it."""
     if settings.health_command == DOCTOR:
         return service.place_of(config).call("doctor", "--json")
     require_root_owned(Path(settings.health_command), uid=os.geteuid())
@@ -192,7 +193,6 @@ def _command(config: Path, settings: Settings) -> tuple[str, ...]:
 
 
 def _ask(argv: tuple[str, ...]) -> None:
-    """Run it. Raises HostFault with what is wrong."""
     with subprocess.Popen(
         guarded(*argv), env=_ENVIRON, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -203,7 +203,7 @@ def _ask(argv: tuple[str, ...]) -> None:
 
 
 def _words(said: str) -> str:
-    """Return what is wrong: what doctor says has failed, or else the last line."""
+    """Return doctor's failed checks, or the last line of any other output."""
     with suppress(ValueError, TypeError, KeyError):
         wrong = [each for each in json.loads(said) if each["status"] == "failed"]
         return "; ".join(f"{each['check']}: {each['message']}" for each in wrong)
@@ -215,7 +215,7 @@ def _file(paths: Paths) -> Path:
 
 
 def suspended(site: Site) -> Iterator[HealthResult]:
-    """Say whether suspended jobs could go on."""
+    """Report whether suspended jobs can be resumed, and which migrations are unfinished."""
     jobs = [job for job in Running(site.paths).jobs() if suspend.phase(job)]
     still = [job.job.id for job in jobs if suspend.stands_still(job)]
     if jobs and Watcher.of(site.paths).lost():

@@ -1,8 +1,8 @@
-"""A job that is held while it runs (``qhold``) is saved, and starts again once released. Root.
+"""Save a running job that is held (``qhold``), and requeue it in the held state. Runs as root.
 
-Torque and OpenPBS note such a hold and let the job run on. So the node's watcher looks for it, and
-has a process save the job, which goes on, and tell the batch system, which ends the job and keeps
-it. Who says no to either has lost nothing: the job runs on, and its log says why.
+Torque and OpenPBS only record such a hold and let the job run. The node's watcher therefore starts
+a process that saves the job, which continues, and then has the batch system requeue and hold it.
+If either fails, the job continues to run and its log has the reason.
 """
 
 from __future__ import annotations
@@ -29,29 +29,26 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Holding(Protocol):
-    """What a :class:`vtorque_core.api.batch_system.NodeAdapter` has whose jobs run on when held."""
+    """Methods of a batch system's node adapter if its held jobs keep running."""
 
     def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Return what :meth:`NodeAdapter.alive` does, and which of these run and are held."""
+        """Return the result of :meth:`NodeAdapter.alive`, and which running jobs are held."""
         ...
 
     def requeue_here(self, job_id: str) -> None:
-        """As :meth:`DrainingAdapter.requeue`, and the job starts again on this node alone.
-
-        Raises HostFault, Refused.
-        """
+        """Requeue like :meth:`DrainingAdapter.requeue`, but restrict the job to this node."""
         ...
 
 
 class Holds:
-    """The watcher's part: each hold of a job is acted on once."""
+    """The watcher's handling of holds: each is acted on once."""
 
     def __init__(self, config: Path) -> None:
         self._config = config
         self._begun: dict[str, Child | None] = {}
 
     def look(self, jobs: Collection[RunningJob], held: Collection[str]) -> None:
-        """Begin what is to be done for those of the jobs that are held. Raises OSError."""
+        """Start a process for each newly held job."""
         for key, child in self._begun.items():
             if child is not None and child.check():
                 self._begun[key] = None
@@ -67,7 +64,7 @@ class Holds:
 
 
 def start_again(config: Path, job: RunningJob) -> None:
-    """Save a job and have it start again once released; say so, or why not, in its log."""
+    """Save a job and requeue it; log the result in the job's log."""
     site, batch = service.batch_system(config)
     with kept.logging_for(site.paths, job.job):
         try:

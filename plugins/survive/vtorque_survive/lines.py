@@ -1,4 +1,4 @@
-"""Lines that a process of its own says, now and then, for which nobody waits."""
+"""Run a short-lived process now and then, and read its lines without blocking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_core.api.children import Child
 
 
 class Lines:
-    """One process at a time, which has so many seconds."""
+    """One process at a time, with a timeout in seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -18,10 +18,15 @@ class Lines:
         self._asking: tuple[Child, int] | None = None
 
     def told(self, work: Callable[[int], None], every: float) -> list[str] | None:
-        """Return what one that has ended since has said; None: none has. Begin one if it is time.
+        """Return the lines of a process that has ended since the last call; None if none has.
 
-        ``work``: is given a descriptor that takes 64 KiB (pipe(7)), then raises BlockingIOError.
-        One that fails has said nothing. ``every``: seconds between two. Raises OSError.
+        Start a new process if it is due.
+
+        Args:
+            work: Runs in the process. It gets a descriptor that accepts 64 KiB (pipe(7)), then
+                raises
+                BlockingIOError. If it fails, its lines are discarded.
+            every: Seconds between two processes.
         """
         if self._asking is None and time.monotonic() - self._at >= every:
             self._at = time.monotonic()

@@ -1,7 +1,7 @@
-"""What users see of their checkpoints on this node, and how they have root remove one.
+"""The list of a user's checkpoints on this node, and requests to remove one.
 
-``<state>/survive/<uid>/`` has a list of root's, for the user to read, and a FIFO, which they alone
-may write to: an id a line. Root's watcher reads it; what is no checkpoint of theirs is nothing.
+``<state>/survive/<uid>/`` has a list, which root writes and the user may read, and a FIFO that only
+the user may write to: one id per line. Root's watcher reads it and ignores unknown ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK = 0.1  # seconds between two looks at the list
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint as it is listed. ``made``: Unix time; ``size``: bytes on disk."""
+    """A listed checkpoint. ``made`` is a Unix time, ``size`` the bytes on disk."""
 
     id: str
     job: str
@@ -43,7 +43,7 @@ class Entry:
 
 
 def entries(store: Store) -> Iterator[Entry]:
-    """Yield a user's checkpoints, the oldest first. As root."""
+    """Yield a user's checkpoints, oldest first. Needs root."""
     for each in store.all():
         size = 0
         with suppress(FileNotFoundError):  # it is removed meanwhile
@@ -53,22 +53,19 @@ def entries(store: Store) -> Iterator[Entry]:
 
 
 def stores(top: Path) -> Iterator[Store]:
-    """Yield where the checkpoints of each user are. As root."""
+    """Yield the checkpoint store of each user. Needs root."""
     for path in sorted(top.iterdir()) if top.is_dir() else ():
         if path.name.isdecimal():
             yield Store(top, int(path.name))
 
 
 def place(paths: Paths, uid: int) -> Path:
-    """Return where a user's list and FIFO are."""
+    """Return the directory of a user's list and FIFO."""
     return paths.state / "survive" / str(uid)
 
 
 def publish(paths: Paths, store: Store) -> None:
-    """Write a user's list, and make the FIFO; without checkpoints there is neither. As root.
-
-    Raises OSError, HostFault.
-    """
+    """Write a user's list and create the FIFO; without checkpoints, remove both. Needs root."""
     where, found = place(paths, store.uid), [asdict(each) for each in entries(store)]
     if not found:
         with suppress(FileNotFoundError):
@@ -91,7 +88,7 @@ def publish(paths: Paths, store: Store) -> None:
 
 
 def listed(paths: Paths, uid: int) -> list[Entry]:
-    """Return a user's checkpoints as root has written them. As that user. Raises HostFault."""
+    """Return a user's list, as that user."""
     file = place(paths, uid) / LIST
     try:
         found: list[dict[str, Any]] = json.loads(file.read_bytes())
@@ -103,14 +100,19 @@ def listed(paths: Paths, uid: int) -> list[Entry]:
 
 
 def age(paths: Paths, uid: int) -> float:
-    """Return the age in seconds of the list that root writes for a user; 0 if there is none."""
+    """Return the age of a user's list in seconds; 0 if there is none."""
     with suppress(OSError):
         return max(0.0, time.time() - (place(paths, uid) / LIST).stat().st_mtime)
     return 0.0
 
 
 def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
-    """Have the watcher remove one of the user's, as that user. Raises Refused, HostFault."""
+    """Ask the watcher, as the user, to remove one of the user's checkpoints, and wait.
+
+    Raises:
+        Refused: If there is no such checkpoint.
+        HostFault: If no watcher runs, or it does not remove the checkpoint in time.
+    """
     if all(each.id != name for each in listed(paths, uid)):
         raise Refused(f"you have no checkpoint {name} on this node")
     fifo, begins = place(paths, uid) / FIFO, time.monotonic() + _BEGINS
@@ -129,7 +131,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
 
 
 def _written(fifo: Path, line: str) -> bool:
-    """Return whether somebody reads what is written to it."""
+    """Return whether a process reads the FIFO, and so got the line."""
     try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -140,9 +142,9 @@ def _written(fifo: Path, line: str) -> bool:
 
 
 def remove(store: Store, name: str) -> None:
-    """Remove a checkpoint, and what is left of those whose removal was broken off. As root.
+    """Remove a checkpoint, and the rest of interrupted removals. Needs root.
 
-    From the first moment on it cannot be used. Raises Refused: there is none; HostFault.
+    The checkpoint is unusable from the first step on.
     """
     if not store.has(name):
         raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
@@ -164,9 +166,9 @@ def _clear(store: Store) -> None:
 
 
 class Wishes:
-    """The users' words, as the watcher takes them. Nobody waits for a removal.
+    """The watcher's handling of removal requests.
 
-    Nor for the place, which may hang: only processes of their own look into it.
+    Only child processes access the checkpoint directory, which may hang.
     """
 
     def __init__(self, paths: Paths, top: str, *, shared: bool = False) -> None:
@@ -176,7 +178,7 @@ class Wishes:
         self._child: Child | None = None
 
     def look(self) -> None:
-        """Take what there is, and begin the next removal. Raises OSError."""
+        """Read new requests, and start the next removal."""
         if self._top is None:
             return
         if self._child is not None and not self._child.check():
@@ -191,7 +193,7 @@ class Wishes:
             self._child = Child(lambda: _remove_all(self._paths, top, wanted), _REMOVES)
 
     def close(self) -> None:
-        """Close what users write to."""
+        """Close the FIFOs."""
         for fifo in self._fifos.values():
             os.close(fifo)
         self._fifos.clear()
@@ -213,7 +215,6 @@ def _is(fifo: int, path: Path) -> bool:
 
 
 def _uids(paths: Paths) -> set[int]:
-    """Return who has a list."""
     top = place(paths, 0).parent
     names = [path.name for path in top.iterdir()] if top.is_dir() else []
     return {int(name) for name in names if name.isdecimal()}
@@ -239,7 +240,6 @@ def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
 
 
 def _names(fifo: int) -> Iterator[str]:
-    """Yield what may be ids in what was written."""
     with suppress(OSError, UnicodeDecodeError):
         *lines, cut = os.read(fifo, _MOST).decode("ascii").split("\n")
         if cut:  # whoever writes so much is not answered at all

@@ -1,16 +1,20 @@
-"""``vmgr migrate``: a job's guests go to another node while they run. Root, where they leave.
+"""``vmgr migrate``: live-migrate a job's guests to another node. Runs as root, on the source node.
 
-A guest is the other node's once it runs there, else this one's. So, whatever has become of the
-move, of us, or of who was at work before (:func:`settle`): this node's libvirt has done with them;
-then the other node is asked. What stands still here is ended only if it runs there, and goes on
-only if there is none there; while the other node cannot be asked it stands still. If one does not
-go the others go no further; those that have gone by then stay there, and both nodes the job's.
+Exactly one node owns a guest: the destination once the guest runs there, otherwise the source. To
+recover from an interrupted migration, :func:`settle` waits until the local libvirt has finished,
+then asks the destination:
 
-One with a disk of its own stands still before libvirt sends it, so on both nodes: what of such is
-here goes on here, whatever the other node says; there it goes on when it is here no more.
+- A paused guest here is ended if it runs on the destination, and resumed if it does not exist
+  there. While the destination does not answer, the guest stays paused.
+- If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
+  stay on the destination, and the job keeps both nodes.
+- A guest with its own disk is paused before libvirt sends it, so it is paused on both nodes. A copy
+  that is still here is resumed here, whatever the destination answers. The destination resumes its
+  copy only once the source has none.
 
-Each step is on disk before it is done (:mod:`vtorque_survive.move_record`), so that the watcher
-goes on after a killed one.
+Each step is recorded on disk first (:mod:`vtorque_survive.move_record`), so the watcher can
+continue
+after a killed process.
 """
 
 from __future__ import annotations
@@ -53,12 +57,12 @@ CHECKPOINT = "vmgr checkpoint --stop, and vsub -vm resume=ID, have a job go on e
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""Test seam, and nothing else: called with what comes next, or has just been done."""
+"""For tests only: called with the step that comes next or has just been done."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """This node, as moves need it."""
+    """This node, with everything that a migration needs."""
 
     config: Path
     site: Site
@@ -67,7 +71,11 @@ class Here:
 
     @classmethod
     def of(cls, config: Path) -> Here:
-        """Return it. Raises Refused: its batch system can hold no other node; ConfigError."""
+        """Return this node.
+
+        Raises:
+            Refused: If the batch system cannot reserve another node for a guest.
+        """
         site, batch = service.batch_system(config)
         adapter = batch.node(site)
         if not isinstance(adapter, MovingAdapter):
@@ -79,7 +87,7 @@ class Here:
 
     @property
     def paths(self) -> Paths:
-        """Where the node's files are."""
+        """The node's file locations."""
         return self.site.paths
 
     @property
@@ -88,17 +96,17 @@ class Here:
         return self.site[Settings]
 
     def lives(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask the batch system, once, which of these jobs there are."""
+        """Return the states of these jobs, with one query to the batch system."""
         _, batch = service.batch_system(self.config)
         return batch.node(self.site).alive(ids)
 
     def job(self, job_id: str) -> RunningJob | None:
-        """Return a job that has something here."""
+        """Return a job that has guests or resources on this node."""
         found = [job for job in Running(self.paths).jobs() if job.job.id == job_id]
         return found[-1] if found else None
 
     def release(self, job_id: str) -> None:
-        """Release what the job has here, as its epilogue does. Raises HostFault: not all of it."""
+        """Release the job's resources on this node, as its epilogue does."""
         place = service.place_of(self.config)
         argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -107,7 +115,12 @@ class Here:
 
 
 def migrate(here: Here, job_id: str, to: str) -> None:
-    """Move what guests a job has here to another node. Raises Refused, HostFault: not all have."""
+    """Migrate the guests that a job has on this node.
+
+    Raises:
+        Refused: If the job or the site does not support it.
+        HostFault: If not all guests have migrated.
+    """
     for before in move_record.all_moves(here.paths):
         if before.job == job_id and before.phase != AWAY and _goes(here, before, to):
             return
@@ -124,7 +137,7 @@ def migrate(here: Here, job_id: str, to: str) -> None:
 
 
 def _goes(here: Here, before: Move, to: str) -> bool:
-    """Settle a move that was interrupted; return whether all have gone where they are to go."""
+    """Settle an interrupted migration; return whether all guests reached the node ``to``."""
     try:
         settle(here, before)
     except HostFault:
@@ -135,7 +148,7 @@ def _goes(here: Here, before: Move, to: str) -> bool:
 
 
 def _where(here: Here, job_id: str) -> str:
-    """Return where to call it instead."""
+    """Return a hint on which node to run the command."""
     _, batch = service.batch_system(here.config)
     with suppress(VtorqueError, OSError):
         for each in batch.submitter(here.site).jobs():
@@ -145,9 +158,10 @@ def _where(here: Here, job_id: str) -> str:
 
 
 def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple[str, ...]:
-    """Return where the job's guests are once this one has moved. Nobody else is asked.
+    """Return the job's nodes after the migration. Asks no other node.
 
-    Raises Refused: it cannot.
+    Raises:
+        Refused: If the job cannot be migrated.
     """
     facts = job.kept.facts()
     nodes = tuple(str(node) for node in facts.get("nodes", ()))
@@ -169,7 +183,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 
 
 def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
-    """Have the guests go; return what was wrong, if anything. Who has them is not said."""
+    """Try to migrate; return an error message. The caller finds out who owns the guests."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
@@ -198,9 +212,9 @@ def _send_all(
     here: Here, job: RunningJob, guests: Sequence[Saveable], to: str, uri: str,
     xml: Mapping[str, str], over: int,
 ) -> None:  # fmt: skip
-    """Send all at once; if one does not go, the others no further. Raises HostFault.
+    """Send all guests in parallel; if one fails, stop the others.
 
-    ``over``: can be read if their job ends.
+    ``over`` becomes readable when the job ends.
     """
     seconds = min(_TIME, _FIRST + sum(each.guest.ram_mib for each in guests) / _SLOWEST)
     failed, errors, until = threading.Event(), list[HostFault](), time.monotonic() + _DISK
@@ -250,7 +264,7 @@ def _send_all(
 def _disk_sent(
     here: Here, job: RunningJob, to: str, each: Saveable, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Send a guest's own disk, and have it go on there when it has been sent; see move_disk."""
+    """Send a guest's own disk, then have the destination resume the guest; see move_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
     return move_disk.sent(argv, asked, each.disk, partial(moving.stand_still, each.guest), stop)
@@ -263,9 +277,9 @@ def _break_off(job: RunningJob) -> None:
 
 @contextmanager
 def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
-    """Have guests be sent no further when their job ends: an epilogue waits for that.
+    """Stop sending guests when their job ends, because its epilogue waits for that.
 
-    Gives what can be read from then on.
+    Yields a descriptor that is readable from then on.
     """
     sent, (over, ends) = threading.Event(), os.pipe()
 
@@ -307,11 +321,10 @@ def _bridge_of(here: Here, key: str) -> Path:
 
 @contextmanager
 def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
-    """Have the other node await the guests; give the XML that each is to have there, by UUID.
+    """Start the receiver on the destination; yield each guest's XML for that node, by UUID.
 
-    ``over``: can be read if nobody is to wait any more.
-
-    When what is done here has been done well, wait until that node has done its part, too.
+    On a clean exit, wait until the destination has finished too. ``over`` becomes readable when
+    nobody should wait any more.
     """
     place = service.place_of(here.config)
     argv = reach.argv(here.settings, to, place.hook("receive"))
@@ -340,9 +353,11 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
 def _answer(
     answers: IO[bytes], said: bytearray, over: int, seconds: float, to: str, errors: IO[bytes]
 ) -> dict[str, Any]:
-    """Return the next line of the other node; ``said``: what it has said after that already.
+    """Return the next line from the destination; ``said`` buffers what follows it.
 
-    Raises HostFault: its refusal, or none.
+    Raises:
+        Refused: If the destination reports a failure.
+        HostFault: If there is no answer.
     """
     until = time.monotonic() + seconds
     while b"\n" not in said:
@@ -368,7 +383,7 @@ def _answer(
 
 
 def settle_all(here: Here, job_id: str) -> None:
-    """Settle what of a job's moves is not over, unless another is at it. Raises HostFault."""
+    """Settle a job's unfinished migrations, except those another process works on."""
     for move in move_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):
@@ -376,9 +391,11 @@ def settle_all(here: Here, job_id: str) -> None:
 
 
 def settle(here: Here, move: Move) -> None:
-    """Find out who has the guests of a move that is not over, and do what follows.
+    """Find out which node owns the guests of an unfinished migration, and act on it.
 
-    Raises Busy: another does; HostFault: some are here (still), or it cannot be found out.
+    Raises:
+        Busy: If another process works on the migration.
+        HostFault: If guests are still on this node, or the owner is unknown.
     """
     with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher asks whether one is
         found = Move.read(here.paths, move.key)
@@ -415,7 +432,7 @@ def _there(said: Mapping[str, str]) -> set[str]:
 
 
 def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
-    """Return which guests are the other node's; if none is they all run here. Raises HostFault."""
+    """Return the guests that the destination owns. If there are none, all run here."""
     both = f"a guest of it runs on {move.node} and on {move.to}: end one by hand"
     if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
         if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
@@ -454,9 +471,9 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
 
 
 def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> None:
-    """Have guests with a disk of their own go on that have not gone: on the other node none does.
+    """Resume guests with their own disk that have not migrated.
 
-    Which has it go on only if told that it is here no more. Raises HostFault: the job ends.
+    The destination resumes its copy only if told that the guest has left this node.
     """
     with saving.held(here.paths, job, moving.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
@@ -470,7 +487,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> N
 
 
 def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
-    """Return what the other node says of each guest; ``mine``: what they do here."""
+    """Return the destination's answer for each guest; ``mine`` has their states on this node."""
     until = time.monotonic() + _COMES
     what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
     what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)
@@ -484,7 +501,7 @@ def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
 
 
 def _part(here: Here, move: Move) -> None:
-    """Have the job go on here with the guests that have not gone. Twice is fine."""
+    """Let the job continue with the guests that have not migrated. Idempotent."""
     job = here.job(move.job)
     if job is not None and job.job.key == move.key and not suspend.phase(job):
         with saving.held(here.paths, job, moving.MOVES) as (locked, _):
@@ -494,9 +511,9 @@ def _part(here: Here, move: Move) -> None:
 
 
 def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
-    """Tell another node of the job where its guests are now, the first one which have gone.
+    """Notify another node of the job where its guests are now; the first node also which ones.
 
-    Best effort: the other node's watcher tells the first one again.
+    Best effort: the destination's watcher notifies the first node again.
     """
     what: dict[str, Any] = {"ask": "gone", "job": move.job, "key": move.key, "to": move.to}
     gone = [each for each in job.guests if each.uuid in move.guests] if job else []
@@ -507,9 +524,9 @@ def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
 
 
 def _leave(here: Here, move: Move) -> None:
-    """Release what the guests had here, tell the job's other nodes, give the node back.
+    """Release the guests' resources here, notify the job's other nodes, and release the node.
 
-    Nothing of that if they have come back meanwhile, or are to.
+    Do nothing if the guests have returned or are about to.
     """
     job = here.job(move.job)
     ours = job is not None and job.job.key == move.key

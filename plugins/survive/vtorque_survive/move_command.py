@@ -1,4 +1,4 @@
-"""``vmgr migrate``, and what other nodes call here."""
+"""``vmgr migrate``, and the hidden command that other nodes run on this node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
 @click.command("arrival", hidden=True)
 @click.pass_obj
 def arrives(config: Path) -> None:
-    """Answer what another node asks of a guest that goes there or comes from there."""
+    """Answer a request from another node about a guest that migrates between the nodes."""
     if os.geteuid() != 0:
         raise UsageError("only root of another node asks this")
     asked, said = sys.stdin.buffer, sys.stdout.buffer

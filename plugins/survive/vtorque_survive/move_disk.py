@@ -1,12 +1,12 @@
-"""A guest's own disk goes before it to another node. As root, on both.
+"""Send a guest's own disk to another node before the guest migrates. Runs as root, on both nodes.
 
-What it has written so far is sent while it runs, what it has written meanwhile when it stands
-still. Only then libvirt has QEMU there open the file, and moves the guest, which it leaves standing
-still as it was. That it goes on there is the last word on the same connection.
+The first pass sends the disk while the guest runs; the second sends the changes once the guest is
+paused. Only then libvirt has the destination's QEMU open the file and migrates the guest, which
+stays paused. The last message on the connection resumes it on the destination.
 
-After the question of :mod:`vtorque_survive.arrival` come parts: where, how many bytes, and these.
-The one without bytes is the last, where it is the disk's end: it is answered by an empty line. All
-that twice, then the word.
+Protocol: the request of :mod:`vtorque_survive.arrival` is followed by parts: offset, length, data.
+A part of length 0 marks the end of the disk and is answered by an empty line. Both passes look like
+this. The resume message follows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK = 1 << 20  # bytes that are sent again if one of them has changed
 _MOST = 1 << 44  # bytes: where no disk ends
 _LINE = 1 << 16  # bytes of an answer
 REST = 300.0
-"""Seconds for what has changed, while the guest stands still."""
+"""Seconds for sending the changes, while the guest is paused."""
 _WAIT = 60.0  # seconds for some of it to be taken there, and for an answer
 _LOOK = 0.5  # seconds
 
@@ -50,10 +50,16 @@ def sent(
     stand_still: Callable[[], None],
     stop: Callable[[], bool],
 ) -> Iterator[Callable[[], None]]:
-    """Send a disk, if there is one; when what is done then is done the guest goes on there.
+    """Send a disk, if there is one. On a clean exit, the destination resumes the guest.
 
-    Gives what has the guest stand still (``stand_still``), and sends the rest. ``argv``: what is
-    asked ``question`` there. ``stop``: whether to send no further. Raises HostFault.
+    Yields a function that pauses the guest (``stand_still``) and sends the remaining changes.
+
+    Args:
+        argv: Command that runs the receiver on the destination.
+        question: The request to it.
+        disk: The disk file.
+        stand_still: Pauses the guest.
+        stop: Returns whether to stop sending.
     """
     if disk is None:
         yield lambda: None
@@ -95,13 +101,13 @@ def _asked(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _end(there: subprocess.Popen[bytes]) -> None:
-    """End what was asked, and what that has started: ``reach`` may be a script."""
+    """Kill the command and its children: ``remote_command`` may be a script."""
     with suppress(ProcessLookupError):
         os.killpg(there.pid, signal.SIGKILL)
 
 
 def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[[], bool]) -> bytes:
-    """Say something there; return the answer; empty: there is none, or not in time."""
+    """Send data; return the answer, or nothing if there is none in time."""
     assert there.stdin is not None and there.stdout is not None  # noqa: S101
     answered, at = threading.Event(), time.monotonic()
 
@@ -125,7 +131,7 @@ def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[
 
 
 def _changed(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
-    """Yield the parts that are not there yet; ``had``: what is, a digest by where it begins."""
+    """Yield the parts that the destination lacks; ``had`` maps each offset sent to its digest."""
     stretches = (range(at - at % _BLOCK, end, _BLOCK) for at, end in sparse.data(file))
     for at in sorted({*itertools.chain.from_iterable(stretches), *had}):
         data = os.pread(file, _BLOCK, at)
@@ -141,7 +147,6 @@ def _changed(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
 
 
 def _require(wanted: bytes, said: bytes, errors: IO[bytes]) -> None:
-    """Raise HostFault if it is not said."""
     if said != wanted:
         errors.seek(0)
         why = errors.read(_LINE).strip() or said.strip() or b"no answer in time"
@@ -153,10 +158,19 @@ def receive(
     paths: Paths, uri: str, key: str, uuid: str, awaited: Callable[[], bool], parts: IO[bytes],
     said: IO[bytes],
 ) -> str:  # fmt: skip
-    """Write the disk of a guest that comes, then have it go on. Return that it is here.
+    """Write the disk of an arriving guest, then resume the guest.
 
-    ``awaited``: whether it still is; ``said``: where is written each time that all is there. Raises
-    HostFault: not all has come.
+    Args:
+        paths: The node's paths.
+        uri: libvirt's URI.
+        key: The key of the job attempt.
+        uuid: The guest.
+        awaited: Returns whether this node still waits for the guest.
+        parts: The stream of parts.
+        said: The stream for the acknowledgement of each pass.
+
+    Raises:
+        HostFault: If the disk is incomplete or the guest is not expected.
     """
     disk = moving.disks(paths, key).get(uuid)
     if disk is None or not awaited() or moving.state(uri, uuid):

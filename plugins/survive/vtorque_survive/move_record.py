@@ -1,8 +1,9 @@
-"""What a node knows of a job's guests that go to another one, or have gone. Root's files.
+"""A node's record of guests that are migrating, or have migrated, to another node.
 
-``<state>/moves/<job key>.json``, written before anything is done, and beside it a lock: who holds
-it is at work on that move. It stays until its job has ended: guests have taken their addresses
-along, and they are nobody else's.
+Root writes ``<state>/moves/<job key>.json`` before each step. The holder of the lock beside it
+works
+on the migration. The record stays until the job has ended, because the guests keep their addresses,
+which no other job may get.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from vtorque_core.live import service
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 
 EITHER: Final = "either"
-"""Each may be on either node."""
+"""Each guest may be on either node."""
 GONE: Final = "gone"
-"""They are the other one's; what they had here is to be released."""
+"""The destination owns the guests; their resources here must be released."""
 AWAY: Final = "away"
-"""All of it is."""
+"""The resources are released."""
 
 ELSEWHERE: Final = "elsewhere"
-"""What is kept of a job on its first node: phase and guests on nodes that are not the job's."""
+"""Fact kept on a job's first node: phase and guests on nodes outside its allocation."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Guests of an attempt of a job, at libvirt's ``uri``, and where they go.
+    """A migration of a job attempt's guests.
 
-    ``nodes``: where the job's guests are with that; ``guests``: UUID to addresses, (pool, item).
-    ``part``: others of the job have not gone, and stay.
+    Attributes:
+        uri: The source node's libvirt.
+        nodes: The job's nodes after the migration.
+        guests: Addresses, as (pool, item), by UUID.
+        part: Whether other guests of the job stay.
     """
 
     job: str
@@ -55,7 +59,7 @@ class Move:
 
     @classmethod
     def read(cls, paths: Paths, key: str) -> Self | None:
-        """Return that of an attempt of a job; None: there is none. Raises HostFault."""
+        """Return the record of a job attempt, if there is one."""
         try:
             found = json.loads(_file(paths, key).read_bytes())
             guests = {
@@ -69,7 +73,7 @@ class Move:
             raise HostFault(f"{_file(paths, key)}: {error}") from None
 
     def write(self, paths: Paths) -> None:
-        """Have it be on disk. Raises HostFault."""
+        """Write the record and sync it."""
         path = _file(paths, self.key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -78,25 +82,25 @@ class Move:
             raise HostFault(f"{path}: {error.strerror}") from None
 
     def now(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
-        """Have it be in another phase. Raises HostFault."""
+        """Enter another phase, and write the record."""
         changed = replace(self, phase=phase)
         changed.write(paths)
         return changed
 
 
 def elsewhere(job: RunningJob) -> Mapping[str, Any]:
-    """Return what this node knows of guests of a job that have come to nodes which it has not."""
+    """Return the states of the job on nodes outside its allocation."""
     found: Mapping[str, Any] = job.kept.facts().get(ELSEWHERE, {})
     return found
 
 
 def told(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
-    """Return what another node is told of guests: the rank and hostname of each."""
+    """Return the guests' ranks and hostnames, as sent to another node."""
     return [{"rank": each.rank, "hostname": each.hostname} for each in guests]
 
 
 def all_moves(paths: Paths) -> Iterator[Move]:
-    """Yield all that this node knows of; one that cannot be read is left out."""
+    """Yield all readable records of this node."""
     for path in sorted(_file(paths, "").parent.glob("*.json")):
         with suppress(HostFault):
             if found := Move.read(paths, path.name.removesuffix(".json")):
@@ -104,7 +108,7 @@ def all_moves(paths: Paths) -> Iterator[Move]:
 
 
 def forget(paths: Paths, key: str) -> None:
-    """Know nothing of it any more; twice is fine. Raises HostFault."""
+    """Remove a record. Idempotent."""
     path = _file(paths, key)
     try:
         path.unlink(missing_ok=True)
@@ -114,7 +118,11 @@ def forget(paths: Paths, key: str) -> None:
 
 @contextmanager
 def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
-    """Be the one who works on the move. Raises Busy: another is."""
+    """Hold the lock on a migration.
+
+    Raises:
+        Busy: If another process holds it.
+    """
     path = paths.state / "moves" / f"{key}.lock"
     lock = take_lock(path, seconds)
     try:
@@ -126,9 +134,9 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
 
 
 def is_at_work(paths: Paths, key: str) -> bool:
-    """Return whether somebody works on the move. As root, by having its lock for a moment.
+    """Return whether another process holds the lock on a migration. Needs root.
 
-    False also if that cannot be found out: who then settles the move says why.
+    Acquires the lock for a moment. Returns False on other errors: settling then reports them.
     """
     try:
         with at_work(paths, key):
@@ -138,9 +146,10 @@ def is_at_work(paths: Paths, key: str) -> bool:
 
 
 def comes_back(paths: Paths, key: str) -> None:
-    """Have nothing be released here after a move away: that guest is to come back.
+    """Prevent the release of what a guest left here, because it migrates back.
 
-    Its addresses stay its own meanwhile. Raises Busy: what it had here is just being released.
+    Raises:
+        Busy: If it is being released now.
     """
     with at_work(paths, key):
         if found := Move.read(paths, key):
@@ -148,9 +157,9 @@ def comes_back(paths: Paths, key: str) -> None:
 
 
 def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
-    """Yield the addresses of guests that have gone, but those of these guests, which come back.
+    """Yield the addresses of migrated guests, except those that these guests keep.
 
-    And of their job's, which starts again: what has gone is of an attempt that is over.
+    A restarted job may also reuse the addresses of its own previous attempt.
     """
     mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):
@@ -160,9 +169,9 @@ def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim
 
 
 def forget_ended(site: Site) -> None:
-    """Know nothing any more of guests whose job has ended: no watcher need be there that does so.
+    """Remove the records of ended jobs, since no watcher may be running that would.
 
-    What the batch system does not say is kept.
+    Records of jobs in an unknown state stay.
     """
     if away := [move for move in all_moves(site.paths) if move.phase == AWAY]:
         with suppress(VtorqueError):

@@ -1,7 +1,7 @@
-"""What the watcher does for guests that go from node to node: it goes on where one was killed.
+"""The watcher's part in migrations: it settles those whose process was killed.
 
-A move that is not over and at which nobody works is settled. What has come here is released when
-its job has ended: no epilogue runs here, since the batch system has not given the job this node.
+It also releases guests that migrated here when their job has ended. No epilogue runs here, because
+this node is not in the job's allocation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("survive")
 
 @dataclass
 class Moves:
-    """At most one process at work for each move that is not over, and one for all that are."""
+    """At most one process for each unfinished migration, and one for all finished ones."""
 
     config: Path
     every: float = _EVERY
@@ -42,7 +42,7 @@ class Moves:
     _asked: float = float("-inf")
 
     def look(self, paths: Paths, jobs: Iterable[RunningJob]) -> None:
-        """Collect who has ended, and begin what is next. Raises OSError."""
+        """Reap ended processes and start the next ones."""
         for key in [key for key, child in self._work.items() if child.check()]:
             if error := self._work.pop(key).error:
                 log.warning("%s: %s", key or "moves", error)
@@ -64,18 +64,16 @@ class Moves:
             self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
     def pass_on(self, job: RunningJob, word: str) -> Child | None:
-        """Have guests on nodes that are not the job's do as its owner asks; None: there are none.
-
-        Only the word, of those that there are, goes there. Raises OSError.
-        """
+        """Forward the owner's request to nodes outside the allocation; None if there are none."""
         nodes = list(elsewhere(job))
         return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
 def apart(config: Path, found: move_record.Move) -> None:
-    """Settle a move in a process that goes on without the watcher: a release may end that.
+    """Settle a migration in a process that outlives the watcher, which a release may stop.
 
-    Raises HostFault: it cannot be settled now.
+    Raises:
+        HostFault: If it cannot be settled now.
     """
     argv = service.vmgr(config, "migrate", "--settle", "--to", found.to, "--", found.job)
     done = subprocess.run(
@@ -88,10 +86,12 @@ def apart(config: Path, found: move_record.Move) -> None:
 
 
 def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
-    """Release what has come here, and forget what has gone, of attempts of jobs that are over.
+    """Release guests that arrived, and remove records of guests that left, of ended attempts.
 
-    ``seldom``: also look whether a job that is there has begun anew. Raises HostFault: of some of
-    them it could not be done.
+    With ``seldom``, also check whether a job in the queue has started a new attempt.
+
+    Raises:
+        HostFault: If some could not be released.
     """
     here, wrong = move.Here.of(config), ""
     lives = here.lives(sorted({job_id for job_id, _ in keys.values()}))
@@ -111,7 +111,6 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
 
 
 def _look_at(here: move.Here, key: str, job_id: str, *, seldom: bool) -> None:
-    """Look after a guest that has come here, if one has."""
     job = here.job(job_id)
     if job is None or job.job.key != key or not comes(job):
         return
@@ -121,7 +120,7 @@ def _look_at(here: move.Here, key: str, job_id: str, *, seldom: bool) -> None:
 
 
 def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
-    """Note if somebody has ended what holds this node for a guest, and say so in the job's log."""
+    """Warn in the job's log if the placeholder job that reserves this node has ended."""
     held = here.adapter.holds(job.job.id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
         job.kept.add_facts(**{UNHELD: not held})
@@ -131,7 +130,7 @@ def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
 
 
 def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
-    """Have the job's first node know its phase here, where none of its owner's commands come."""
+    """Report the phase to the job's first node, which receives the owner's commands."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
         return  # that they run here, who sent them has told
@@ -170,5 +169,5 @@ def _end(here: move.Here, key: str, job_id: str) -> None:
 
 
 def comes(job: RunningJob) -> bool:
-    """Return whether the job's guest here has come from another node, or is to."""
+    """Return whether the job's guest migrated to this node, or is about to."""
     return any(phase == "arrives" for phase, _ in job.phases)

@@ -1,4 +1,4 @@
-"""At a job's start: the file by which its job shell is found, and the node's watcher."""
+"""Hook implementations: what a job's start, its end and ``vtorque doctor`` need on a node."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vtorque_survive.stored import Store
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file that the job shell locks, the FIFO by which the job's owner asks, the watcher.
+    """Create the job shell's lock file and the owner's FIFO, and start the node's watcher.
 
-    It is started, unless another job has, while the guests boot: then nobody waits for its start.
+    The watcher starts while the guests boot, so nobody waits for it.
     """
     paths, key = job.site.paths, job.guests[0].job.key
     _require_saveable(job)
@@ -42,7 +42,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 
 def _require_saveable(job: NodeJob) -> None:
-    """Refuse a job that asks for checkpoints of what this node, or guests of its image, cannot."""
+    """Refuse a job with ``checkpoint=`` if this node cannot save guests of its image."""
     guest = job.guests[0]
     lacking = place(job.site.paths, guest.job).facts().get("unsaveable", ())
     if guest[CHECKPOINT] != NEVER and lacking:
@@ -53,7 +53,7 @@ def _require_saveable(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Note that the checkpoint with which the job goes on works."""
+    """Record that the job was restored successfully."""
     if placeholder.comes(job):  # it may have been here before
         move_record.forget(job.site.paths, job.guests[0].job.key)
     else:
@@ -62,7 +62,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_ended(place: Place, site: Site) -> None:
-    """Remove what there is of a checkpoint that was not finished."""
+    """Remove unfinished checkpoints of an ended job."""
     if site[Settings].checkpoints:
         store = Store(Path(site[Settings].checkpoints), place.uid)
         for name in store.unfinished(place.key):
@@ -71,7 +71,10 @@ def vtorque_ended(place: Place, site: Site) -> None:
 
 @hookimpl
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return what doctor asks. All hooks import this module, and none imports what these need."""
+    """Return the checks for doctor.
+
+    They are imported here because all hooks import this module, and no other hook needs them.
+    """
     from vtorque_survive import abilities, health  # noqa: PLC0415
 
     return [
@@ -83,7 +86,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 @hookimpl
 def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints and of guests that have gone to other nodes."""
+    """Yield the addresses of checkpoints and of guests that have migrated to other nodes."""
     yield from shared.away(guests, site)
     move_record.forget_ended(site)
     yield from move_record.taken_along(guests, site.paths)

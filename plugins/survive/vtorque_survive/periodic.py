@@ -1,7 +1,7 @@
-"""``-vm checkpoint=``: a job that is saved without a word of its owner's. Root, in the watcher.
+"""Save jobs automatically, as requested with ``-vm checkpoint=``. Runs as root, in the watcher.
 
-What the job has asked for is a file of root's in its directory of state; when that was changed last
-is when the job was saved last, or tried to be, so that a killed watcher's place can be taken.
+A file in the job's state directory has the request. Its modification time is that of the last
+attempt to save the job, so a new watcher can continue after a killed one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AGAIN = 60.0  # seconds after which one before the walltime's end that has fail
 
 
 def plan(job: NodeJob) -> None:
-    """Note what a job that starts has asked for."""
+    """Record the request of a job that starts."""
     first = job.guests[0]
     if first.request[RESUME] == BEGINNING:
         place(job.site.paths, first.job).add_facts(begins_again=True)
@@ -41,17 +41,17 @@ def plan(job: NodeJob) -> None:
 
 
 def goes_on(paths: Paths, job: RunningJob) -> bool:
-    """Return whether a job would go on with its last checkpoint if it were started again."""
+    """Return whether the job would be restored from its last checkpoint if it were requeued."""
     return _file(paths, job.job.key).exists() and not begins_again(job)
 
 
 def begins_again(job: RunningJob) -> bool:
-    """Return whether a job has asked to start from its beginning also when started again."""
+    """Return whether the job always starts from the beginning (``resume=none``)."""
     return bool(job.kept.facts().get("begins_again"))
 
 
 def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
-    """Return whether a job that is to be saved now is to end with that; None: it is not to be."""
+    """Return whether a job that is due must end after it is saved; None if it is not due."""
     if suspend.phase(job) != suspend.RUNS:
         return None
     file = _file(paths, job.job.key)
@@ -71,12 +71,12 @@ def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
 
 
 def begun(paths: Paths, job: RunningJob) -> None:
-    """Note that it is saved now, or cannot be. Raises OSError."""
+    """Record an attempt to save the job."""
     os.utime(_file(paths, job.job.key))
 
 
 def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
-    """Remove the oldest checkpoints of a job that has asked for them by time. Raises HostFault."""
+    """Remove a job's oldest automatic checkpoints."""
     if _file(paths, job.job.key).exists():
         of_it = [each.id for each in store.of_job(job.job.id)]
         for name in of_it[:-keep]:
@@ -84,7 +84,7 @@ def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
 
 
 def _before_end(job: RunningJob, before: float) -> float:
-    """Return when a job is to be saved, Unix time: not in the first half of what its script has."""
+    """Return when to save the job (Unix time): never in the first half of its script's time."""
     facts = job.kept.facts()
     seconds = _seconds(facts)
     if not seconds:

@@ -1,4 +1,4 @@
-"""What holds this node for a guest of a job that does not have the node, as a resource."""
+"""The batch system's placeholder job, which reserves this node for a guest that migrated here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vtorque_core.live import service
 
 @dataclass(frozen=True)
 class Placeholder(Resource):
-    """The batch system's word for it: it is there before, and ends with what the guest has here."""
+    """The placeholder as a resource of the guest, so that both end together."""
 
     kind = "survive-placeholder"
     volatile = False
@@ -22,10 +22,10 @@ class Placeholder(Resource):
     config: str
 
     def create(self) -> None:
-        """Do nothing: who receives the guest has asked for it."""
+        """Do nothing: the receiver has created it."""
 
     def release(self) -> None:
-        """End it; gone already is fine. Raises HostFault."""
+        """End the placeholder. Idempotent."""
         site, batch = service.batch_system(Path(self.config))
         adapter = batch.node(site)
         if isinstance(adapter, MovingAdapter):
@@ -33,12 +33,12 @@ class Placeholder(Resource):
 
 
 def comes(job: NodeJob) -> bool:
-    """Return whether the guest of a job that starts here comes from another node."""
+    """Return whether the starting job's guests migrate from another node."""
     return job.guests[0].source.remote
 
 
 def hold(job: NodeJob) -> None:
-    """Have the placeholder end with the guest, if that comes from another node."""
+    """If the guests migrate from another node, end the placeholder when they end."""
     first = job.guests[0]
     if comes(job):
         job.acquire(Placeholder(job.id, first.job.node, str(job.site.path)), guest=first)

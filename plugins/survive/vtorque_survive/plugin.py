@@ -1,4 +1,4 @@
-"""What the plugin declares: its commands of vmgr, its -vm keys, ``[plugin.survive]``."""
+"""The plugin's commands, ``-vm`` options and settings."""
 
 from __future__ import annotations
 

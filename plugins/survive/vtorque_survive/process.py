@@ -1,4 +1,4 @@
-"""The node's watcher as hooks and commands see it. A hook imports this and not the watcher."""
+"""The node's watcher, for hooks and commands, which do not import the watcher's code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NAME = "survive"
 
 
 class Watcher(NodeProcess):
-    """Started with the first job of a node, ended with the last: see the module that it runs."""
+    """The watcher process, which runs while the node has jobs."""
 
     kind = "survive-watcher"
     name = NAME

@@ -1,7 +1,7 @@
-"""The site's way from root of this node to root of another: ``[plugin.survive] remote_command``.
+"""Run commands as root on another node, with ``[plugin.survive] remote_command``.
 
-Words of a command, run without a shell. What is asked stands in its standard input: a remote shell
-(ssh(1)) sees words of this installation alone.
+The command runs without a shell. The request goes to its standard input, so that a remote shell
+(ssh(1)) sees only fixed words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _ENDS = 5.0  # seconds for what carried a connection that is closed
 
 
 def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
-    """Return how a command is run on another node. Raises Refused: the site has no way there."""
+    """Return the command line that runs ``words`` on another node.
+
+    Raises:
+        Refused: If the site has no ``remote_command``, or a word is unsafe for a shell.
+    """
     if not settings.remote_command:
         raise Refused("this site has no way from node to node ([plugin.survive] remote_command)")
     if not _NODE.fullmatch(node):
@@ -42,7 +46,7 @@ def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
 
 
 def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) -> Any:
-    """Return what another node says to this (:mod:`vtorque_survive.arrival`). Raises HostFault."""
+    """Send a request to :mod:`vtorque_survive.arrival` on another node; return the answer."""
     command = argv(settings, node, service.vmgr(config, "arrival"))
     try:
         done = subprocess.run(
@@ -61,10 +65,10 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
 
 
 class Bridge:
-    """A socket on this node behind which is the libvirtd of another. A context manager.
+    """A context manager for a local socket that connects to another node's libvirtd.
 
-    For each connection the site's command runs ``virt-ssh-helper`` there, which libvirt brings for
-    that. These processes go on if we are killed, as libvirtd does that moves a guest by them.
+    For each connection, the site's command runs libvirt's ``virt-ssh-helper`` on that node. These
+    processes outlive this one, as does libvirtd, which uses them to migrate a guest.
     """
 
     def __init__(self, settings: Settings, node: str, uri: str, directory: Path) -> None:
@@ -79,7 +83,7 @@ class Bridge:
         self.uri = f"{driver}+unix:///{path}?socket={self._socket}"
 
     def __enter__(self) -> Self:
-        """Listen. Raises HostFault."""
+        """Listen on the socket."""
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._socket.parent.mkdir(mode=0o700, exist_ok=True)
@@ -94,7 +98,7 @@ class Bridge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End, also what still carries a connection."""
+        """Close the socket and end all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -1,10 +1,10 @@
-"""The boot source "migration": a guest that comes here from another node while it runs. As root.
+"""The boot source "migration": receive a running guest from another node. Runs as root.
 
-The other node's root tells in one line what comes, and is answered in lines: with the XML that each
-guest is to have here, once all that they need is here; then that they run here. From the first
-answer on nothing is given up here: who has a guest knows the one who sends it
-(:mod:`vtorque_survive.move`). When that one's line ends, this process ends, and all stays. If it
-has ended before, nothing was sent, and all is released.
+The sender writes one line that describes the guests. This process answers with each guest's XML for
+this node once all their resources are acquired, and again once they run here. After the first
+answer nothing is released here, because only the sender can find out which node owns a guest
+(:mod:`vtorque_survive.move`). If the sender disconnects before that, nothing was sent and all is
+released. If it disconnects later, this process ends and everything stays.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class LeftAlone(BaseException):
-    """Whoever sends the guest is there no more: it is theirs to say who has it."""
+    """The sender has disconnected, and settles which node owns the guests."""
 
 
 @dataclass(frozen=True)
 class ArrivingGuest(Identity):
-    """A guest that runs on the other node: where its files are there, and libvirt's XML of it."""
+    """A guest on the source node: its directories there and its libvirt XML."""
 
     state_dir: Path
     run_dir: Path
@@ -48,9 +48,12 @@ class ArrivingGuest(Identity):
 
 @dataclass(frozen=True)
 class Told:
-    """What the other node tells: the job, which node its guests leave and to which, the guests.
+    """The sender's description of the job and its guests.
 
-    ``nodes``: where the job's guests are then, in rank order.
+    Attributes:
+        nodes: The job's nodes after the migration, in rank order.
+        leaves: The source node.
+        to: The destination node.
     """
 
     job: str
@@ -62,7 +65,7 @@ class Told:
 
     @classmethod
     def read(cls, line: bytes) -> Told:
-        """Return what a line tells. Raises HostFault."""
+        """Parse the sender's line."""
         try:
             told: dict[str, Any] = json.loads(line)
             guests = tuple(_arriving(guest) for guest in told.pop("guests"))
@@ -89,7 +92,7 @@ def _arriving(guest: dict[str, Any]) -> ArrivingGuest:
 
 
 class _Sender:
-    """Who sends the guests: what it is told, and whether it is still there."""
+    """The connection to the sender."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
@@ -98,7 +101,7 @@ class _Sender:
         self.awaits = False
 
     def told(self) -> bytes:
-        """Return its line. Raises HostFault."""
+        """Return the sender's line."""
         said, until = bytearray(), time.monotonic() + _TELLS
         while not said.endswith(b"\n"):
             left = until - time.monotonic()
@@ -109,7 +112,11 @@ class _Sender:
         return bytes(said)
 
     def say(self, **what: Any) -> None:
-        """Tell it. Raises LeftAlone: it is not there."""
+        """Send an answer.
+
+        Raises:
+            LeftAlone: If the sender has disconnected.
+        """
         try:
             os.write(self._answers, json.dumps(what).encode() + b"\n")
         except OSError:
@@ -123,10 +130,14 @@ class _Sender:
         xml: str,
         failed: threading.Event,
     ) -> None:
-        """Have a guest be sent, once all of them can be; return when it runs here.
+        """Request a guest once all are ready; return when it runs here.
 
-        By a thread for each guest. Raises HostFault, LeftAlone; LeftAlone also after an hour: a
-        node that has lost its power says no end.
+        Runs in one thread per guest.
+
+        Raises:
+            LeftAlone: If the sender has disconnected, or after an hour: a node that lost power
+                never
+                closes its connection.
         """
         self._require_there(0.0)
         with self._lock:
@@ -149,7 +160,7 @@ class _Sender:
 
 @dataclass(frozen=True)
 class Migration(BootSource):
-    """A guest that runs on another node, and is sent to this one when all guests can be."""
+    """A guest that migrates from another node, once all guests of the job are ready."""
 
     guest: ArrivingGuest
     arrive: Callable[[str, str, threading.Event], None]
@@ -160,23 +171,23 @@ class Migration(BootSource):
 
     @property
     def identity(self) -> Identity:
-        """What it keeps: all."""
+        """The identity, which stays the same."""
         return self.guest
 
     def start(self, boot: Boot) -> None:
-        """Tell the sender with which XML the guest can come; return when it runs here."""
+        """Send the guest's XML for this node to the sender; return when the guest runs here."""
         xml = boot.moved(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
         self.arrive(self.guest.uuid, xml, boot.failed)
 
     def ready(self, boot: Boot) -> None:
-        """Ask the guest whether it is ready, and have it set its clock, which stood still."""
+        """Wait until the guest answers, and set its clock."""
         boot.await_ready()
         boot.set_clock()
 
 
 @hookimpl
 def vtorque_receive(node: ReceivingNode) -> None:
-    """Receive what guests the other node tells of. Raises what was wrong, which it is told, too."""
+    """Receive guests from another node. Errors are also reported to the sender."""
     sender = _Sender(node.requests, node.answers)
     try:
         told = Told.read(sender.told())

@@ -1,8 +1,10 @@
-"""How a job's owner asks root's watcher, and what it answers.
+"""Requests from a job's owner to root's watcher, and the answers.
 
-They write a line to a FIFO (fifo(7)) in the job's directory of root's, which they alone may write
-to: no descriptor can come through it, and root waits for nobody. The answer is a file of root's
-among what is kept of the job.
+The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. Only the owner may
+write
+to it. A FIFO passes no file descriptors, and root never blocks on it. The answer is a file of
+root's
+in the job's kept records.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ def path_of(paths: Paths, key: str) -> Path:
 
 @dataclass(frozen=True)
 class Fifo(Resource):
-    """The FIFO of a job, in its directory of root's; ``uid`` may write to it, and nobody else."""
+    """A FIFO in a directory of root's. Only the user ``uid`` may write to it."""
 
     kind = "survive-fifo"
     path: str
     uid: int
 
     def create(self) -> None:
-        """Make it. Raises HostFault."""
+        """Create the FIFO."""
         try:
             os.mkfifo(self.path, 0o200)
             os.chown(self.path, self.uid, -1, follow_symlinks=False)
@@ -56,7 +58,7 @@ class Fifo(Resource):
             raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
-        """Remove it; missing is fine."""
+        """Remove the FIFO. Idempotent."""
         try:
             Path(self.path).unlink(missing_ok=True)
         except OSError as error:
@@ -64,9 +66,9 @@ class Fifo(Resource):
 
 
 def listen(path: Path) -> int:
-    """Return a descriptor of the FIFO at this path in a directory of root's. Raises OSError.
+    """Open a FIFO in a directory of root's.
 
-    It is open for writing, too, so that it has no end.
+    It is opened for reading and writing, so that it never reaches end of file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -76,10 +78,7 @@ def listen(path: Path) -> int:
 
 
 def taken(descriptor: int) -> tuple[str, str, int] | None:
-    """Return the last word that was asked, its token and the pid that who has asked says is theirs.
-
-    None: there is none. Never waits.
-    """
+    """Return the last request: word, token, and the pid that the requester claims. Never blocks."""
     try:
         said = os.read(descriptor, _MOST)
     except OSError:
@@ -89,13 +88,13 @@ def taken(descriptor: int) -> tuple[str, str, int] | None:
 
 
 def answer(place: Place, token: str, text: str, made: str = "") -> None:
-    """Tell who has asked, if it can be kept; ``made``: a checkpoint's id."""
+    """Answer a request, if the answer can be written; ``made`` is a checkpoint's id."""
     with suppress(OSError, HostFault):
         place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
 
 
 def made(place: Place) -> str:
-    """Return the id of the checkpoint that the last answer was about. Raises HostFault."""
+    """Return the checkpoint's id from the last answer."""
     try:
         return str(json.loads(place.read(ANSWER, _MOST))["made"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -103,11 +102,13 @@ def made(place: Place) -> str:
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
-    """Return what the watcher says to it; empty: done. As the job's owner, or root.
+    """Send a request, as the job's owner or root; return an error message, or nothing on success.
 
-    Waits ``seconds`` for the answer, and ``patience`` for a watcher that listens, which one does
-    once the job's guests are ready. Raises HostFault: nobody is there, the job has ended, or it is
-    not answered in time.
+    Wait ``patience`` seconds for a watcher to listen, which it does once the guests are ready, and
+    ``seconds`` for its answer.
+
+    Raises:
+        HostFault: If no watcher listens, the job has ended, or there is no answer in time.
     """
     token = secrets.token_hex(8)
     events = changes.events()
@@ -124,7 +125,7 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _
 
 
 def _opened(path: Path, place: Place, events: int, until: float) -> int:
-    """Return a descriptor of the FIFO, once somebody listens (fifo(7)). Raises HostFault."""
+    """Open the FIFO once a watcher listens (fifo(7))."""
     found, told = os.pipe()
 
     def opens() -> None:  # in a thread: open(2) waits for who listens, and for nothing else

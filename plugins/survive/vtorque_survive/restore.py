@@ -1,4 +1,4 @@
-"""A job that goes on with the guests of a checkpoint: ``-vm resume=ID``. Acting module; root."""
+"""Restore a job from a checkpoint (``-vm resume=ID``). Runs as root."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Disk(Resource):
-    """A guest's own disk as it was saved, copied to where the guest has it now.
+    """A guest's own disk, copied from a checkpoint.
 
-    Without a ``source`` it is empty: :mod:`vtorque_survive.move_disk` writes it.
+    Without a ``source`` it starts empty and :mod:`vtorque_survive.move_disk` fills it.
     """
 
     kind = "survive-disk"
@@ -61,7 +61,7 @@ class Disk(Resource):
     source: str = unjournalled("")
 
     def create(self) -> None:
-        """Copy it, or make it empty. Raises HostFault."""
+        """Copy the disk, or create an empty file."""
         try:
             source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(source, "rb") as reads, _made(self.path) as writes:
@@ -71,27 +71,27 @@ class Disk(Resource):
             raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
-        """Remove it; missing is fine."""
+        """Remove the disk. Idempotent."""
         _unlink(self.path)
 
 
 @dataclass(frozen=True)
 class Link(Resource):
-    """A name in the guest's run directory of a file that lies on disk."""
+    """A symbolic link in the guest's run directory."""
 
     kind = "survive-link"
     path: str
     target: str = unjournalled("")
 
     def create(self) -> None:
-        """Make it. Raises HostFault."""
+        """Create the link."""
         try:
             Path(self.path).symlink_to(self.target)
         except OSError as error:
             raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
-        """Remove it; missing is fine."""
+        """Remove the link. Idempotent."""
         _unlink(self.path)
 
 
@@ -104,7 +104,7 @@ def _unlink(path: str) -> None:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give guests that may be saved the site's processor; a saved one has what it had."""
+    """Give guests that may be saved the site's CPU model. A restored guest keeps its own."""
     model = site[Settings].cpu_model
     if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
         yield CpuModel(model)
@@ -112,7 +112,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @dataclass(frozen=True)
 class Checkpoint(BootSource):
-    """A guest of a checkpoint. It runs when the guests of the job's other nodes can, too."""
+    """A guest of a checkpoint. It resumes once those of the job's other nodes can, too."""
 
     saved: SavedGuest
     gate: shared.Gate | None = None
@@ -122,21 +122,25 @@ class Checkpoint(BootSource):
 
     @property
     def identity(self) -> Identity:
-        """What the guest was when it was saved."""
+        """The identity that the guest had when it was saved."""
         return self.saved
 
     def start(self, boot: Boot) -> None:
-        """Restore its memory, paused. Raises Refused if the job asks for another machine."""
+        """Restore the guest's memory, paused.
+
+        Raises:
+            Refused: If the job requests other hardware than the guest has.
+        """
         boot.restore(self.saved.memory, self.saved.state_dir, self.saved.run_dir)
 
     def run(self, boot: Boot) -> None:
-        """Wait for the other nodes, then resume it."""
+        """Wait for the other nodes, then resume the guest."""
         if self.gate is not None:
             self.gate(boot.deadline, boot.failed)
         boot.resume()
 
     def ready(self, boot: Boot) -> None:
-        """Wait until it answers, and have it set its clock, which stood still."""
+        """Wait until the guest answers, and set its clock."""
         boot.await_ready()
         boot.set_clock()
 
@@ -145,7 +149,7 @@ class Checkpoint(BootSource):
 def vtorque_boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[BootSource]:
-    """Yield the guests of the checkpoint that the job goes on with."""
+    """Yield the guests of the checkpoint that the job is restored from."""
     settings = site[Settings]
     if settings.checkpoints_shared:
         shared.require_seen(Path(settings.checkpoints))
@@ -176,7 +180,7 @@ def vtorque_boot_sources(
 
 
 def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
-    """Return the checkpoint that a job which was started again goes on with, unasked."""
+    """Return the last checkpoint of a requeued job, which is restored by default."""
     if not job.attempt or request[RESUME] == BEGINNING:
         return None
     its = store.of_job(job.id)
@@ -193,7 +197,7 @@ def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | No
 
 
 def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
-    """Return how many starts have failed before this one, which another node may have begun."""
+    """Return how many earlier starts from this checkpoint have failed, on any node."""
     own = JobAttempt(job.id, job.attempt, job.owner, store.uid).key
     with suppress(FileNotFoundError):
         tries = store.tries(found.id).read_text("utf-8").splitlines()
@@ -202,12 +206,12 @@ def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
 
 
 def saved_guest(guest: GuestPlan) -> SavedGuest | None:
-    """Return what the guest is restored from; None: it comes up otherwise."""
+    """Return the saved guest that this guest is restored from, if any."""
     return guest.source.saved if isinstance(guest.source, Checkpoint) else None
 
 
 def works(job: NodeJob) -> None:
-    """Forget the starts that have failed, now that the guests run."""
+    """Forget failed starts, now that the guests run."""
     saved = saved_guest(job.guests[0])
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)
@@ -218,7 +222,7 @@ def works(job: NodeJob) -> None:
 def _others(
     job: BatchJob, image: Image, found: Manifest, user: JobUser, site: Site
 ) -> Iterator[Refusal]:
-    """Yield what is not the same as it was then."""
+    """Yield the differences from the saved job that prevent a restore."""
     if found.owner != user.name:  # a uid may be given to another user
         yield Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id)
     version = tools.tools(tools.cpu_model(found.tools))
@@ -245,14 +249,14 @@ def _made(path: str) -> BinaryIO:
 
 
 def await_disks(job: NodeJob) -> None:
-    """Make the own disks of guests that come from another node, whose content comes with them."""
+    """Create empty disks for guests that migrate from another node."""
     for guest in job.guests:
         if guest.image.disk is not None:
             job.acquire(Disk(str(root_disk(guest)), guest.qemu_uid), guest=guest)
 
 
 def bring(job: NodeJob) -> None:
-    """Bring the guests' own disks, and what the job shell of before knew of its session."""
+    """Acquire the guests' disks and the previous job shell's session state."""
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
     cpu = settings.cpu_model if asks else ""
@@ -282,9 +286,9 @@ def bring(job: NodeJob) -> None:
 
 
 def _require_disks(job: NodeJob, found: Manifest) -> None:
-    """Refuse disk files of the user's that are not as they were when the job was saved.
+    """Refuse a user's disk files that have changed since the job was saved.
 
-    Those that are served now, and so are locked: no other job changes them any more.
+    The files are open, and so locked: no other job can change them any more.
     """
 
     def compare() -> None:
@@ -319,10 +323,7 @@ def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:
-    """Wait until the job that had these guests is released: its release ends them by their UUIDs.
-
-    Raises HostFault, for which the node is not to blame: they are another's.
-    """
+    """Wait until the previous owner of these guests is released, which ends domains by UUID."""
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED
     running, events = Running(paths), changes.events()

@@ -1,4 +1,4 @@
-"""Whether there is room for a checkpoint. As root, within ``Store.locked``."""
+"""Disk space and limits for a checkpoint. Runs as root, under ``Store.locked``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _MIB = 1 << 20
 
 
 def require_few(store: Store, job_id: str, settings: Settings) -> None:
-    """Refuse one of one job too many: each has addresses that nobody else gets meanwhile.
-
-    Raises Refused.
-    """
+    """Raise Refused if too many of the user's jobs have checkpoints, which keep their addresses."""
     of = {each.job for each in store.all()} | {job_id}
     if settings.max_checkpointed_jobs and len(of) > settings.max_checkpointed_jobs:
         raise Refused(
@@ -29,9 +26,11 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
 
 
 def require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
-    """Refuse what would not fit.
+    """Reserve space for the checkpoint, also against concurrent ones.
 
-    What fits is the job's from now on, also while others here are saved. Raises Refused, HostFault.
+    Raises:
+        Refused: If the user's quota is too small.
+        HostFault: If the disk is too small.
     """
     if (reserved := _reserved(part, guests)).exists():
         return
@@ -55,7 +54,7 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
 
 
 def _reserved(part: Path, guests: list[Saveable]) -> Path:
-    """Return the file that says what these guests may need: each of a job's nodes has one."""
+    """Return the file that records the reservation of one of the job's nodes."""
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
@@ -65,10 +64,7 @@ def _need(guests: list[Saveable]) -> int:
 
 
 def require_no_more(part: Path) -> None:
-    """Refuse what has become larger than was reserved, as by very many open files, or a disk.
-
-    Raises Refused.
-    """
+    """Raise Refused if the checkpoint is larger than reserved, as with very many open files."""
     had, reserved = taken(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)

@@ -1,6 +1,7 @@
-"""What a job shell says of its session, which another one needs to go on. Root, in the watcher.
+"""Get the session state of a job shell, for a later one. Runs as root, in the watcher.
 
-By a FIFO in its guest's run directory: the user's bytes, which root keeps and does not read.
+The state comes through a FIFO in the guest's run directory. It is the user's data: root stores it
+without parsing it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 
 
 def make(fifo: Path, uid: int) -> None:
-    """Make a FIFO by which a job shell is asked: its user alone may write. Raises HostFault."""
+    """Create a FIFO to a job shell. Only its user may write to it."""
     try:
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)
@@ -29,7 +30,12 @@ def make(fifo: Path, uid: int) -> None:
 
 
 def said(fifo: Path) -> bytes:
-    """Return what the job shell says of the script that runs. Raises HostFault, Refused: none."""
+    """Return the job shell's state of the running script.
+
+    Raises:
+        Refused: If the script does not run.
+        HostFault: If the job shell does not answer.
+    """
     if line := _line(fifo):
         return line
     raise Refused(
@@ -39,7 +45,7 @@ def said(fifo: Path) -> bytes:
 
 
 def _line(fifo: Path) -> bytes:
-    """Return the last whole line. Whatever is done with the FIFO: within _LEAVES, without haste."""
+    """Return the last complete line, with a timeout, whatever the user does with the FIFO."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     until, said = time.monotonic() + _LEAVES, bytearray()
     try:

@@ -83,7 +83,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what could not work. Raises ValueError."""
+        """Reject invalid values with a ValueError."""
         for name, value, least in (
             ("poll_interval", self.poll_interval, 0.1),
             ("query_interval", self.query_interval, 0.5),
@@ -117,5 +117,5 @@ class Settings:
 
 
 def is_plain(path: str) -> bool:
-    """Return whether it is an absolute path without ``..``."""
+    """Return whether this is a printable absolute path without ``..``."""
     return path.startswith("/") and ".." not in path.split("/") and path.isprintable()

@@ -1,8 +1,8 @@
-"""A place for checkpoints that all nodes see: who goes on with which, whose the addresses are.
+"""Checkpoints in a directory that all nodes mount: who uses a checkpoint, and its addresses.
 
-Nodes do not talk to each other. What they know of one another stands in that place: an address
-stays its checkpoint's as long as that is there, and a file says which job goes on with a guest.
-Whether that job is over the batch system knows.
+Nodes do not communicate directly, but through files in that directory. A checkpoint keeps its
+addresses while it exists. A file names the job that was restored from it. The batch system knows
+whether that job has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN = {
     "zfs",
 }  # fmt: skip
 SEEN = ".vtorque-checkpoints"
-"""A file in a shared place: who does not see it sees the directory below a mount point."""
+"""A marker file in the shared directory. It is missing if the directory is not mounted."""
 
 _OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for one
 _READ = 30.0  # seconds to read whose addresses are whose
@@ -45,7 +45,7 @@ _LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
 
 
 def require_not_shared(settings: Settings) -> None:
-    """Raise Refused if checkpoints would lie in the clear where others may see them."""
+    """Raise Refused if other hosts may read the checkpoints and the site has not accepted it."""
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(
@@ -58,7 +58,7 @@ def require_not_shared(settings: Settings) -> None:
 
 
 def require_seen(top: Path) -> None:
-    """Raise HostFault unless a shared place is the one that all nodes see."""
+    """Raise HostFault unless the shared directory is mounted."""
     try:
         (top / SEEN).stat(follow_symlinks=False)
     except OSError as error:
@@ -69,15 +69,15 @@ def require_seen(top: Path) -> None:
 
 
 def on_any_node(site: Site) -> bool:
-    """Return whether a checkpoint may go on on another node than the one where it was made.
+    """Return whether a checkpoint can be restored on another node than the one that saved it.
 
-    Whether the job that was saved has ended there only some batch systems know.
+    Only some batch systems know whether the saved job has ended on that node.
     """
     return site[Settings].checkpoints_shared and service.batch_system(site.path)[1].knows_all_nodes
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """Return the kind of a directory's file system, by mountinfo of proc(5). Raises HostFault."""
+    """Return the type of a directory's file system, from proc(5) mountinfo."""
     try:
         real = path.resolve(strict=True)
         text = Path("/proc/self/mountinfo").read_text("utf-8") if mounts is None else mounts
@@ -93,9 +93,9 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Held(Resource):
-    """The file that says which job goes on with the guests of a checkpoint, and where.
+    """The file that names the job and the node that a checkpoint's guests are in use by.
 
-    ``over``: jobs that the batch system does not know any more.
+    ``over`` lists jobs that the batch system no longer knows.
     """
 
     kind = "survive-held"
@@ -109,7 +109,11 @@ class Held(Resource):
     leased: tuple[tuple[str, str], ...] = unjournalled(())
 
     def create(self) -> None:
-        """Write it. Raises HostFault: another job has them."""
+        """Write the file.
+
+        Raises:
+            HostFault: If another job uses the guests.
+        """
         with _locked(self.path, "write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
@@ -118,7 +122,7 @@ class Held(Resource):
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
     def release(self) -> None:
-        """Remove it, if it is this job's still; missing is fine."""
+        """Remove the file, if it is still this job's. Idempotent."""
         with _locked(self.path, "remove"):
             found = _read(Path(self.path))
             if {key: found.get(key) for key in self._said()} == self._said():
@@ -142,10 +146,11 @@ def _locked(path: str, verb: str) -> Iterator[None]:
 
 
 class Gate:
-    """None of the guests of a job that goes on on several nodes runs before all stand there.
+    """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
-    A node's file that says which job goes on with its guests then says that they do. Who waits no
-    longer takes that back, by the lock of who says it: so either all go on, or none.
+    Each node's Held file records when its guests are ready. A node that times out takes that back
+    under
+    the lock of the node that writes it. So either all guests resume, or none.
     """
 
     def __init__(
@@ -160,10 +165,11 @@ class Gate:
         self._lock = threading.Lock()
 
     def __call__(self, until: float, failed: threading.Event) -> None:
-        """Wait, by a thread for each guest here that stands there, for all others.
+        """Wait for all other guests. Runs in one thread per guest on this node.
 
-        Until a time.monotonic(), another guest here has failed, or the job is over, as after a
-        start that failed on another node. Raises HostFault; InUse: it is another node's fault.
+        Raises:
+            HostFault: If another guest on this node has failed.
+            InUse: If another node is late or has failed, or the job has ended.
         """
         with self._lock:
             self._missing -= 1
@@ -191,7 +197,7 @@ class Gate:
             raise InUse("the batch system has ended it, or starts it again")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
-        """Return whose guests are not there yet. Raises InUse: a start has failed."""
+        """Return the nodes whose guests are not ready; raise InUse if a start has failed."""
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:
@@ -203,7 +209,7 @@ class Gate:
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
     def _missing_at_last(self) -> list[str]:
-        """Look whether all stand there at one moment, in which nobody gives up."""
+        """Check again under the lock, so that no node can time out at the same moment."""
         with _locked(self._mine, "read"):
             return self._missing_nodes(set())
 
@@ -220,9 +226,12 @@ class Gate:
 
 
 def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
-    """Return what says that a job goes on with a checkpoint. Raises HostFault: another does.
+    """Return the Held file of a job, after waiting for other users of the checkpoint to end.
 
-    Or the job that was saved has not ended. Its own node knows that without the batch system.
+    The node that saved the job knows without the batch system whether that job has ended.
+
+    Raises:
+        HostFault: If another job uses the checkpoint.
     """
     path = _held(store, found)
     others = [(found.job, found.node)]
@@ -241,7 +250,7 @@ def _held(store: Store, found: Manifest) -> Path:
 
 
 def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
-    """Wait until the batch system has no such job any more; it tells nobody. Raises HostFault."""
+    """Poll until the batch system no longer knows the job; it sends no events."""
     config, batch = service.batch_system(site.path)
     until = time.monotonic() + _OVER
     while batch.node(config).alive([job_id])[job_id] is not Life.GONE:
@@ -251,17 +260,19 @@ def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
 
 
 def in_use(text: str, stage: str | None = None) -> HostFault:
-    """Return a fault that is not the node's."""
+    """Return a HostFault that does not blame the node."""
     fault = HostFault(text, stage)
     fault.blames_node = False
     return fault
 
 
 def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints, but those that these guests go on with.
+    """Yield the addresses of checkpoints, except those that these guests restore.
 
-    And those that guests here have: with their next checkpoint they are that one's. Raises
-    HostFault: the place is not there, or hangs, and nobody knows which they are.
+    The addresses of running guests on this node count too: their next checkpoint will keep them.
+
+    Raises:
+        HostFault: If the directory is missing or hangs.
     """
     if not (site[Settings].checkpoints and on_any_node(site)):
         return
@@ -277,7 +288,7 @@ def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
 
 
 def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Return the addresses of all checkpoints. By a process, which may hang. Raises HostFault."""
+    """Return the addresses of all checkpoints, read by a child process because that may hang."""
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:
@@ -302,7 +313,7 @@ def _tell(top: Path, to: BinaryIO) -> None:
 
 
 def _kept(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield what a user's checkpoints have, and guests that go on with one: it may be removed."""
+    """Yield the addresses of a user's checkpoints, and of guests restored from removed ones."""
     for found in Store(directory.parent, int(directory.name)).all():
         for guest in found.guests:
             yield from guest.leased
@@ -311,7 +322,7 @@ def _kept(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what such a file says; empty: there is none, or it is of no use. Raises HostFault."""
+    """Return the content of a Held file; empty if it is missing or invalid."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

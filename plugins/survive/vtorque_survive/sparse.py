@@ -1,4 +1,4 @@
-"""Copy a guest's own disk, which is a file with holes."""
+"""Copy a guest's own disk, which is a sparse file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 def copy_data(source: int, to: int) -> None:
-    """Copy a file; its holes stay holes. Raises OSError."""
+    """Copy a file and keep its holes."""
     os.ftruncate(to, os.fstat(source).st_size)
     for begin, end in data(source):
         at = begin
@@ -21,7 +21,7 @@ def copy_data(source: int, to: int) -> None:
 
 
 def data(file: int) -> Iterator[tuple[int, int]]:
-    """Yield where each stretch of data begins and ends (lseek(2), SEEK_DATA). Raises OSError."""
+    """Yield the start and end of each data extent (lseek(2), SEEK_DATA)."""
     at, size = 0, os.fstat(file).st_size
     while at < size:
         try:
@@ -36,7 +36,7 @@ def data(file: int) -> Iterator[tuple[int, int]]:
 
 
 def _copied(source: int, to: int, count: int, at: int) -> int:
-    """Copy some bytes, by the file system itself where both files are in one; return how many."""
+    """Copy some bytes, within one file system without reading them; return their number."""
     try:
         return os.copy_file_range(source, to, count, at, at)
     except OSError as error:

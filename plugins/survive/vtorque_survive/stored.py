@@ -1,9 +1,10 @@
-"""Checkpoints of jobs as they lie on the node: directories of root's in the place the site names.
+"""A user's checkpoints on disk: directories of root's in the site's checkpoint directory.
 
-``<checkpoints>/<uid>/<job key>/`` has each guest's memory (``g0.memory``, libvirt's format, called
-by its rank) and own disk (``g0.disk``), what the job shell knew of its session (``session``, its
-user's text), and ``manifest.json``, which is written last. Until all of it is on disk the directory
-has another name and is never used. Nobody but root may look into it: memory holds a user's secrets.
+``<checkpoints>/<uid>/<job key>/`` has the memory of each guest (``g0.memory``, by rank, in
+libvirt's
+format), its own disk (``g0.disk``), the job shell's session state (``session``), and
+``manifest.json``, which is written last. An unfinished directory has another name and is never
+used. Only root may read them, because memory contains users' secrets.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SCHEMA = 1
 
 
 class Unreachable(HostFault):
-    """A place for checkpoints that cannot be read, for which this node is not to blame."""
+    """The checkpoint directory cannot be read; the node is not to blame."""
 
     blames_node = False
 
@@ -57,7 +58,10 @@ _MOST = 64 << 20  # bytes of a manifest: 450 of each guest
 class SavedGuest(Identity):
     """A guest of a checkpoint.
 
-    ``state_dir``, ``run_dir``: where its files were; ``memory``: libvirt's file, only root's.
+    Attributes:
+        state_dir: Its state directory when it was saved.
+        run_dir: Its run directory then.
+        memory: The file written by libvirt, readable by root only.
     """
 
     state_dir: Path
@@ -70,7 +74,7 @@ _OLDER = ("xml", "arrive", "gate")  # in manifests of the first version, always 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of, and what must be the same where it goes on."""
+    """The description of a checkpoint, and the versions that a restore requires."""
 
     id: str
     uid: int
@@ -86,18 +90,18 @@ class Manifest:
     nodes: int = 1  # of the job; its guests are in order of their ranks
 
     def of_node(self, index: int) -> Self:
-        """Return what a job's node has of it, from 0; the first guest has the user's disks."""
+        """Return the part of one of the job's nodes, from 0. The user's disks are in the first."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
         return replace(self, guests=self.guests[index * count :][:count], disks=disks)
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, default=str).encode()
 
     @classmethod
     def decode(cls, data: bytes, place: Path) -> Self:
-        """Return what :meth:`encode` gave, lying in ``place`` now. Raises HostFault."""
+        """Parse a manifest; ``place`` is the checkpoint's present directory."""
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("schema") != SCHEMA:
@@ -119,7 +123,7 @@ class Manifest:
 def manifest_of(
     place: Path, job: RunningJob, guests: Sequence[Saveable], tools: Mapping[str, str]
 ) -> Manifest:
-    """Return that of a job's guests here, saved with these tools, as it will lie in ``place``."""
+    """Return the manifest of a job's guests on this node; ``place`` is the final directory."""
     facts = job.kept.facts()
     return Manifest(
         id=place.name,
@@ -154,28 +158,33 @@ def _saved(each: Saveable, memory: Path, job_id: str, attempt: int) -> SavedGues
 
 @dataclass(frozen=True)
 class Store:
-    """All checkpoints of one user on this node. ``top``: the site's place. As root."""
+    """All checkpoints of one user, below the site's directory ``top``. Needs root."""
 
     top: Path
     uid: int
 
     @property
     def directory(self) -> Path:
-        """Of the user; nobody else's are in it."""
+        """The user's own directory."""
         return self.top / str(self.uid)
 
     def part(self, name: str) -> Path:
-        """Where a checkpoint is while it is made. A checkpoint's id never begins with a dot."""
+        """Return the directory of an unfinished checkpoint.
+
+        A checkpoint's id never begins with a dot.
+        """
         return self.directory / f".{name}{_PART}"
 
     def lost(self, name: str) -> Path:
-        """Where it is once one of several nodes has given it up."""
+        """Return the directory of a checkpoint that one of several nodes has abandoned."""
         return self.directory / f".{name}{_LOST}"
 
     def make(self, name: str) -> Path:
-        """Make the directory of a checkpoint that is begun, or give what is there of it.
+        """Create the directory of a new checkpoint, or return the existing one.
 
-        Raises HostFault: no room, or a place that others can write to.
+        Raises:
+            HostFault: If there is no space.
+            ConfigError: If others than root can write to it.
         """
         require_root_owned(self.top, uid=os.geteuid())
         with _naming("make", self.part(name)):
@@ -184,16 +193,17 @@ class Store:
         return self.begun(name)
 
     def begun(self, name: str) -> Path:
-        """Return the directory of one that another node has begun.
+        """Return the directory of a checkpoint that another node has begun.
 
-        Raises ConfigError: the place may be one like /tmp, and others have made it.
+        Raises:
+            ConfigError: If others have created it, as is possible below a directory like /tmp.
         """
         require_root_owned(self.part(name), uid=os.geteuid())
         return self.part(name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Have no other job, of anybody, be given room meanwhile. Raises HostFault."""
+        """Hold the lock under which jobs of all users reserve space."""
         descriptor = take_lock(self.top / ".lock", _LOCK)
         try:
             yield
@@ -201,17 +211,17 @@ class Store:
             os.close(descriptor)
 
     def write(self, manifest: Manifest) -> None:
-        """Say that all of it is written, if not on disk yet. Raises HostFault."""
+        """Write the manifest, which marks the checkpoint as complete but not yet synced."""
         part = self.part(manifest.id)
         with _naming("write", part):
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
 
     def is_written(self, name: str) -> bool:
-        """Return whether all of one that is not finished is written."""
+        """Return whether an unfinished checkpoint is complete."""
         return (self.part(name) / MANIFEST).exists()
 
     def finish(self, name: str) -> None:
-        """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
+        """Sync all files and turn them into a checkpoint."""
         part = self.part(name)
         with _naming("finish", part):
             sync(*part.iterdir(), part)
@@ -221,13 +231,13 @@ class Store:
             sync(self.directory)
 
     def drop(self, name: str) -> None:
-        """Remove what there is of one that was not finished. Raises HostFault."""
+        """Remove an unfinished checkpoint."""
         for path in (self.part(name), self.lost(name)):
             with _naming("remove", path), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
 
     def unfinished(self, key: str) -> list[str]:
-        """Return the names of those of a job attempt that were not finished."""
+        """Return the names of a job attempt's unfinished checkpoints."""
         if not self.directory.is_dir():
             return []
         ends = (_PART, _LOST)  # as long as each other
@@ -239,9 +249,11 @@ class Store:
         return (self.directory / name / MANIFEST).is_file()
 
     def read(self, name: str) -> Manifest:
-        """Return what a checkpoint of this user's is. As root.
+        """Return a checkpoint's manifest.
 
-        Raises Refused: there is none, or others than root could have made it; HostFault.
+        Raises:
+            Refused: If it does not exist, or others than root could have created it.
+            Unreachable: If it cannot be read.
         """
         path = self.directory / name / MANIFEST
         try:
@@ -259,7 +271,11 @@ class Store:
         return found
 
     def all(self) -> Iterator[Manifest]:
-        """Yield those that can be read, the oldest first. Raises Unreachable."""
+        """Yield the readable manifests, oldest first.
+
+        Raises:
+            Unreachable: If the directory cannot be read.
+        """
         found = []
         for path in self.directory.glob("[!.]*") if self.directory.is_dir() else ():
             try:
@@ -271,56 +287,56 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def of_job(self, job_id: str) -> list[Manifest]:
-        """Return those of a job, the oldest first: by its starts, for nodes' clocks differ."""
+        """Return a job's manifests, oldest attempt first, because clocks differ between nodes."""
         named = sorted((found for found in self.all() if found.job == job_id), key=_newness)
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
-        """Have those that there are of this id be of a job that is over. Raises OSError.
+        """Mark all checkpoints of this job id as those of an ended job.
 
-        A batch system that was set up anew, or has come to its last number, counts from 1 again.
+        A batch system that is reinstalled or runs out of numbers assigns job ids again.
         """
         for found in self.of_job(job_id):
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Have its job go on with it unasked. Raises OSError."""
+        """Mark a checkpoint from which its held job is restored by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def let_go(self, name: str) -> None:
-        """Take that back. Raises OSError."""
+        """Remove the mark."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
-        """Return whether its job was held with it."""
+        """Return whether the checkpoint has the mark."""
         return (self.directory / name / HELD).exists()
 
     def tries(self, name: str) -> Path:
-        """Where a line is for each start of a job that has gone on with it, and not come far."""
+        """Return the file with one line for each failed start from a checkpoint."""
         return self.directory / f".{name}.tries"
 
     def promised(self) -> int:
-        """Return the bytes that unfinished ones, of anybody, may need beside what they have."""
+        """Return the bytes that all unfinished checkpoints may still need."""
         parts = (each for each in self.top.glob("[0-9]*/.*.part") if not _is_left(each))
         return sum(max(0, reserved - had) for had, reserved in map(taken, parts))
 
     def used(self) -> int:
-        """Return the bytes that all of the user's take on disk, or may when they are finished."""
+        """Return the bytes that the user's checkpoints use or have reserved."""
         places = (Path(place) for place, _, _ in os.walk(self.directory))
         return sum(max(taken(place)) for place in places if not _is_left(place))
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
-    """Return the attempt and its phases then; the one with which it ended has no number."""
+    """Return the attempt and its phases as a sort key. An attempt's last one has no number."""
     key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the job's attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
 
 
 def _is_left(place: Path) -> bool:
-    """Return whether a node that is dead has not finished one, or has not removed it.
+    """Return whether a dead node left this unfinished checkpoint or removal behind.
 
-    When the node is back, it removes it. Until then its user has no less because of it.
+    The node removes it when it is back. Until then it does not count against the user's quota.
     """
     if place.suffix not in (_PART, _LOST, GONE):
         return False
@@ -331,7 +347,7 @@ def _is_left(place: Path) -> bool:
 
 
 def taken(place: Path) -> tuple[int, int]:
-    """Return the bytes that the files in a directory take on disk, and that are its own."""
+    """Return the bytes that a directory's files use on disk, and those it has reserved."""
     had = reserved = 0
     with contextlib.suppress(FileNotFoundError):  # it is finished or dropped
         for file in place.iterdir():
@@ -351,7 +367,7 @@ def _naming(verb: str, path: Path) -> Iterator[None]:
 
 
 def sync(*paths: Path) -> None:
-    """Have files, or directories, be on disk. Raises OSError."""
+    """Sync files or directories to disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

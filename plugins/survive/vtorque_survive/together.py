@@ -1,9 +1,10 @@
-"""A job's nodes save it together: their parts become one checkpoint, or none. Root, in the watcher.
+"""Save a multi-node job: all nodes' parts become one checkpoint, or none.
 
-Nodes do not talk to each other. What they know of one another are files in what is being made,
-which all of them see. The job's first node begins and ends it, the others follow. Who fails, or
-waits too long, has the directory have another name; to be a checkpoint it needs one, too. Of the
-two only one can be done: so either all nodes have saved it, or all go on.
+Runs as root, in the watcher. Nodes communicate only through files in the unfinished checkpoint,
+which all nodes can see. The
+job's first node begins and completes it; the others follow. A node that fails or times out renames
+the directory. Completing the checkpoint renames it too, and only one of the two can succeed. So
+either all nodes have saved the job, or it continues on all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TIME = 60.0  # seconds for one look for what other nodes ask
 
 
 def leads(job: RunningJob) -> bool:
-    """Return whether a job is saved from this node: its first guest is here."""
+    """Return whether this node leads the checkpoint: it has the job's first guest."""
     return min(guest.rank for guest in job.guests) == 0
 
 
@@ -41,9 +42,10 @@ def nodes_of(job: RunningJob) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Together:
-    """What this node has to do with the others. ``number``: which one of the job's it is, from 0.
+    """This node's part in a checkpoint; does nothing for a job on one node.
 
-    Of a job on one node there is nothing to do.
+    Attributes:
+        number: This node's index among the job's nodes.
     """
 
     store: Store
@@ -53,13 +55,13 @@ class Together:
 
     @classmethod
     def of(cls, store: Store, name: str, job: RunningJob) -> Self:
-        """Return that of a job here."""
+        """Return this node's part in a checkpoint of a job."""
         first = min(guest.rank for guest in job.guests)
         return cls(store, name, nodes_of(job), first // len(job.guests))
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """Whether the job has other nodes."""
         return len(self.nodes) > 1
 
     @property
@@ -70,14 +72,22 @@ class Together:
         return self._part / f"node{self.number if number is None else number}.{kind}"
 
     def make(self) -> Path:
-        """Return the directory of what is made. Raises HostFault: another has given it up."""
+        """Return the directory of the unfinished checkpoint.
+
+        Raises:
+            HostFault: If another node has abandoned it.
+        """
         if self.number == 0 and not self.store.lost(self.name).exists():
             return self.store.make(self.name)
         self._require_there()
         return self.store.begun(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """Ask the others, or be asked. Raises HostFault: what was begun is of other tools."""
+        """Publish the request on the first node, and compare the tools' versions on the others.
+
+        Raises:
+            HostFault: If the versions differ.
+        """
         if not self.several:
             return
         self._require_there()
@@ -94,16 +104,20 @@ class Together:
                 )
 
     def has(self, kind: str) -> bool:
-        """Return whether this node has come so far."""
+        """Return whether this node has reached a state."""
         return self._file(kind).exists()
 
     def tell(self, kind: str) -> None:
-        """Say that this node has come so far. Raises HostFault."""
+        """Record that this node has reached a state."""
         if self.several:
             self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
-        """Wait, until a time.time(), for all to have come so far. Raises HostFault: who has not."""
+        """Wait until all nodes have reached a state; ``until`` is a time.time().
+
+        Raises:
+            HostFault: If nodes are late; the message names them.
+        """
         if not self.several:
             return
         wanted = {self._file(kind, number).name: node for number, node in enumerate(self.nodes)}
@@ -117,19 +131,23 @@ class Together:
             time.sleep(_LOOK)
 
     def end(self) -> None:
-        """Say that the job's first guest ends: the others have no way back. Raises HostFault.
+        """Record that the job's first guest ends: the others can no longer abandon the checkpoint.
 
-        Who gives up at this moment finds that said, or this node finds it given up.
+        A node that abandons it at the same moment sees this record, or this node sees the rename.
         """
         if self.several:
             self._touch(self._part / ENDS)
             self._require_there()
 
     def wait_whole(self, until: float, longest: float) -> None:
-        """Wait for the first node to make it a checkpoint. Raises HostFault.
+        """Wait for the first node to complete the checkpoint, until a time.time().
 
-        Until a time.time(); ``longest``: the same if that node has said that its guest ends. Its
-        job shell may be stopped then, or its watcher have been killed.
+        ``longest`` is the deadline once the job's first guest ends: the job shell may be stopped,
+        or the
+        first node's watcher killed.
+
+        Raises:
+            HostFault: If it is late.
         """
         while not self.store.has(self.name):
             if not self._part.exists() and not self.store.has(self.name):
@@ -139,11 +157,11 @@ class Together:
             time.sleep(_LOOK)
 
     def is_written(self) -> bool:
-        """Return whether this node's part is, if not on disk yet."""
+        """Return whether this node's part is complete, but perhaps not yet synced."""
         return self.has(_HAS) if self.several else self.store.is_written(self.name)
 
     def write(self, manifest: Manifest) -> None:
-        """Say that it is. Raises HostFault."""
+        """Write this node's manifest."""
         if not self.several:
             self.store.write(manifest)
             return
@@ -151,7 +169,7 @@ class Together:
         replace_file(str(self._file(_HAS)), manifest.encode(), mode=0o600)
 
     def sync(self, files: Sequence[Path]) -> None:
-        """Have it be on disk, and say so. Raises HostFault."""
+        """Sync this node's part, and record that."""
         if self.has(DONE):
             return
         try:
@@ -161,7 +179,7 @@ class Together:
         self.tell(DONE)
 
     def whole(self) -> Manifest:
-        """Return what it is, of all nodes' parts. Raises HostFault."""
+        """Return the manifest of all nodes' parts."""
         place = self.store.directory / self.name
         try:
             files = (self._file(_HAS, number) for number in range(len(self.nodes)))
@@ -172,9 +190,9 @@ class Together:
         return replace(parts[0], guests=guests, nodes=len(self.nodes))
 
     def given_up(self, error: Exception) -> Exception:
-        """Have there be none, as this node has failed; return why, if another did so before.
+        """Abandon the checkpoint after an error; return the original error of another node, if any.
 
-        It stays what it was if the first node's guest ends at this moment (:meth:`end`).
+        If the job's first guest ends at this moment (:meth:`end`), the checkpoint stays.
         """
         if not self.several:
             return error
@@ -207,7 +225,6 @@ class Together:
         raise self._given_up()
 
     def _require_there(self) -> None:
-        """Raise HostFault if another node has given it up."""
         if not self._part.exists():
             raise self._given_up()
 
@@ -222,10 +239,7 @@ class Together:
 
 
 class Lookout:
-    """What the first nodes of jobs ask of this one.
-
-    The place may hang: a process of its own looks, for which nobody waits.
-    """
+    """Requests from the first nodes of jobs, read by a process because the directory may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
@@ -234,10 +248,7 @@ class Lookout:
         self._asked: dict[str, tuple[str, bool]] = {}
 
     def asked(self, job: RunningJob) -> tuple[str, bool] | None:
-        """Return which checkpoint of a job is asked for, and whether it ends then; None: none.
-
-        Raises OSError.
-        """
+        """Return the id of a job's requested checkpoint, and whether the job ends afterwards."""
         if not self._top:
             return None
         now, top = time.monotonic(), Path(self._top)

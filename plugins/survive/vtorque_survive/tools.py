@@ -1,4 +1,4 @@
-"""What a node can save with its tools, and which they are: a saved guest goes on with no others."""
+"""Which jobs this node can save, and the tools' versions, which a restore requires unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL = "model "
 
 
 def require_saveable(job: RunningJob, *, ends: bool) -> None:
-    """Raise Refused if the job has what cannot be saved on this node. ``ends``: it is to."""
+    """Raise Refused if this node cannot save the job. ``ends``: the job ends afterwards."""
     facts = job.kept.facts()
     lacking = facts.get("unsaveable")
     if lacking is None:
@@ -33,9 +33,9 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
 
 
 def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
-    """Return which files users' disks are, by guest and name, and how they are: see user_disks.
+    """Return the state of the users' disk files, by guest and name; see user_disks.
 
-    A file is its inode's number, which all nodes see, its size, and when it was changed last (ns).
+    A file's state is its inode number, which all nodes see, size, and modification time (ns).
     """
     return {
         f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
@@ -45,7 +45,7 @@ def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def is_whole(file: Path) -> bool:
-    """Return whether libvirt has come to the end of a file (libvirt's qemu_saveimage.h)."""
+    """Return whether libvirt has completed a save file (libvirt's qemu_saveimage.h)."""
     try:
         with file.open("rb") as saved:
             return saved.read(16) == b"LibvirtQemudSave"
@@ -54,10 +54,9 @@ def is_whole(file: Path) -> bool:
 
 
 def tools(cpu: str = "") -> Mapping[str, str]:
-    """Return what must be the same for a saved guest to go on, name to version. Raises HostFault.
+    """Return the versions that must be the same for a restore, by name.
 
-    The processor, too: a guest sees its node's, or the model ``cpu`` of libvirt's, which libvirt
-    then looks for itself.
+    They include the processor. With a libvirt CPU model ``cpu``, libvirt checks the model itself.
     """
     from importlib import metadata  # noqa: PLC0415 - a reader of mail, and each job's start waits
 
@@ -71,7 +70,7 @@ def tools(cpu: str = "") -> Mapping[str, str]:
 
 
 def cpu_model(tools: Mapping[str, str]) -> str:
-    """Return the model that guests with these tools see; empty: the node's processor."""
+    """Return the CPU model of guests with these tools; empty for the node's processor."""
     name = tools.get("processor", "")
     return name.removeprefix(_MODEL) if name.startswith(_MODEL) else ""
 
@@ -83,7 +82,7 @@ def _version(program: str) -> str:
 
 
 def _processor() -> str:
-    """Return the model and a sum of what it can do (proc_cpuinfo(5))."""
+    """Return the CPU model name and a hash of its features (proc_cpuinfo(5))."""
     found: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")

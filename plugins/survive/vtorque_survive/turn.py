@@ -1,10 +1,9 @@
-"""Of the nodes that their health drains at most so many are drained at the same time.
+"""Limit how many nodes are drained by their health checks at the same time.
 
-A node marks itself in the batch system as one that asks, and then counts. It is drained only if
-fewer than the most others have a mark of ours, whether they ask or are drained: of nodes that are
-drained the last one to mark itself has counted all others. No clock is needed for that. Among those
-that ask the first ones by name, as many as there is room for, count again; all others take their
-mark back: so not all give up.
+A node first requests the drain with a mark in the batch system, then counts the other marked nodes.
+It drains only if there are fewer than the limit, requests included. The last node to set its mark
+has counted all others, so no clock is needed. Of the requesting nodes, the first by name count
+again while there is room, and the others remove their mark. So they do not all give up.
 """
 
 from __future__ import annotations
@@ -22,32 +21,35 @@ _LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and until it is given up
 
 @runtime_checkable
 class Counting(Protocol):
-    """What a :class:`vtorque_core.api.batch_system.NodeAdapter` has if its drains can be counted.
+    """Methods of a batch system's node adapter if its drains can be counted.
 
-    All raise HostFault if the batch system cannot be told.
+    All raise HostFault if the batch system does not respond.
     """
 
     def drain(self, reason: str) -> None:
-        """See :class:`DrainingAdapter`; a new reason replaces one of ours."""
+        """Drain like :class:`DrainingAdapter`; a new reason replaces vTorque's old one."""
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and which nodes :meth:`drain` has drained, each with its reason.
+        """Return this node's name, and the reasons of all nodes drained by :meth:`drain`, by name.
 
-        Those on which the site has a note of its own are none of them. Raises Refused: this node
-        is one, and gets jobs, so its drain could not be counted.
+        Nodes with a note of the site's own are not included.
+
+        Raises:
+            Refused: If this node has such a note and gets jobs, so that its drain would not count.
         """
         ...
 
     def undrain(self) -> None:
-        """Have jobs come here again if :meth:`drained` has this node."""
+        """Return this node to service if :meth:`drained` includes it."""
         ...
 
 
 def take(batch: object, most: int, reason: str) -> None:
-    """Drain this node if it is its turn; a node that we have drained already stays so.
+    """Drain this node if the limit allows; a node that vTorque has drained already stays drained.
 
-    Raises Refused: it is not, and nothing is changed; HostFault: the batch system cannot be told.
+    Raises:
+        Refused: If the limit is reached. Nothing is changed.
     """
     if not isinstance(batch, Counting):
         raise Refused("this site's batch system does not say which nodes are drained")
@@ -67,10 +69,7 @@ def take(batch: object, most: int, reason: str) -> None:
 
 
 def take_back(batch: object) -> None:
-    """Have jobs come here again if this node asks, of which nobody is at it: it was killed.
-
-    Raises HostFault, Refused.
-    """
+    """Withdraw this node's request if the process that made it was killed."""
     if isinstance(batch, Counting):
         me, nodes = batch.drained()
         if nodes.get(me, "").startswith(ASKS):

@@ -1,12 +1,12 @@
-"""The node's watcher: has guests stand still while their job does, and go on with it. Root.
+"""The node's watcher: pause a job's guests while the job is suspended. Runs as root.
 
-A job is suspended if the batch system says so, which is asked often only while there is a reason
-to: its job shell on this node stands still, there is none here, or it was suspended. Its guests are
-paused at once when its job shell stands still, and when its owner says so (``request``). No hook of
-any batch system runs when it suspends a job, and SIGSTOP cannot be caught.
+The batch system decides whether a job is suspended. Query it often only with a reason: the job
+shell on this node is stopped, runs on another node, or the job was suspended. Guests are paused at
+once when their job shell is stopped or their owner requests it (``request``). Batch systems run no
+hook when they suspend a job, and SIGSTOP cannot be caught.
 
-Nothing that matters is only in its memory: what the owner asked is a file, what was done is in the
-job's journal. So it may be killed at any time: the next one goes on.
+The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
+are files, and completed actions are in the job's journal.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ log = logging.getLogger(NAME)
 
 
 class Batch:
-    """What the batch system says of the jobs here.
+    """The batch system's view of the jobs on this node.
 
-    It is asked by a process of its own, for which nobody waits: what it said last counts, and of a
-    job of which it has not said anything nothing is known.
+    A child process queries it, so the watcher never blocks. The last answer counts.
     """
 
     def __init__(self, config: Path, seconds: float) -> None:
@@ -63,7 +62,7 @@ class Batch:
         self.held: set[str] = set()  # of those that run
 
     def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
-        """Return what it has said of these. ``soon``: there is a reason to ask. Raises OSError."""
+        """Return the last known states of these jobs. ``soon``: query without a long delay."""
         self._known = {each: self._known[each] for each in ids if each in self._known}
         self.held &= set(ids)  # one that starts again is not held because it was
         wait = float("inf") if not ids else self._seconds if soon else _SELDOM
@@ -89,16 +88,20 @@ class Batch:
 
 @dataclass
 class Watched:
-    """A job whose script runs here, and the FIFO by which its owner asks.
+    """A job whose script runs on this node, and the FIFO for its owner's requests.
 
-    ``change``: the process that has its guests stand still or go on, if one is at work, ``to``
-    which phase; ``token``: of who is told when it has ended, ``made``: of which checkpoint,
-    ``asker``: by which process of theirs.
-    ``again``: not before, after changes that failed; then ``pause`` later. ``clocks``: the process
-    that sets clocks; ``late``: they are to be set.
-    ``passed``: the process by which guests on nodes that are not the job's do as its owner asks;
-    ``wrong``: what it said; ``answer``: what the owner is told when it has ended.
-    ``stopped``: whether its job shell stands still; None: it has none here.
+    Attributes:
+        change: The process that pauses, resumes or saves the guests.
+        to: The phase that this process leads to.
+        token: The request to answer when the process has ended.
+        made: The checkpoint's id for that answer.
+        asker: The pid that made the request.
+        again: When to retry after failures; ``pause`` is the next delay.
+        clocks: The process that sets clocks; ``late``: it must run.
+        passed: The process that forwards the request to nodes outside the allocation.
+        wrong: Its error.
+        answer: The answer to the owner when it has ended.
+        stopped: Whether the job shell is stopped; None if it is not on this node.
     """
 
     job: RunningJob
@@ -119,13 +122,13 @@ class Watched:
     said: str = ""
 
     def close(self) -> None:
-        """Close what it is asked by."""
+        """Close the FIFO."""
         os.close(self.fifo)
 
 
 @dataclass
 class Loop:
-    """All jobs of the node. Nothing that is wrong with one of them holds up another."""
+    """All jobs of the node. An error of one does not delay the others."""
 
     paths: Paths
     batch: Batch
@@ -138,7 +141,7 @@ class Loop:
     _running: Running | None = None
 
     def look(self) -> None:
-        """Do what is to be done now, for each job."""
+        """Do everything that is due, for each job."""
         for watched in self.jobs.values():
             self._collect(watched)
         self._find()
@@ -161,16 +164,15 @@ class Loop:
             self.holds.look(here, self.batch.held)
 
     def pause(self, look: float) -> float:
-        """Return the seconds until the next look. That a job's script begins is no event."""
+        """Return the seconds until the next look. The start of a job's script sends no event."""
         return look if self._running is None or self._running.jobs() else _IDLE
 
     def waits_for(self) -> list[int]:
-        """Return what is readable when a change has ended."""
+        """Return descriptors that are readable when a change has ended."""
         both = (child for w in self.jobs.values() for child in (w.change, w.passed))
         return [child.fileno() for child in both if child is not None]
 
     def _find(self) -> None:
-        """Look which jobs there are."""
         self._running = self._running or Running(self.paths)
         found = {job.job.key: job for job in self._running.jobs() if suspend.phase(job)}
         for key in [key for key, watched in self.jobs.items() if key not in found]:
@@ -194,7 +196,7 @@ class Loop:
             return {}
 
     def _collect(self, watched: Watched) -> None:
-        """See whether processes have ended, and tell who has asked for it."""
+        """Reap ended processes, and answer requests."""
         if watched.clocks is not None and watched.clocks.check():
             watched.clocks = None
         if watched.passed is not None and watched.passed.check():
@@ -235,7 +237,7 @@ class Loop:
             watched.answer = None
 
     def _bring(self, watched: Watched, life: Life | None) -> None:
-        """Have the guests do as the job does, or as its owner asks, if they do not yet."""
+        """Pause, resume or save the guests, as the job's state or its owner's request demands."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait for that")
         if watched.change is not None or watched.passed is not None or watched.to == ENDS:
@@ -264,7 +266,7 @@ class Loop:
             watched.clocks = suspend.set_clocks(self.paths, watched.job)
 
     def _asked(self, watched: Watched) -> str:
-        """Take a word of the owner's, if there is one; return it."""
+        """Read and record a request of the owner."""
         word, token, asker = request.taken(watched.fifo) or ("", "", 0)
         if token:
             watched.token, watched.asker = token, asker
@@ -286,7 +288,7 @@ class Loop:
         return word
 
     def _begin_checkpoint(self, watched: Watched) -> bool:
-        """Do what is next for a checkpoint, or after one that has failed; return if there is."""
+        """Start the next step of a checkpoint, or of cleaning up; return whether there was one."""
         if time.monotonic() < watched.again:
             return False
         begun = self.checkpoints.begin(self.paths, watched.job, watched.asker)
@@ -301,7 +303,7 @@ class Loop:
         return self.checkpoints.asked(self.paths, watched.job) is not None
 
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
-        """Return the phase that the job is to have, and why."""
+        """Return the phase that the job should have, and why."""
         if self.checkpoints.stands_still(self.paths, watched.job):
             return suspend.PAUSED, SAVED  # its guests are not there to be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
@@ -318,19 +320,19 @@ class Loop:
 
 
 def _plays(watched: Watched) -> bool:
-    """Return whether it has had so many phases that its owner's word counts no more."""
+    """Return whether the job had so many phases that its owner's requests are ignored."""
     return len(watched.job.phases) >= _MOST_PHASES
 
 
 def _is_reason(watched: Watched) -> bool:
-    """Return whether a job may be suspended, or not be any more."""
+    """Return whether the job may have been suspended or resumed."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
 
 
 def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> None:
-    """Look, and wait for what happens, until it is not needed any more."""
+    """Run the loop until it is no longer needed."""
     while needed():
         try:
             loop.look()
@@ -345,7 +347,7 @@ def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> N
 
 
 def main() -> None:
-    """Run with the arguments of ``Watcher.of``: a site config."""
+    """Run the watcher; the argument is a site config."""
     paths, (config,) = begin(NAME)
     site, _ = service.batch_system(Path(config))
     settings = site[Settings]

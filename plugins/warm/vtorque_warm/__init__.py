@@ -1,1 +1,1 @@
-"""Guests that are ready before the job comes: how many, and of which size."""
+"""Keep warm (pre-booted) guests for jobs."""

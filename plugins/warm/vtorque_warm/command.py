@@ -1,4 +1,4 @@
-"""``vtorque warm``: the guests that are kept ready on this node."""
+"""``vtorque warm``: show and control the warm guests of this node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vtorque_warm.service import note
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
-    """Show the guests of this node that are kept ready, with age, size and state. Root only."""
+    """Show the warm guests of this node, with age, size and state. Root only."""
     if os.geteuid() != 0:
         raise UsageError("warm guests are root's: ask your administrator")
     context.obj = config
@@ -73,7 +73,7 @@ def _age(seconds: float) -> str:
 @click.argument("keys", metavar="[GUEST]...", nargs=-1)
 @click.pass_obj
 def drop(config: Path | None, keys: tuple[str, ...]) -> None:
-    """End these guests, or all, unless a job has them. The service makes new ones."""
+    """End these warm guests, or all, unless a job uses them. The service boots new ones."""
     paths = service.paths(config)
     known = [each.key for each in spares.spares(paths)]
     for key in keys:
@@ -86,7 +86,7 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
 @warm.command(short_help="Start the service.")
 @click.pass_obj
 def start(config: Path | None) -> None:
-    """Start the service that keeps guests ready, unless it is there."""
+    """Start the service that keeps warm guests, unless it is running."""
     site, _ = service.node_of(config)
     click.echo("started" if ensure(site.paths, site.path) else "it is there already")
 
@@ -94,5 +94,5 @@ def start(config: Path | None) -> None:
 @warm.command(short_help="End the service and all guests that wait.")
 @click.pass_obj
 def stop(config: Path | None) -> None:
-    """End the service, then all guests that no job has. The next job's start begins it again."""
+    """End the service and all warm guests that no job uses. The next job starts it again."""
     end_all(service.paths(config))

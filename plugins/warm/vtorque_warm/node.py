@@ -1,4 +1,4 @@
-"""Warm guests on the node: the service is started by setup, and by a job's start if it is gone."""
+"""Start the service for warm guests, at setup and, if it is gone, when a job starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WantedBy=multi-user.target
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the service, unless it is there or nothing is to be kept. Does not wait for it."""
+    """Start the service if it is needed and not running. Does not wait for it."""
     if not _wanted(job.site):
         return
     try:
@@ -41,7 +41,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
-    """Start the service, now and with the node; take back: end it and all guests that wait."""
+    """Start the service, now and at boot; to undo, end it and all unused warm guests."""
     if not _wanted(site) and Service.of(site.paths).lost():
         return
     yield from systemd_unit("vtorque-warm.service", unit(place))
@@ -54,7 +54,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
 
 
 def unit(place: Installation) -> str:
-    """Return what is in its unit of systemd's (systemd.service(5))."""
+    """Return the service's unit (systemd.service(5))."""
     lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}
     return _UNIT.format(**lines)
 
@@ -68,7 +68,7 @@ def _wanted(site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say which shapes could not be had, and whether the service is there."""
+    """Report shapes that failed to boot, and whether the service runs."""
     if not _wanted(site):
         yield HealthResult("ok", "no guests are kept ready")
         return

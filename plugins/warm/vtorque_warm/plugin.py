@@ -1,4 +1,4 @@
-"""``[plugin.warm]`` and ``vtorque warm``. Declaring module."""
+"""The plugin's commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which guests are to be there: the shapes of the site, and what jobs asked for lately. Pure."""
+"""Choose how many warm guests of which shape to keep. No side effects."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MOST = 64  # guests of one shape that no site has named
 def wanted(
     settings: Settings, history: Sequence[Mapping[str, Any]], now: float
 ) -> list[tuple[Shape, int]]:
-    """Return each shape and how many of it are to be there; the most wanted first.
+    """Return the number of guests to keep of each shape, most important first.
 
-    Those that the site names, ``least`` of each; then up to ``most`` if so many guests of the shape
-    were asked for within an hour lately. A site that names none but gives ``memory`` gets those
-    most asked for.
+    For each of the site's shapes this is ``least``, or up to ``most`` if jobs requested as many
+    within
+    an hour recently. If the site sets only ``max_memory``, use the most requested shapes.
 
     Args:
-        settings: of the site.
-        history: facts of kept jobs: image, guests with vcpus and ram_mib, started.
+        settings: The site's settings.
+        history: Facts of kept jobs: image, guests with vcpus and ram_mib, started.
         now: Unix time.
     """
     asked = _asked(history, now)
@@ -43,7 +43,7 @@ _Key = tuple[str, int, int]
 
 
 def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Counter[int]]:
-    """Return image, vCPUs and MiB to how many guests of it began in which hour of the last days."""
+    """Count recent guests by image, vCPUs and MiB, and by the hour of their start."""
     found: dict[_Key, Counter[int]] = {}
     for facts in history:
         try:
@@ -59,9 +59,9 @@ def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Count
 
 
 def _by_count(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[Shape, int]]:
-    """Give each shape one guest by turns, the one most asked for first, as long as there is room.
+    """Give shapes one guest in turn, the most requested first, while the budget lasts.
 
-    None gets more than began of it in its busiest hour.
+    No shape gets more guests than started in its busiest hour.
     """
     order = sorted(asked, key=lambda key: (-asked[key].total(), key))
     most = {key: min(_MOST, max(asked[key].values())) for key in order}

@@ -1,7 +1,4 @@
-"""The service as hooks and commands see it: how it is started, and what it says of itself. Root.
-
-A hook imports this and not the service.
-"""
+"""Start and query the service, for hooks and commands, which do not import its code. Needs root."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ NAME = "warm"
 
 
 class Service(NodeProcess):
-    """One for a node: see the module that it runs. No job's: nobody's journal names it."""
+    """The node's service process. No job owns it, so no journal names it."""
 
     kind = "warm-service"
     name = NAME
@@ -26,7 +23,7 @@ class Service(NodeProcess):
 
 
 def ensure(paths: Paths, config: Path) -> bool:
-    """Start it unless it is there; return whether it was started. Raises HostFault."""
+    """Start the service if it is not running; return whether it was started."""
     service = Service.of(paths, config)
     if not service.lost():
         return False
@@ -40,7 +37,7 @@ def ensure(paths: Paths, config: Path) -> bool:
 
 
 def end_all(paths: Paths) -> None:
-    """End it, then all guests that no job has. Raises HostFault: what is left is the reaper's."""
+    """End the service, then all guests that no job uses. The reaper ends those that fail here."""
     Service.of(paths).release()
     for each in spares.spares(paths):
         try:
@@ -50,12 +47,12 @@ def end_all(paths: Paths) -> None:
 
 
 def state_file(paths: Paths) -> Path:
-    """Return where it says what it wants and what has failed."""
+    """Return the service's status file."""
     return paths.run / f"{NAME}.json"
 
 
 def said(paths: Paths) -> dict[str, Any]:
-    """Return what it has said last; empty: nothing."""
+    """Return the service's last status; empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(state_file(paths).read_text(encoding="utf-8"))
         if isinstance(found, dict):

@@ -1,10 +1,10 @@
-"""The node's one service that keeps guests ready. Root; ``python -m`` of this module.
+"""The node's service that keeps warm guests. Runs as root, with ``python -m`` of this module.
 
-It looks when a journal changes, and every few seconds: ends what is too old, of another config,
-image or version, too much, or half made; then boots one that is missing, if no job's start is under
-way. Nothing it knows is only in its memory: killed at any moment it is started again by the next
-job (or the site's init system) and finds its guests by their journals. It ends when the site wants
-no guests any more.
+Every few seconds, and when a journal changes, it ends guests that are too old, surplus, incomplete,
+or of another config, image or version. Then it boots a missing one, unless a job is starting. It
+may be killed at any time: the next job, or the init system, starts it again, and it finds its
+guests
+by their journals. It ends when the site wants no warm guests.
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ log = logging.getLogger(NAME)
 
 @dataclass
 class Failure:
-    """A shape that could not be had: how often in a row, and when it is tried again.
+    """A shape that failed to boot.
 
-    ``at``: when it was tried last; ``version``, ``jobs``: with what image and config, beside whom.
+    Attributes:
+        times: Failures in a row.
+        again: When to retry.
+        at: The last attempt.
+        version: The version of image and config then.
+        jobs: The jobs that ran then.
     """
 
     times: int
@@ -60,7 +65,7 @@ class Failure:
 
 @dataclass
 class Keeper:
-    """What the service does. ``failures``: by shape."""
+    """The service's state. ``failures`` is by shape."""
 
     paths: Paths
     config: Path
@@ -76,10 +81,7 @@ class Keeper:
     _overhead: int = 0  # MiB of QEMU itself, which each guest holds beside its RAM
 
     def look(self) -> bool:
-        """Do what is to be done now; return whether guests are wanted, or were and cannot be had.
-
-        Raises VtorqueError.
-        """
+        """Do everything that is due; return whether the service is still needed."""
         wanted, settings, versions = self._wanted()
         there = spares.spares(self.paths)
         self._rest(there, settings)
@@ -126,10 +128,10 @@ class Keeper:
         return known
 
     def _rest(self, there: Sequence[Spare], settings: Settings) -> None:
-        """Leave the memory of guests that a job's start has dropped to jobs, longer each time.
+        """Leave the memory of evicted guests to jobs, longer each time.
 
-        Else each job of a full node would find new ones, pay for their end, and share the CPUs
-        with their boot.
+        Otherwise each job on a full node would have to evict new guests, and share the CPUs with
+        their boot.
         """
         taken = {each.key for each in there if each.job}
         if taken & self._waited:
@@ -146,7 +148,7 @@ class Keeper:
     def _ended(
         self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
     ) -> list[Spare]:
-        """End what is not to be there; return the rest that no job has."""
+        """End unwanted guests; return the others that no job uses."""
         room = Counter({str(shape): number for shape, number in wanted})
         ages = {str(shape): shape.age for shape, _ in wanted}
         left = []
@@ -169,7 +171,7 @@ class Keeper:
     def _missing(
         self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], settings: Settings
     ) -> Shape | None:
-        """Return the shape of which one is to be booted next, if any."""
+        """Return the shape to boot next."""
         have = Counter(str(note(each).get("shape")) for each in there)
         held = sum(each.mib for each in there)
         budget = settings.budget
@@ -183,9 +185,10 @@ class Keeper:
     def _hasten(
         self, wanted: Sequence[tuple[Shape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Pause no longer than at first where the reason may have gone.
+        """Shorten the delay of failed shapes if the reason may be gone.
 
-        That is another config, image or version, or the end of a job where others had the room.
+        That is after a change of config, image or version, or the end of a job that used the
+        memory.
         """
         for shape, _ in wanted:
             failure = self.failures.get(str(shape))
@@ -199,7 +202,7 @@ class Keeper:
         return frozenset(each.job.key for each in Running(self.paths).jobs())
 
     def _starting(self) -> bool:
-        """Return whether a job's guests are being started: they have the node for themselves."""
+        """Return whether a job's guests are starting, which then have the node to themselves."""
         now = time.time()
         phases = [job.phases[-1] for job in Running(self.paths).jobs() if job.phases]
         return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
@@ -218,7 +221,6 @@ class Keeper:
         log.info("%s of %s waits after %.1f s", key, shape, time.monotonic() - begun)
 
     def _pauses(self, shape: Shape) -> bool:
-        """Return whether it is too early to try a shape again that could not be had."""
         failure = self.failures.get(str(shape))
         return failure is not None and self.clock() < failure.again
 
@@ -241,11 +243,9 @@ class Keeper:
 
 
 def version(config: Path, image: str) -> str:
-    """Return what changes when the site config, a distribution, QEMU or this image does.
+    """Return a value that changes with the site config, distributions, QEMU and this image.
 
-    QEMU: its programs, and what libvirt is told of them; which are there, too.
-
-    Raises ConfigError, OSError.
+    QEMU means its programs and libvirt's configuration of it, including which of them exist.
     """
     site, plugins = images.root_site(config)
     files = [config, site.images.pool / image / images.SIDECAR]
@@ -255,7 +255,7 @@ def version(config: Path, image: str) -> str:
 
 
 def note(spare: Spare) -> dict[str, Any]:
-    """Return what we have noted of a guest; empty: nothing yet."""
+    """Return the service's note about a guest; empty if there is none yet."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((spare.directory / NOTE).read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -264,7 +264,7 @@ def note(spare: Spare) -> dict[str, Any]:
 
 
 def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
-    """Look, and wait for a change, until nothing is wanted or it is not needed any more."""
+    """Run until no warm guests are wanted or the service is no longer needed."""
     while needed():
         try:
             if not keeper.look():
@@ -278,7 +278,7 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
 
 
 def main() -> None:
-    """Run with the arguments of ``Service.of``: a site config."""
+    """Run the service; the argument is a site config."""
     paths, (config,) = begin(NAME, nice=19)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""``[plugin.warm]``, and what a shape is."""
+"""The settings ``[plugin.warm]`` and the shapes of warm guests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _KEYS = ("img", "vcpus", "ram")
 
 @dataclass(frozen=True)
 class Shape:
-    """A size of guest that is kept: as jobs ask for it with ``-vm``.
+    """A guest size to keep, with the values of ``-vm`` options.
 
-    ``least``: so many are there always; ``most``: so many may be, if jobs ask for them lately.
-    ``age``: seconds after which one is made anew.
+    Attributes:
+        least: How many are always kept.
+        most: How many may be kept if jobs requested them recently.
+        age: Seconds after which a guest is replaced.
     """
 
     img: str
@@ -25,7 +27,7 @@ class Shape:
     age: float = 86400.0
 
     def __str__(self) -> str:
-        """Return it as it is written."""
+        """Return the shape as it is configured."""
         return f"img={self.img} vcpus={self.vcpus} ram={show_mib(self.ram)}"
 
     @property
@@ -35,7 +37,7 @@ class Shape:
 
 
 def parsed(text: str) -> Shape:
-    """Return the shape of ``img=micro vcpus=2 ram=1G min=1 max=3``. Raises ValueError."""
+    """Parse a shape such as ``img=micro vcpus=2 ram=1G min=1 max=3``. Raises ValueError."""
     words = [word.partition("=") for word in text.split()]
     given = {key: value for key, _, value in words}
     if len(given) < len(words) or any(not value for value in given.values()):
@@ -93,7 +95,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Check what types do not say. Raises ValueError."""
+        """Reject invalid values with a ValueError."""
         self.kept()
         if self.max_memory:
             try:
@@ -110,10 +112,10 @@ class Settings:
             raise ValueError(f"eviction_backoff is {self.eviction_backoff:g} s, must be 0 to 600 s")
 
     def kept(self) -> list[Shape]:
-        """Return the shapes. Raises ValueError."""
+        """Return the parsed shapes."""
         return [parsed(text) for text in self.shapes]
 
     @property
     def budget(self) -> int | None:
-        """MiB for all guests; None: no limit but their number."""
+        """The memory limit in MiB for all warm guests; None for no limit."""
         return size_mib(self.max_memory) if self.max_memory else None

@@ -1,7 +1,7 @@
-"""The boot source "warm": a guest that was booted before its job becomes the job's.
+"""The boot source "warm": give a job a pre-booted guest.
 
-It fits if its domain and the job's differ only in what can be plugged in. Neither has cores of its
-own, and the job asks for nothing that cannot be done to such a guest.
+A guest fits if its domain and the job's differ only in devices that can be hot-plugged. Neither may
+have dedicated cores, and the job may not request what such a guest cannot provide.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vtorque_core.live.spares import SPARE_XML, Spare
 
 @dataclass(frozen=True)
 class WarmGuest(BootSource):
-    """A warm guest, by the key of its journal."""
+    """A warm guest, identified by the key of its journal."""
 
     key: str
 
@@ -32,14 +32,15 @@ class WarmGuest(BootSource):
 
     @property
     def adopts(self) -> str:
-        """The warm guest."""
+        """The key of the warm guest."""
         return self.key
 
     def start(self, boot: Boot) -> None:
-        """Bring its files to where the job's are looked for, and plug in the job's devices.
+        """Move the guest's files to the job's paths, and plug in the job's devices.
 
-        QEMU does not notice that the sockets it listens on are renamed. The log of its console gets
-        a second name; the file that virtlogd begins after 2 MiB has only the warm guest's.
+        QEMU does not notice that its listening sockets are renamed. The console log gets a second
+        name, but
+        the log that virtlogd begins after 2 MiB has only the warm guest's name.
         """
         guest, paths = boot.guest, boot.paths
         run, state = paths.job_run(self.key) / "g0", paths.job_state(self.key) / "g0"
@@ -54,7 +55,7 @@ class WarmGuest(BootSource):
 
 @hookimpl
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Offer each guest of the job the warm guests that can become it."""
+    """Offer each guest of the job the warm guests that fit."""
     if not any(site.paths.journal.glob("spare-*")):  # spares() reads the journals of all jobs
         return
     waiting = [each for each in spares.spares(site.paths) if each.waits and not each.job]

@@ -1,1 +1,1 @@
-"""The drivers that come with the pool; each imports what it needs when it is made."""
+"""The pool's own drivers. Each imports its libraries when it is created."""

@@ -1,11 +1,11 @@
-"""EC2, by boto3. Credentials: boto3's own way (a role of the host, or files that it knows).
+"""EC2, with boto3, which also finds the credentials (the host's role, or its own files).
 
-Options: ``region``; ``endpoint`` (of a cloud that speaks EC2), ``profile``, ``subnet``,
-``security_groups`` (a list with commas), ``key``, ``role`` (an instance profile: what is on the
+Options: ``region``; ``endpoint`` (of another cloud with the EC2 API), ``profile``, ``subnet``,
+``security_groups`` (comma-separated), ``key``, ``role`` (an instance profile: processes on the
 machine can get that role's credentials), ``timeout`` (seconds, 60).
 
-ClientToken is not relied on: the pool lists by tag before and after, since not every cloud that
-speaks EC2 honours it (moto 5.2 does not).
+The pool lists machines by tag before and after instead of using ClientToken, which not every cloud
+with the EC2 API supports (moto 5.2 does not).
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ _STOCK_OUT = {
 
 
 def driver(options: Mapping[str, str]) -> Driver:
-    """Return the driver. Raises HostFault without boto3, CloudFault."""
+    """Return the driver.
+
+    Raises:
+        HostFault: If boto3 is missing.
+    """
     try:
         import boto3  # noqa: PLC0415 - an extra, 0.3 s
         from botocore.config import Config  # noqa: PLC0415
@@ -61,12 +65,12 @@ def driver(options: Mapping[str, str]) -> Driver:
 
 @functools.cache
 def _session(boto3: Any, profile: str | None) -> Any:
-    """Return the process's session of a profile: what it reads of EC2 takes a second."""
+    """Return a profile's session. Cached, because reading its EC2 data takes a second."""
     return boto3.Session(profile_name=profile)
 
 
 class Ec2:
-    """See :class:`vtorque_pool.api.Driver`."""
+    """The EC2 driver."""
 
     def __init__(self, client: Any, options: Mapping[str, str]) -> None:
         self._client = client
@@ -102,7 +106,7 @@ class Ec2:
             return _machine(self._client.run_instances(**wanted)["Instances"][0])
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the cluster's instances but those that have ended."""
+        """Return the cluster's instances, except terminated ones."""
         filters = [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}]
         with _faults():
             pages = self._client.get_paginator("describe_instances").paginate(Filters=filters)
@@ -115,7 +119,7 @@ class Ec2:
             return [_machine(each) for each in found if each["State"]["Name"] != "terminated"]
 
     def destroy(self, machine: str) -> None:
-        """Terminate an instance; its volumes go with it, where the image says so."""
+        """Terminate an instance, and its volumes if the image says so."""
         from botocore.exceptions import ClientError  # noqa: PLC0415
 
         with _faults():
@@ -126,7 +130,7 @@ class Ec2:
                     raise
 
     def quota(self) -> int | None:
-        """Return None: EC2 tells of it in another service, and by vCPUs."""
+        """Return None: EC2 has quotas in another service, and counts vCPUs."""
         return None
 
 
@@ -144,7 +148,7 @@ def _machine(found: Mapping[str, Any]) -> Machine:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """Turn what boto3 raises into a CloudFault."""
+    """Convert boto3's exceptions to CloudFault."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError  # noqa: PLC0415
 
     try:

@@ -1,15 +1,16 @@
-"""Hosts of the site's own, by virsh: here, or elsewhere by ``qemu+ssh``.
+"""The site's own hosts, with virsh: this one, or others with ``qemu+ssh``.
 
 Options: ``uri`` (``qemu:///system``), ``network`` (libvirt's, ``default``), ``images`` (directory
-of the images and of the machines' own files, on that host), ``pool`` (in place of its images those
-of vTorque's image pool in this directory, here and on that host), ``secrets`` (file of cloud-init's
-that only its owner can read), ``most`` (machines at most), ``accel`` (``kvm`` or ``qemu``, which is
-emulation), ``timeout`` (seconds, 60).
+of the images and the machines' files, on that host), ``pool`` (use vTorque's image pool in this
+directory instead, on both hosts), ``secrets`` (cloud-init file that only its owner can read),
+``most`` (maximum number of machines), ``accel`` (``kvm``, or ``qemu`` for emulation), ``timeout``
+(seconds, 60).
 
-A machine is a transient domain: one that ends is gone. Its disk is an overlay that libvirt makes
-above the image, in a storage pool ``vtorque-pool`` with what else is its own: libvirt gives files
-of a domain to QEMU's user, and an image of vTorque's has to stay root's. Tags are in the domain's
-metadata. The names have cluster and time, so that a disk without a domain is known, too.
+A machine is a transient domain, which disappears when it ends. Its disk is an overlay of the image
+in the storage pool ``vtorque-pool``, with the machine's other files. Files of a domain belong to
+QEMU's user, but vTorque's images must stay root's. The domain's metadata has the tags. Names
+contain
+cluster and time, so that a disk without a domain can be identified too.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _FILES = (".qcow2", "-seed.iso", "-kernel", "-initrd")
 
 
 def driver(options: Mapping[str, str]) -> Driver:
-    """Return the driver. Raises ValueError."""
+    """Return the driver."""
     most = options.get("most", "")
     return Libvirt(options, int(most) if most else None)
 
 
 class Libvirt:
-    """See :class:`vtorque_pool.api.Driver`."""
+    """The libvirt driver."""
 
     def __init__(self, options: Mapping[str, str], most: int | None) -> None:
         self._uri = options.get("uri", "qemu:///system")
@@ -57,7 +58,10 @@ class Libvirt:
         self._most = most
 
     def create(self, order: Order) -> Machine:
-        """Make the disk, then start the domain; a kill between them leaves a disk, see machines."""
+        """Create the disk, then the domain.
+
+        :meth:`machines` finds the disk of an interrupted call.
+        """
         if self.quota() == 0:
             raise StockOut(f"{self._uri} has {self._most} machines, which is its most")
         image = self._image(order.image)
@@ -75,7 +79,7 @@ class Libvirt:
         return Machine(name, order.node, order.shape, created, "running")
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the domains with our metadata, and as ended what is left of others: disks."""
+        """Return the cluster's domains, and disks without a domain as ended machines."""
         self._prepare()
         disks = [word for word in self._virsh("vol-list", _POOL).split() if "/" not in word]
         names = [n for n in self._virsh("list", "--name").split() if _NAME.fullmatch(n)]
@@ -92,7 +96,7 @@ class Libvirt:
         return found
 
     def destroy(self, machine: str) -> None:
-        """End the domain and remove its files."""
+        """Destroy the domain and delete its files."""
         if not _NAME.fullmatch(machine):
             return
         self._unless_gone(
@@ -103,7 +107,7 @@ class Libvirt:
             self._unless_gone("vol-delete", f"{machine}{end}", "--pool", _POOL, gone=gone)
 
     def quota(self) -> int | None:
-        """Return what the option most leaves."""
+        """Return how many machines the option ``most`` still allows."""
         if self._most is None:
             return None
         names = self._virsh("list", "--name").split()
@@ -227,7 +231,11 @@ class Libvirt:
 
 
 def private(path: Path) -> bytes:
-    """Return a file that only its owner, root or we, can read. Raises CloudFault for any other."""
+    """Return the content of a file that only root or this user can read.
+
+    Raises:
+        CloudFault: If others can read it.
+    """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -239,10 +247,15 @@ def private(path: Path) -> bytes:
 
 
 def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
-    """Return cloud-init's NoCloud image (label ``cidata``). Raises HostFault without pycdlib.
+    """Return a NoCloud image for cloud-init (label ``cidata``).
 
-    ``secrets`` are its vendor data. ``local``: for the images of vTorque's builders, whose
-    cloud-init does all in its first stage.
+    Args:
+        order: The machine.
+        secrets: Vendor data.
+        local: Do everything in cloud-init's first stage, as vTorque's own images require.
+
+    Raises:
+        HostFault: If pycdlib is missing.
     """
     import io  # noqa: PLC0415
 
@@ -270,9 +283,9 @@ def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
 
 
 def _mac(order: Order) -> str:
-    """Return a node's MAC, which is its next machine's, too: DHCP then knows it again.
+    """Return the MAC address of a node and all its machines, so that DHCP recognizes it.
 
-    A locally administered one (IEEE 802, the second bit of the first octet).
+    It is locally administered (IEEE 802, the second bit of the first octet).
     """
     found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
     return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])

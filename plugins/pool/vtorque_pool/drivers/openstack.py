@@ -1,7 +1,7 @@
-"""OpenStack's Nova, by openstacksdk. Credentials: ``clouds.yaml``, as the SDK finds it.
+"""OpenStack Nova, with openstacksdk, which also finds the credentials (``clouds.yaml``).
 
 Options: ``cloud`` (its name in clouds.yaml), ``clouds`` (path of clouds.yaml), ``network``,
-``key``, ``security_groups`` (a list with commas), ``timeout`` (seconds, 60).
+``key``, ``security_groups`` (comma-separated), ``timeout`` (seconds, 60).
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ _STATES: dict[str, State] = {
 
 
 def driver(options: Mapping[str, str]) -> Driver:
-    """Return the driver. Raises HostFault without openstacksdk, CloudFault."""
+    """Return the driver.
+
+    Raises:
+        HostFault: If openstacksdk is missing.
+    """
     try:
         import openstack  # noqa: PLC0415 - an extra, 0.6 s
     except ImportError:
@@ -54,14 +58,14 @@ def driver(options: Mapping[str, str]) -> Driver:
 
 
 class OpenStack:
-    """See :class:`vtorque_pool.api.Driver`."""
+    """The OpenStack driver."""
 
     def __init__(self, connection: Any, options: Mapping[str, str]) -> None:
         self._cloud = connection
         self._options = options
 
     def create(self, order: Order) -> Machine:
-        """Make a server, with the tags as its metadata in the same call."""
+        """Create a server, with the tags as its metadata in the same call."""
         compute = self._cloud.compute
         with _faults():
             wanted: dict[str, Any] = {
@@ -81,7 +85,7 @@ class OpenStack:
             return Machine(made.id, order.node, order.shape, time.time(), "building")
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return the cluster's servers, those in error too."""
+        """Return the cluster's servers, including those in error."""
         with _faults():
             found = list(self._cloud.compute.servers(details=True))
             ours = [each for each in found if (each.metadata or {}).get(CLUSTER) == cluster]
@@ -93,7 +97,7 @@ class OpenStack:
             self._cloud.compute.delete_server(machine, ignore_missing=True)
 
     def quota(self) -> int | None:
-        """Return what Nova's absolute limits leave."""
+        """Return what Nova's absolute limits still allow."""
         with _faults():
             absolute = self._cloud.compute.get_limits().absolute
             most, used = absolute.instances, absolute.instances_used
@@ -118,7 +122,7 @@ def _machine(found: Any) -> Machine:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """Turn what the SDK raises into a CloudFault."""
+    """Convert the SDK's exceptions to CloudFault."""
     from keystoneauth1.exceptions import ClientException  # noqa: PLC0415
     from openstack.exceptions import HttpException, SDKException  # noqa: PLC0415
 

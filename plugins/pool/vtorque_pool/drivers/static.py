@@ -1,7 +1,7 @@
-"""Machines that always are: nothing is made or ended, the batch system only gets or loses them.
+"""Existing machines: the batch system only gains or loses their nodes.
 
-Options: ``machines``, the nodes that are there (``big[1-4]``); none other can be had. A file for
-each that is in use, below ``state``, is all there is to it.
+Options: ``machines``, their nodes (``big[1-4]``). The driver's only state is one file below
+``state`` for each machine in use.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from vtorque_pool.hostlist import expand
 
 
 def driver(options: Mapping[str, str]) -> Driver:
-    """Return the driver. Raises ValueError."""
+    """Return the driver."""
     place = Path(options.get("state", "/var/lib/vtorque-pool/static"))
     return Static(expand(options.get("machines", "")), place)
 
 
 class Static:
-    """See :class:`vtorque_pool.api.Driver`."""
+    """The driver of existing machines."""
 
     def __init__(self, names: tuple[str, ...], place: Path) -> None:
         self._names = names
         self._place = place
 
     def create(self, order: Order) -> Machine:
-        """Note that the machine of the node's own name is used."""
+        """Mark the node's own machine as in use."""
         if order.node not in self._names:
             raise StockOut(f"{order.node} is none of the machines that always are")
         now = time.time()
@@ -43,7 +43,7 @@ class Static:
         return Machine(order.node, order.node, order.shape, now)
 
     def machines(self, cluster: str) -> list[Machine]:
-        """Return those in use."""
+        """Return the machines in use."""
         found = []
         for name in self._names:
             try:
@@ -57,7 +57,7 @@ class Static:
         return found
 
     def destroy(self, machine: str) -> None:
-        """Note that it is no longer used; it goes on."""
+        """Mark a machine as free; it keeps running."""
         if machine in self._names:
             try:
                 self._file(machine).unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class Static:
                 raise CloudFault(f"{self._file(machine)}: {error.strerror}") from None
 
     def quota(self) -> int | None:
-        """Return how many are not in use."""
+        """Return how many machines are free."""
         return sum(not self._file(name).exists() for name in self._names)
 
     def _file(self, name: str) -> Path:
