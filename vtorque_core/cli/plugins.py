@@ -73,7 +73,7 @@ class Row:
 def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> None:
     """List plugins: state, version, what each brings, and why one is off or broken.
 
-    Exit code 1 if one is broken, or has what an author got wrong, or the config is wrong.
+    Exit code 1 if a plugin is broken or has programming errors, or if the config is invalid.
     """
     if ctx.invoked_subcommand:
         return

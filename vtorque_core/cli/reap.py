@@ -41,11 +41,11 @@ def reap(
 ) -> None:
     """Release what ended jobs have left on this node; only of JOB if given. Root only.
 
-    Says first which state directory it has looked at, and what it has found there.
+    Prints the state directory and the number of open journals first.
 
-    A job that the batch system still knows, or cannot be asked about, is left alone. Versions of
-    images go that no name has any more and no job uses, and packet filters of networks that are not
-    up any more. Exit code 1 if something could not be released.
+    Keeps the resources of jobs that the batch system still knows or cannot report on. Also removes
+    unused image versions, and packet filters of inactive networks. Exit code 1 if something could
+    not be released.
     """
     from vtorque_core.node.end import reap as reaper  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415

@@ -29,8 +29,8 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 
     The config then names the batch system.
 
-    Idempotent: what holds already is left. A step that fails says what to do, and the next run goes
-    on. Exit code 0 when the node is ready.
+    Idempotent: completed steps are skipped. If a step fails, fix the problem that it reports and
+    run the command again. Exit code 0 when the node is ready.
     """
     from vtorque_core.node.admin import setup as steps  # noqa: PLC0415
     from vtorque_core.node.admin import setup_batch as batch_setup  # noqa: PLC0415
@@ -49,7 +49,7 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 def uninstall(config: Path, purge: bool) -> None:
     """Take back hooks, the guests' network, links to the commands and runtime directories.
 
-    What was there before is restored byte for byte; what was edited since stays and is told.
+    Restores earlier files byte for byte. Files that were edited since are kept and reported.
     Refused while jobs run.
     """
     from vtorque_core.node.admin import setup as steps  # noqa: PLC0415
