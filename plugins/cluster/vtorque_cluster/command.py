@@ -215,7 +215,7 @@ def _run(
 
 
 def _conclude(answers: Sequence[Answer], *, show_all: bool = False) -> None:
-    """Print the failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
+    """Print failures, or with ``show_all`` all output, and a summary; exit with 1 on failure."""
     from vtorque_cluster.on_nodes import fold  # noqa: PLC0415 - ClusterShell
 
     for answer in answers:
