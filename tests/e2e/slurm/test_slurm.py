@@ -232,7 +232,7 @@ FORGED = [
     (token([["img", "no-such"]]), b"no-such"),
     (token([["wings", "2"]]), b"wings=2: "),
     ("vt1:!!", b"is invalid: it is not a vt1 token"),
-    ("vt1:in-script", b"is invalid: the token is not base64"),
+    ("vt1:in-script", b"is invalid: it is not a vt1 token"),
 ]
 
 
