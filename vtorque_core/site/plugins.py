@@ -90,8 +90,7 @@ def owner(point: EntryPoint) -> str:
 
 @functools.cache
 def _name_version(distribution: Distribution) -> str:
-    metadata = distribution.metadata
-    return f"{metadata['Name']} {metadata['Version']}"
+    return f"{distribution.name} {distribution.version}"
 
 
 def installed() -> dict[str, list[EntryPoint]]:
