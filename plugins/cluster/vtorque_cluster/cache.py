@@ -103,7 +103,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: Places, names: Iterable[str]) -> list[str]:
-    """Remove all other images from the cache, and unused files; return the images."""
+    """Remove all other images from the cache; return them. Files in use are removed later."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:
