@@ -1,6 +1,7 @@
 """Receive images into a node's own cache. Runs as root.
 
-Received files are in a directory of root's on the cache's file system, with the layout of a pool:
+Received files are in a directory that root owns, on the cache's file system and with the layout of
+a pool:
 ``<name>/image.json`` and ``<name>/<version>/<file>``, without files that the cache already has.
 """
 

@@ -136,7 +136,7 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
 
 
 def _last_grain(descriptor: int, directory: int, grains: int) -> int:
-    """Return the offset of the last grain of data in a vmdk; 0 if there is none.
+    """Return the offset of the last grain of data in a vmdk, or 0 without data.
 
     qemu-img check(1) detects truncated tables, and tables and grains beyond the end of the file.
     But it reads a truncated grain as zeros.

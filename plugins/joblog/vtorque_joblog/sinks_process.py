@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _own(number: int, flags: int) -> int:
-    """Move a descriptor of root's to a number that programs of a sink do not inherit."""
+    """Move a descriptor that root opened to a number that programs of a sink do not inherit."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)
     os.dup2(null, number)

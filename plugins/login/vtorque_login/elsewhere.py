@@ -224,7 +224,7 @@ def _call(argv: Sequence[str]) -> int:
 def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     """Run the command as the job's owner, because only the owner may reach into the job.
 
-    The user fully controls the started process, so it gets none of root's descriptors: runuser
+    The user fully controls the started process, so it inherits no descriptor from root: runuser
     provides a terminal of its own if needed, or else pipes. Control sequences from these pipes
     never reach a terminal. Privileges: root.
     """
