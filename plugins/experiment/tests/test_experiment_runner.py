@@ -13,6 +13,7 @@ import pytest
 
 import batch_double
 import experiments
+import sparing
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_experiment import wrapper
@@ -57,7 +58,7 @@ def test_each_point_is_run_and_its_numbers_are_taken(tmp_path):
 
 @pytest.mark.parametrize(
     ("points", "kills", "mode"),
-    [(20, 4, ""), (12, 3, "mute"), pytest.param(200, 50, "mute", marks=pytest.mark.full)],
+    sparing.each(3, [(12, 3, "mute"), (20, 4, ""), (200, 50, "mute")]),
 )
 def test_killed_at_random_each_point_runs_once(tmp_path, points, kills, mode):
     experiments.made(

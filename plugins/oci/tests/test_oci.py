@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import oci_images as made
+import sparing
 from vtorque_core.api import Refused
 from vtorque_core.api.read_apart import read_apart
 from vtorque_linux_guest.image import filetree
@@ -263,7 +264,9 @@ BOMB = made.layout_files([made.layer(("zeros", bytes(2 << 20), "f"))])
         ({"manifest.json": b'[{"Config": "c", "Layers": ["../../x"]}]'}, "not a path|has no "),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("form", [made.as_directory, made.as_tar], ids=["directory", "tar"])
+@pytest.mark.parametrize(
+    "form", sparing.each(2, [made.as_directory, made.as_tar]), ids=["directory", "tar"]
+)
 def test_broken_images_are_refused(
     files: dict[str, bytes], message: str, form: Callable[..., Path], tmp_path: Path
 ) -> None:

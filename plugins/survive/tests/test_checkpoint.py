@@ -288,7 +288,7 @@ def test_a_job_that_went_on_with_a_checkpoint_has_its_disks_saved_again(
     assert (top / str(job.uid) / job.key / "g1.disk").read_bytes() == b"disk 1"
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", sparing.each(3, STEPS))
 def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, shell, step):
     job = started(paths)
     left = shell(job)
@@ -425,7 +425,7 @@ def test_one_that_is_suspended_while_it_is_saved_stays_still(
     assert goes_on(loop, job)
 
 
-@pytest.mark.parametrize("step", [*STAYS, "wait 3600", "wait 0"])
+@pytest.mark.parametrize("step", sparing.each(3, [*STAYS, "wait 3600", "wait 0"]))
 def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, shell, step):
     job = started(paths)
     shell(job, FIRST)
@@ -1144,7 +1144,7 @@ FIRSTS = ("session", "finish", "end")  # steps of the first node alone
 @pytest.mark.parametrize(
     ("step", "node"),
     sparing.each(
-        3,
+        5,
         [(step, "n1") for step in TOGETHER]
         + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
     ),

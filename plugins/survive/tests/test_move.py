@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+import sparing
 from holding import holding
 from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
@@ -531,7 +532,7 @@ def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(wo
         pytest.param("fails", marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", sparing.each(3, STEPS))
 def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     """The table of steps and kills: who has the guest once the next watcher has looked."""
     world.dies, world.ends = step, ends
@@ -545,7 +546,7 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
 
 
 @pytest.mark.parametrize("ends", ["well", "not told"])
-@pytest.mark.parametrize("step", [*STEPS[:5], "still", *STEPS[5:]])
+@pytest.mark.parametrize("step", sparing.each(3, [*STEPS[:5], "still", *STEPS[5:]]))
 def test_killed_at_each_step_one_with_its_own_disk_runs_only_where_all_of_that_is(
     disked, step, ends
 ):

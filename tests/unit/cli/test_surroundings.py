@@ -18,6 +18,7 @@ from typing import NoReturn
 import click
 import pytest
 
+import sparing
 from vtorque_core.cli import admin, lazy, vsub
 from vtorque_core.cli.lazy import run
 from vtorque_core.cli.vmgr import vmgr
@@ -209,7 +210,7 @@ def of_site(found: Found, config: Path) -> list[str]:
     return found.with_config(config) or list(found.words)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sparing.each(3, FAULTS))
 def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, name):
     fault, code, said = FAULTS[name]
     argvs = [[*of_site(each, site), "--help"] for each in commands(site)]
@@ -222,7 +223,7 @@ def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, na
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sparing.each(3, FAULTS))
 def test_wrong_usage_of_every_command_with_each_fault_ends_with_2(site, name):
     argvs = [[*of_site(each, site), "--no-such-option"] for each in commands(site)]
     script = str(site.parent / "job.sh")
@@ -268,7 +269,7 @@ def not_one_line(
     return wrong
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sparing.each(3, FAULTS))
 def test_missing_config_of_every_command_with_each_fault_ends_in_one_line(site, name):
     """The commands themselves run, and nothing of them happens."""
     missing = site.parent / "missing.toml"

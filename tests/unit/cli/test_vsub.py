@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import forked
+import sparing
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import kvm
 from vtorque_core.base.errors import UsageError
@@ -224,7 +225,7 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", sparing.each(3, LAUNCHERS))
 def test_wheels_bring_launchers_that_isolate_python(tmp_path, name):
     """A json.py in PYTHONPATH was run by vsub, and PYTHONHOME kept Python from starting."""
     top = Path(__file__).resolve().parents[3]
