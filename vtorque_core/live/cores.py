@@ -1,7 +1,7 @@
 """Resize the exclusive cores of running guests, for a plugin's node-wide manager.
 
-The manager is a root process of a ``scope="node"`` resource. It has no plan and no site config, and
-reads the journals. Only :func:`resize` changes leases and pins.
+The manager is a root process of a ``scope="node"`` resource. Only :func:`resize` changes leases and
+pins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class GuestCores:
         job: job key, for :func:`resize`.
         guest: index on this node.
         name, uuid, uri: of its libvirt domain.
-        cores: current cores.
         least, most: range of the claim; 0 and 0: not resizable.
     """
 
@@ -73,9 +72,9 @@ def resize(
 ) -> Resized:
     """Change the number of a running guest's cores for a use, and pin all threads of the job.
 
-    The result is as near to ``count`` as the claim and the job's free CPUs allow. No core ever has
-    two owners: other threads leave a CPU before it becomes exclusive, and return after its release.
-    If the manager was killed, repeat the call to repair the pinning.
+    The result is as near to ``count`` as the claim and the job's free CPUs allow. Other threads
+    leave a CPU before it becomes exclusive, and return after its release. If the manager was
+    killed, repeat the call to repair the pinning.
 
     Waits ``wait`` seconds for the job's lock, which prologue and epilogue hold.
 

@@ -1,8 +1,8 @@
 """Load entry points that other distributions provide for a plugin.
 
-An extensible plugin defines an entry point group, ``vtorque1.<plugin>``. Extensions are trusted
-like plugins: root imports only code that nobody else can write. Disabling the plugins of a
-distribution also disables its extensions.
+An extensible plugin defines the entry point group ``vtorque1.<plugin>``. Root imports only
+extensions that nobody else can write. Disabling the plugins of a distribution also disables its
+extensions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Extensions:
     found: tuple[EntryPoint, ...]
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Import and return the function of this name. As root, only if nobody else can write it.
+        """Import and return the function of this name.
 
         Raises:
             ConfigError: there is not exactly one entry point of this name, it is not callable, or
@@ -51,8 +51,7 @@ class Extensions:
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
     """Return the site config and the extensions of a group.
 
-    Imports only the acting modules of the extended plugin and of the extensions' distributions. The
-    config lacks the settings of others.
+    The config has only the settings of the extended plugin and of the extensions' distributions.
 
     Privileges: root. Raises ConfigError and Conflict.
     """

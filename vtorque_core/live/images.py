@@ -1,7 +1,6 @@
 """Read and change images: the pool, nodes' caches, the site's settings.
 
-Most names are re-exports from the core. Any user may call the functions that read; those that
-change images need root, or the owner of a personal site.
+Privileges: any user may read. Changes need root, or the owner of a personal site.
 """
 
 from __future__ import annotations
@@ -95,8 +94,6 @@ def default(site: Site) -> str | None:
 
 def set_default(config: Path, name: str) -> None:
     """Set the default image in the config.
-
-    Privileges: as for :func:`root_site`.
 
     Raises:
         Refused: the image is unusable.

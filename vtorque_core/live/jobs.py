@@ -1,7 +1,8 @@
 """List the jobs of this node with their guests and counters, for a plugin's node-wide process.
 
-The process belongs to a ``scope="node"`` resource, runs as root and has no plan. The information
-comes from journals, kept records and libvirt. The functions change nothing.
+The information comes from journals, kept records and libvirt.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class RunningJob:
     Attributes:
         job: its node is empty if unknown.
         phases: (name, Unix time) of each phase, the current one last.
-        kept: directory of its kept records.
+        kept: its kept records.
     """
 
     job: JobAttempt
@@ -83,10 +84,7 @@ class Running:
         self._known: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
 
     def jobs(self) -> list[RunningJob]:
-        """Return all jobs with a readable journal. ``vtorque doctor`` reports the others.
-
-        Privileges: root.
-        """
+        """Return all jobs with a readable journal."""
         now: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
         for path in journals(self._paths):
             try:
@@ -141,7 +139,7 @@ class Running:
 def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
     """Return ``virsh domstats`` (vCPU, balloon, interface, block) of all running domains, by UUID.
 
-    All in one libvirt call. A domain that is busy with another call has fewer values.
+    A domain that is busy with another call has fewer values.
 
     Raises:
         HostFault: no answer within ``timeout`` seconds, as when a guest blocks its QEMU. The next

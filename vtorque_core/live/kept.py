@@ -30,7 +30,7 @@ class KeptJob:
 
     Attributes:
         uid: of the owner.
-        places: directories with records, at least one, one per node.
+        places: directories with records, one per node.
         facts: facts of each place. Facts of copies are untrusted.
     """
 
@@ -83,7 +83,6 @@ def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
 
 
 def _meant(places: list[Place], wanted: str) -> list[Place]:
-    """Return the places of the job with exactly this id or, if there is none, of matching jobs."""
     exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
     if exact and not any(_called(place.facts()) != wanted for place in exact):
         return exact

@@ -43,8 +43,7 @@ class LockedJob:
     def enter(self, phase: str) -> bool:
         """Record a phase of the job. Return False if it is the current one already.
 
-        Acquires the node's lock, because the ledger derives from the phase whether a job's cores
-        are in use.
+        Acquires the node's lock, because the phase decides whether a job's cores are in use.
 
         Raises:
             HostFault: the lock is held, or the journal cannot be written.

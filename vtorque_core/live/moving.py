@@ -112,8 +112,6 @@ def disks(paths: Paths, key: str) -> dict[str, Path]:
 def settled(uri: str, uuid: str, seconds: float) -> State:
     """Wait until libvirt no longer migrates a domain, and return the domain's state on this node.
 
-    libvirt may still migrate it for a killed process.
-
     Returns:
         "runs", "still" (paused), or "" if the domain is not on this node.
 
@@ -166,10 +164,10 @@ def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
 
 
 def arrived(job: LockedJob, uuids: Collection[str]) -> None:
-    """Complete the start of guests that have migrated here, if its process was killed. Idempotent.
+    """Complete the start of guests that have migrated here, if its process was killed.
 
-    ``uuids`` are the domains that have arrived. Resources of other guests remain until the job
-    ends. Raises HostFault.
+    Idempotent. ``uuids`` are the domains that have arrived. Resources of other guests remain until
+    the job ends. Raises HostFault.
     """
     marks = [each.name for each in job.state.phases if each.guest is None]
     if marks[marks.index(ARRIVES) :].count(suspend.RUNS):

@@ -35,15 +35,11 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 class NodeProcess(Process):
     """A root process that the node's first job starts and its last job ends.
 
-    Subclass it with ``name`` and ``module``. The process runs ``python -m`` of ``module``, whose
-    ``main`` calls :func:`begin`. Define the subclass in another module, because hooks do not need
-    that program.
+    Subclass it with ``name`` and ``module``. ``main`` of ``module`` calls :func:`begin`. Define the
+    subclass in another module, because hooks do not need that program.
 
     There is one process per node, identified only by its lock ``<run>/<name>.lock``. Changed
-    settings apply to the next one.
-
-    All jobs wait for the start. The process is therefore spawned (1 ms), with a high nice value
-    until it calls :func:`begin`. It inherits the lock (flock(2)) as standard input.
+    settings apply to the next one. Jobs wait until it is spawned (1 ms).
     """
 
     scope: ClassVar = "node"
@@ -104,8 +100,7 @@ class NodeProcess(Process):
     def start(cls, job: NodeJob, without: str) -> None:
         """Start the process with the site's config, unless it runs. Never waits.
 
-        If the start fails, as with a full /run, the job continues. A warning says what it lacks:
-        ``without``.
+        If the start fails, the job continues. A warning says what it lacks: ``without``.
         """
         try:
             job.acquire(cls.of(job.site.paths, job.site.path))
@@ -147,9 +142,9 @@ def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
 def become(uid: int, largest: int = 0) -> None:
     """Drop all privileges in all threads (setresuid(2), "C library/kernel differences").
 
-    Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers,
-    after opening everything that needs root. The process cannot regain privileges, has at most 1
-    GiB of memory and 128 threads per uid, and dies with its parent.
+    Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers. The
+    process cannot regain privileges, has at most 1 GiB of memory and 128 threads per uid, and dies
+    with its parent.
 
     Args:
         uid: the new uid, which needs no account.

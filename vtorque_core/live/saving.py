@@ -1,7 +1,6 @@
-"""Save the guests of a job to files, for a plugin's process on the node.
+"""Save the paused guests of a job to files, for a plugin's process on the node.
 
-A guest must be paused to be saved (:mod:`vtorque_core.live.suspend`). For its restore in another
-job see :class:`vtorque_core.api.guest_plan.SavedGuest`.
+To restore them see :class:`vtorque_core.api.guest_plan.Boot`.
 
 Privileges: root.
 """
@@ -40,8 +39,7 @@ class Saveable:
 
     Attributes:
         leased: (pool, item) of leases that the restored guest needs again.
-        state_dir: its directory on disk.
-        disk: its own disk, an overlay or a copy of its image; None: none.
+        disk: the guest's own disk, an overlay or a copy of its image.
     """
 
     guest: RunningGuest
@@ -87,7 +85,7 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
 
 
 def own_disks(state: JournalState) -> dict[int | None, Path]:
-    """Return the own disk of each guest that has one, by index on its node."""
+    """Return the guests' own disks, by the guests' index on this node."""
     paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
     return {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
 
@@ -118,21 +116,22 @@ def runs(guest: RunningGuest) -> bool:
 
 
 def break_off(guest: RunningGuest) -> None:
-    """Ask libvirt to abort saving or migrating a guest, if it is not too late. Ignores errors."""
+    """Ask libvirt to abort saving or migrating a guest. Ignores errors."""
     hypervisor.give_up(guest.uri, guest.uuid)
 
 
 def end(guest: RunningGuest, seconds: float) -> None:
-    """Destroy a saved guest within ``seconds``; a missing one is fine. Raises HostFault."""
+    """Destroy a saved guest, if it still exists, within ``seconds``. Raises HostFault."""
     hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
 
 
 def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
-    """Let the script's guest and the job shell wait for each other when their connection breaks.
+    """Tell the script's guest and the job shell that their connection will break.
 
-    They wait ``seconds``. The guests must run and confirm until ``deadline``
-    (``time.monotonic()``). Call this within :func:`vtorque_core.api.read_apart.reader`. See
-    :class:`vtorque_core.api.guest_driver.LeavableDriver`.
+    They then wait ``seconds`` for each other
+    (:class:`vtorque_core.api.guest_driver.LeavableDriver`). The guests must run and confirm until
+    ``deadline`` (``time.monotonic()``). Call this within
+    :func:`vtorque_core.api.read_apart.reader`.
 
     Raises:
         HostFault: the guest does not confirm in time.

@@ -19,10 +19,9 @@ from vtorque_core.site.personal import VARIABLES
 
 
 def node_of(config: Path | None) -> tuple[Site, Installation]:
-    """Return the site config, and the command lines of hooks, job shell and reaper with it.
+    """Return the site config, and the command lines of hooks, job shell and reaper.
 
-    For a batch system that a plugin implements itself. Others get the same from ``vtorque setup
-    install``. ``config`` None is the default config. Raises ConfigError.
+    For a batch system that a plugin implements itself. Raises ConfigError.
     """
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
@@ -30,9 +29,9 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
 
 
 def place_of(config: Path) -> Installation:
-    """Return the command lines of hooks, job shell and reaper with a config. For any user.
+    """Return the command lines of hooks, job shell and reaper. Raises ConfigError.
 
-    Faster than :func:`node_of`, because it imports no acting modules. Raises ConfigError.
+    For any user. Faster than :func:`node_of`, because it imports no acting modules.
     """
     site, _ = load(config, node=False)
     return installation(site, config)
@@ -62,7 +61,7 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
 def on_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield information of plugins about jobs on their nodes, or an error, with the plugin's name.
+    """Yield each plugin's information about jobs on their nodes, or its error, with its name.
 
     Raises ConfigError.
     """

@@ -2,6 +2,8 @@
 
 The plugin decides their number and sizes. The core lets jobs claim matching warm guests, ends them
 if a job needs their memory, and ends all of them after the plugin's process.
+
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -28,12 +30,11 @@ class Spare:
 
     Attributes:
         key: name of its journal.
-        name: of its libvirt domain; empty: none yet.
-        waits: True if it is paused and a job may claim it.
+        name, uuid, uri: of its libvirt domain; empty: none yet.
+        waits: it is paused, and a job may claim it.
         since: Unix time since when it waits.
         mib: memory that it holds.
         job: job that has claimed it; empty: none.
-        uuid, uri: of the domain.
         directory: root-owned directory for the plugin's notes, removed with the guest. Its file
             ``SPARE_XML`` is compared with ``RenderedGuest.bare_xml`` of a job's guest.
     """
@@ -50,7 +51,7 @@ class Spare:
 
 
 def spares(paths: Paths) -> list[Spare]:
-    """Return all warm guests of this node, without unreadable journals. Privileges: root."""
+    """Return all warm guests of this node, without unreadable journals."""
     held = list(walk(paths, troubled=lambda *_: None))
     jobs = {str(r.args["key"]): s.header.job.id for s in held for r in s.open if r.kind == SPARE}
     return [_spare(s, paths, jobs.get(s.key, "")) for s in held if s.header.spare]
@@ -72,17 +73,12 @@ def _spare(state: JournalState, paths: Paths, job: str) -> Spare:
 
 
 def dead(spare: Spare) -> bool:
-    """Return True if a warm guest's domain no longer exists, as after a reboot.
-
-    Privileges: root. Raises HostFault.
-    """
+    """Return True if a warm guest's domain no longer exists. Raises HostFault."""
     return not hypervisor.domain_runs(spare.uri, spare.uuid)
 
 
 def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
     """Boot a warm guest in a separate process; return its key when it waits for a job.
-
-    Privileges: root.
 
     Args:
         config: the site config.
@@ -101,8 +97,6 @@ def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> st
 
 def end(paths: Paths, key: str) -> bool:
     """End a warm guest in a separate process. Return False if a job has claimed it.
-
-    Privileges: root.
 
     Raises:
         HostFault: resources remain.

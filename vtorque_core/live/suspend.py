@@ -1,7 +1,7 @@
 """Pause and resume the guests of a job, for a plugin's process on the node.
 
-Only the domains and the job's phase in the journal change. Guests of paused and suspended jobs keep
-their memory. The CPUs of a suspended job are free, so only the batch system may suspend.
+Guests of paused and suspended jobs keep their memory. The CPUs of a suspended job are free, so only
+the batch system may suspend.
 
 A guest or a user's daemon can block libvirt. Each change therefore runs in a separate process with
 time limits. A file marks the change as incomplete, so that it is repeated if its process is killed.
@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
     """Return True if the job shell on this node is stopped; None if it cannot be found.
 
-    It is found by its lock on ``Paths.job_shell``, a root-owned file that a plugin creates before
-    the guests boot. The job's owner controls this lock, so treat the result as untrusted input.
+    The job shell is found by its lock on ``Paths.job_shell``, which a plugin creates before the
+    guests boot. The job's owner controls the lock, so treat the result as untrusted input.
     """
     with suppress(OSError):
         pid = holder_of(paths.job_shell(job.job.key))
@@ -78,10 +78,10 @@ def is_half_done(paths: Paths, job: RunningJob) -> bool:
 
 
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
-    """Change the phase of a job on this node in a new process, for all guests at once. Idempotent.
+    """Change the phase of a job on this node in a new process, for all guests at once.
 
-    ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, and ``why`` a reason for the job's log. Call
-    this without other threads.
+    Idempotent. ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, and ``why`` a reason for the job's
+    log. Call this without other threads.
 
     Returns:
         The process, readable when it has ended. Then call :meth:`Child.check`; its ``error`` has
@@ -107,10 +107,9 @@ def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
-    """Set the clocks of guests that were paused, in a new process.
+    """Set the clocks of guests that were paused, in a new process as :func:`begin` does.
 
-    Best effort: errors go to the job's log. Call this within
-    :func:`vtorque_core.api.read_apart.reader`. Returns the process, as :func:`begin` does.
+    Errors go to the job's log. Call this within :func:`vtorque_core.api.read_apart.reader`.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 
@@ -195,7 +194,7 @@ def _all(
 
 
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
-    """Return the type of the job's guests, and its driver from the plugins that the journal names.
+    """Return the type of the job's guests and its driver, from the plugins that the journal names.
 
     Raises:
         HostFault: the job has ended.
