@@ -1,8 +1,7 @@
 """Public API for declaring modules, and the types that all plugin modules share.
 
-``vsub`` imports every enabled plugin's declaring module on each submission, so this package imports
-little. The API for acting modules is in the other modules of the package. A name imported ``as``
-itself is exported (PEP 484).
+Every ``vsub`` imports this package, so it imports little. The API for acting modules is in its
+other modules.
 """
 
 from vtorque_core.api.strategies import BatchSystem as BatchSystem

@@ -19,8 +19,8 @@ def unjournalled(default: Any = None) -> Any:
 class Resource:
     """Something acquired on a node that must be released. Subclass it as a frozen dataclass.
 
-    ``job.acquire(resource)`` writes the journal record and then calls :meth:`create`. Fields are
-    JSON values: strings, ints, floats, bools, None and tuples of them.
+    ``job.acquire(resource)`` writes the journal record, then calls :meth:`create`. Fields are JSON
+    values: strings, ints, floats, bools, None and tuples of them.
 
     Privileges: root, on the node; the job's owner on a personal site.
     """
@@ -58,10 +58,9 @@ class Resource:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """Return True if the resource is gone although the journal has it (a killed daemon).
+        """Return True if the resource of scope ``node`` is gone, as a killed daemon is.
 
-        Called when another job acquires a resource of scope ``node``. If True, the resource is
-        released and created again.
+        Called when another job acquires it. If True, it is released and created again.
         """
         return False
 
@@ -70,10 +69,9 @@ class CoreResource(Resource):
     """Base of the resource kinds that the core defines.
 
     Attributes:
-        blocking: True if ``release()`` can hang, so that a child process must run it.
-        settle: seconds after the journal record during which the resource may still appear although
-            its creator was killed, because libvirtd or mount(8) does the work. The release polls
-            until then.
+        blocking: ``release()`` can hang, so a child process must run it.
+        settle: seconds that the release polls for a resource that libvirtd or mount(8) may still
+            create for a killed creator.
     """
 
     blocking: ClassVar[bool] = False

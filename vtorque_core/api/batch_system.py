@@ -1,8 +1,4 @@
-"""Interface of a batch system: Submitter, NodeAdapter and JobShell.
-
-The Submitter runs as the user in ``vsub`` and ``vmgr``. The NodeAdapter runs as root in the batch
-system's hooks. The JobShell runs as the user, where the batch system starts the job.
-"""
+"""Interface of a batch system: Submitter, NodeAdapter and JobShell."""
 
 from __future__ import annotations
 
@@ -20,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """Result of a prologue. The adapter reports it to the batch system.
+    """Result of a prologue.
 
     Attributes:
-        NOT_HERE: the start failed on this node, perhaps because of the user. Treat it as
+        NOT_HERE: the start failed on this node, perhaps because of the user. Treat it like
             HOST_FAULT, but do not drain the node.
-        IN_USE: another job still uses resources after the prologue has waited. Requeue the job; do
-            not hold it or blame the node.
+        IN_USE: other jobs still hold the resources after the prologue has waited. Requeue the job;
+            do not hold it or blame the node.
     """
 
     READY = "ready"
@@ -46,7 +42,7 @@ class Life(enum.Enum):
     """State of a job in the batch system.
 
     Attributes:
-        SUSPENDED: the job exists, and the batch system has stopped its processes.
+        SUSPENDED: the batch system has stopped the job's processes.
         UNKNOWN: the batch system does not answer. The reaper waits.
     """
 
@@ -57,10 +53,9 @@ class Life(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """The moment at which the start hook returns to the batch system.
+    """When the start hook returns to the batch system.
 
-    If the guests are not ready then, a detached process continues the start, and the job shell
-    waits.
+    A detached process then continues an unfinished start, and the job shell waits.
     """
 
     #: The hook returns when the guests are ready.
@@ -78,17 +73,15 @@ class SubmitArgs:
 
     Attributes:
         vm: all ``-vm`` values, in order.
-        rest: the arguments for the batch system, in the user's order.
+        rest: arguments for the batch system, in order.
         script: path of the script; None: standard input, or an interactive job.
-        content: the script, if the submitter had to read it from standard input.
-        shell: value of ``-S``, if given.
-        interactive: True for a job with a terminal.
-        vcpus_given, mib_given: CPUs and MiB per node that the arguments request, if any.
-        directives: the script's option lines for vTorque (``#VSUB -vm``).
+        content: the script, if read from standard input.
+        shell: value of ``-S``.
+        vcpus_given, mib_given: requested CPUs and MiB per node.
+        directives: the script's ``#VSUB -vm`` lines.
         facts: requested ``queue``, ``partition``, ``account`` and ``qos``.
-        resources_given: other requested countable resources per node, and licenses per job; by the
-            names of :class:`Needs`.
-        nodes_given: the minimum number of nodes that the arguments request, if any.
+        resources_given: other requested resources, named and counted as in :class:`Needs`.
+        nodes_given: requested minimum number of nodes.
     """
 
     vm: tuple[str, ...]
@@ -107,15 +100,15 @@ class SubmitArgs:
 
 @dataclass(frozen=True)
 class Needs:
-    """Resources per node that ``vsub`` requests for a VM job, unless its user has requested them.
+    """Resources per node that ``vsub`` requests for a VM job unless the user has requested them.
 
     Attributes:
-        cpus: CPUs for the guests, for plugins and for the site's host reserve.
-        mib: MiB for the guests, QEMU, plugins and the host reserve; None: the batch system's
-            default for this number of CPUs.
+        cpus: for guests, plugins and the site's host reserve.
+        mib: MiB for guests, QEMU, plugins and host reserve; None: the batch system's default for
+            this number of CPUs.
         seconds: added to the walltime for the start of the guests.
-        resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses a
-            job with an unknown name. One without countable resources ignores both.
+        resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses
+            unknown names, or ignores both if it has no countable resources.
     """
 
     cpus: int
@@ -130,8 +123,7 @@ class Grant:
     """Amount of one resource that the batch system granted to a job on a node.
 
     Attributes:
-        devices: indexes of the granted devices from 0, if the batch system assigns devices
-            exclusively.
+        devices: indexes, from 0, of devices that are assigned exclusively.
     """
 
     count: int
@@ -140,14 +132,14 @@ class Grant:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job in ``vmgr ps``, as the batch system reports it.
+    """One job in ``vmgr ps``.
 
     Attributes:
-        node: where the job runs, in the batch system's notation.
-        nodes: the same nodes as a list, first node first.
+        node: the job's nodes in the batch system's notation.
+        nodes: the job's nodes as a list, first node first.
         reason: why the job waits.
-        known_as: the job id as users write it, if it differs from ``id``.
-        ended: True if the job has ended and is still listed.
+        known_as: the job id that users write, if it differs from ``id``.
+        ended: the job has ended and is still listed.
     """
 
     id: str
@@ -176,11 +168,11 @@ class JobOnNode:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources that the guests of a job used on one node, from start to end.
+    """Resources that a job's guests used on one node.
 
     Attributes:
         cpu_seconds: user and system time of all QEMU processes (proc_pid_stat(5)).
-        peak_mib: sum of the peak resident sizes (VmHWM of proc_pid_status(5)).
+        peak_mib: sum of their peak resident sizes (VmHWM of proc_pid_status(5)).
     """
 
     cpu_seconds: float
@@ -188,7 +180,7 @@ class Usage:
 
 
 class Submitter(Protocol):
-    """Submits, lists and cancels jobs. Runs as the user, in ``vsub`` and ``vmgr``."""
+    """Submits, lists and cancels jobs, as the user, in ``vsub`` and ``vmgr``."""
 
     naming: str
     """The option for the job's name, which is the next word."""
@@ -201,15 +193,10 @@ class Submitter(Protocol):
         """
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit a job and print the batch system's output unchanged.
+        """Submit a job, print the batch system's output unchanged, and return the exit status.
 
-        Args:
-            args: the user's command line.
-            blob: the request to attach; None for a bare-metal job.
-            needs: resources to request, consistent with ``args``; None for a bare-metal job.
-
-        Returns:
-            The exit status of the submit command.
+        ``blob`` is the request to attach; request ``needs`` too, consistent with ``args``. Both are
+        None for a bare-metal job.
         """
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -221,13 +208,12 @@ class Submitter(Protocol):
 
 @dataclass(frozen=True)
 class BareNode:
-    """A node without guests that is part of a mixed request.
+    """A node without guests in a mixed request.
 
     Attributes:
-        name: the node's name in the batch system.
         slots: number of the job's processes on the node.
         part: index of the node's part of the request, from 1. Part 0 has the guests.
-        address: IPv4 address as known on the guests' node; empty: unknown or not looked up.
+        address: IPv4 address as known on the guests' node; empty if unknown.
     """
 
     name: str
@@ -241,32 +227,31 @@ class BatchJob:
     """A job, as the batch system describes it to a root hook.
 
     Attributes:
-        blob: the request; None if this is not a VM job.
-        attempt: the number of restarts of the same id.
-        owner: login name, which the batch system has authenticated.
+        owner: login name, authenticated by the batch system.
         node: this node's name in the batch system.
         nodes: all nodes with guests, in rank order.
-        bare: nodes without guests of a mixed request; their ranks follow those of ``nodes``.
-        cpus: host CPU ids of the job on this node, if the batch system assigned them.
-        cpu_count: number of CPUs of the job on this node, if known.
-        cpu_counts: number of CPUs of the job on each of ``nodes``, if known.
-        mem_mib: memory of the job on this node in MiB, if limited.
-        resource_list: the resources as the batch system states them, for messages.
-        bad_request: why the user's request cannot be read. The job is then refused.
-        unknown: why the request, or the job's share of the node, is unknown: a host fault.
-        detach: when the hook returns. Set it if the node's daemon or a scheduler waits for hooks.
-        whole_node: True if the batch system runs no other job on this node at the same time
-            (Slurm's --exclusive, OpenPBS's place=excl).
-        whole_user: True if the batch system runs no job of another user on this node at the same
-            time (Slurm's --exclusive=user).
-        patience: seconds to wait for resources in use by other jobs. Then the outcome is IN_USE,
-            and the job is requeued. None: half of ``[node] start_timeout``.
-        queue, partition, account, qos: as the batch system reports them to root, for the site's
-            ``[[limits]]``. Only those in ``BatchSystem.facts`` are set; empty: the job has none.
-        known_as: the job id as users write it, if it differs from ``id`` (an element of a Slurm
+        blob: the request; None: not a VM job.
+        attempt: number of restarts of this id.
+        cpus: ids of the job's CPUs on this node, if assigned.
+        cpu_count: number of the job's CPUs on this node, if known.
+        cpu_counts: the same for each of ``nodes``.
+        mem_mib: the job's memory on this node in MiB, if limited.
+        resource_list: the job's resources in the batch system's words, for messages.
+        bad_request: why the request cannot be read. The job is then refused.
+        unknown: why the request or the job's share of the node is unknown. This is a host fault.
+        detach: set it if the node's daemon or a scheduler waits for hooks.
+        whole_node: no other job runs on this node at the same time (Slurm's --exclusive, OpenPBS's
+            place=excl).
+        whole_user: no other user's job runs on this node at the same time (Slurm's
+            --exclusive=user).
+        patience: seconds to wait for resources in use by other jobs, before the outcome is IN_USE.
+            None: half of ``[node] start_timeout``.
+        queue, partition, account, qos: for ``[[limits]]``. Set only those in ``BatchSystem.facts``.
+        known_as: the job id that users write, if it differs from ``id`` (an element of a Slurm
             array).
-        granted: other resources of the job on this node, by the names of ``Needs.resources``; None:
+        granted: the job's other resources on this node, by the names in ``Needs.resources``; None:
             the batch system counts no others.
+        bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
     """
 
     id: str
@@ -303,7 +288,7 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class PeerGuest:
-    """One guest of the job, on any node. ``mib`` is RAM per guest, as on this node."""
+    """One guest of the job, on any node. ``mib`` is RAM per guest on this node."""
 
     hostname: str
     slots: int
@@ -313,21 +298,21 @@ class PeerGuest:
 class NodeAdapter(Protocol):
     """Connects vTorque to a batch system on a node. Runs as root in hooks and in the reaper.
 
-    A subclass inherits methods that do nothing for all methods from :meth:`setup_steps` on.
+    The methods from :meth:`setup_steps` on do nothing by default.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the job from the hook's arguments.
 
-        If the job can still be informed, report an unreadable request as ``bad_request``, and an
-        unreachable server as ``unknown``.
+        If the job can still be informed, set ``bad_request`` for an unreadable request, and
+        ``unknown`` for an unreachable server.
 
         Raises:
             HostFault: the arguments are not from this batch system.
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return context items that list the job's guests inside each guest: node file, node list.
+        """Return context items, such as a node file, that list the job's guests inside each guest.
 
         ``guests`` are those of all nodes, in rank order.
         """
@@ -335,20 +320,16 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report the result of the start to the batch system, and return the hook's exit status.
 
-        No lock is held, so the call may block until the server has ended the job.
+        No lock is held, so the call may block until the server has ended the job. ``reason`` is one
+        line for the user.
 
-        Args:
-            job: the job.
-            outcome: the result.
-            reason: one line for the user.
-            hook_waits: False if the hook has already returned, or if its exit status is ignored.
-                The adapter must then ask the server to requeue a failed job. Return 0 if the server
-                refuses, so that the job shell reports the failure. Return another number if the job
-                is requeued.
+        If ``hook_waits`` is False, the batch system ignores the hook's exit status, or the hook has
+        already returned. Then ask the server to requeue a failed job. Return 0 if the server
+        refuses, so that the job shell reports the failure; otherwise return another number.
         """
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Return the state of each job. Never raises; an unanswered question gives UNKNOWN."""
+        """Return the state of each job; UNKNOWN if the server does not answer. Never raises."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps, in order, after which the batch system calls vTorque on this node."""
@@ -357,12 +338,8 @@ class NodeAdapter(Protocol):
     def mark(self, healthy: bool, reason: str) -> None:
         """Set or clear the node property that VM jobs request, for ``vtorque doctor --mark``.
 
-        Idempotent. Changes only vTorque's own property and note, never the state of the node, so
-        that bare-metal jobs still run.
-
-        Args:
-            healthy: True to set the property, False to clear it.
-            reason: one printable line that says what is wrong; empty if healthy.
+        Idempotent. Change only this property and vTorque's own note, so that bare-metal jobs still
+        run. ``reason`` is one printable line; empty if healthy.
 
         Raises:
             HostFault: the server refuses the change; the message says what to do.
@@ -370,7 +347,7 @@ class NodeAdapter(Protocol):
         return
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Record the guests' resource usage in the batch system's accounting, if it has a field.
+        """Record the guests' usage in the batch system's accounting, if possible.
 
         Called by the epilogue after the release, on several nodes of a job concurrently.
 
@@ -382,8 +359,8 @@ class NodeAdapter(Protocol):
     def start_again(self, job: JobAttempt, reason: str) -> None:
         """Requeue a job whose start was killed after the hook had returned.
 
-        Called by the epilogue after the release, if the job shell ended with exit status 122. Limit
-        the number of starts as in :meth:`finish`. Not needed if the hooks always wait.
+        Called by the epilogue after the release. Limit the number of starts as in :meth:`finish`.
+        Not needed if the hooks always wait.
 
         Raises:
             HostFault: the job was not requeued. The error is only logged.
@@ -393,13 +370,13 @@ class NodeAdapter(Protocol):
 
 @runtime_checkable
 class DrainingAdapter(Protocol):
-    """A node adapter whose batch system can drain a node and requeue a running job. As root.
+    """A node adapter that can drain a node and requeue a running job. As root.
 
     Both methods raise HostFault if the batch system does not answer, Refused if it refuses.
     """
 
     def drain(self, reason: str) -> None:
-        """Drain this node: no new jobs until an admin resumes it; running jobs continue.
+        """Drain this node: no new jobs until an admin resumes it. Running jobs continue.
 
         Idempotent. ``reason`` is one printable line.
         """
@@ -410,34 +387,32 @@ class DrainingAdapter(Protocol):
 
 @runtime_checkable
 class MovingAdapter(Protocol):
-    """A node adapter whose batch system allows a job's guest to run on a node outside the job.
+    """A node adapter that lets a job's guest run on a node outside the job. As root.
 
     The job never gets that node. Instead, a job of root holds the resources there until the guest
-    has left. As root. All methods are idempotent, and raise HostFault if the batch system does not
-    answer.
+    has left.
+
+    All methods are idempotent, and raise HostFault if the batch system does not answer.
     """
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this node (``node``) the same resources that the job has on the node ``left``.
+        """Reserve on this ``node`` the resources that the job has on the node ``left``.
 
-        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
-        node. Raises Refused if the reservation is impossible.
+        ``nodes`` are the job's nodes after the migration, in rank order. Return the job on this
+        node.
+
+        Raises:
+            Refused: the reservation is impossible.
         """
 
     def let_go(self, job_id: str, node: str) -> None:
         """Release the reservation for the job on ``node``."""
 
     def holds(self, job_id: str, node: str) -> bool:
-        """Return True if the reservation of :meth:`receive` still exists.
-
-        Anybody may have ended it.
-        """
+        """Return True if the reservation still exists. Anyone may have ended it."""
 
     def leave(self, job_id: str, node: str) -> None:
-        """Release the node from the job after its guest has left.
-
-        Does nothing if already released.
-        """
+        """Remove the node from the job after its guest has left."""
 
     def over(self, job_id: str, attempt: int) -> bool:
         """Return True if this attempt of a job has ended or is ending."""
@@ -445,12 +420,11 @@ class MovingAdapter(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """How the batch system started the job shell on the job's first node.
+    """How the batch system started the job shell.
 
     Attributes:
         job_id: the id that the root hooks were called with.
         script: path of the script on this node; None: an interactive job.
-        args: the script's arguments.
         cwd: the job's working directory; empty: the current directory.
         command: command of an interactive job; empty: a shell.
     """
@@ -463,10 +437,7 @@ class Started:
 
 
 class JobShell(Protocol):
-    """Describes the job to the job shell.
-
-    Runs as the user, in the process that the batch system starts.
-    """
+    """Describes the job to the job shell. Runs as the user."""
 
     host_only: frozenset[str]
     """Variables of the batch system that are useless in a guest."""
@@ -480,8 +451,8 @@ class JobShell(Protocol):
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return environment variables that must differ inside the guests.
 
-        ``environ`` is the script's environment on the host. ``guests`` are the variables that
-        context items set in the guests.
+        ``environ`` is the script's environment on the host. ``guests`` are variables that context
+        items set in the guests.
         """
         return {}
 
@@ -500,12 +471,8 @@ class JobShell(Protocol):
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return a command that runs ``command`` once on each of the job's nodes, as the user.
+        """Return a command line that runs ``command`` on each of the job's nodes, as the user.
 
-        The exit status of the returned command is nonzero if ``command`` fails on any node.
-
-        Args:
-            command: the command to run.
-            environ: the job shell's environment.
-            nodes: run on these nodes only; empty: on all, including nodes without guests.
+        Its exit status is nonzero if ``command`` fails on any node. ``nodes`` selects nodes; if
+        empty, the command also runs on nodes without guests.
         """

@@ -1,8 +1,7 @@
 """Boot sources: how a guest of a job starts. For acting modules.
 
-A guest boots cold (:class:`ColdBoot`) unless a plugin offers another source, such as a checkpoint
-or a warm guest. The core calls the methods of a source in one thread per guest. It journals the
-domain first, and destroys it later by its UUID without any plugin.
+A guest boots cold unless a plugin offers another source, such as a checkpoint. The core calls the
+methods of a source in one thread per guest.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class RenderedGuest:
     """A placed guest with its domain XML, before its start.
 
     Attributes:
-        bare_xml: renders the domain without pluggable devices, owner and names. A running guest
-            with equal XML can become this guest.
+        bare_xml: renders the domain without pluggable devices, owner and names. A warm guest with
+            equal XML can become this guest.
     """
 
     plan: GuestPlan

@@ -1,8 +1,7 @@
 """Run code that may hang or crash in a forked child with a time limit. As root, on the node.
 
-Plugin code and blocking releases run in a child, so that they cannot block the teardown. A child is
-killed with its process group at its deadline, and by the kernel when its parent dies. A child that
-survives SIGKILL (a hanging device or file system) is reported and left behind.
+A child is killed with its process group at its deadline, and by the kernel when its parent dies. A
+child that survives SIGKILL (a hanging device or file system) is reported and left behind.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class Child:
     """
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
-        """Fork and run ``work`` for at most ``seconds``. Raises OSError if fork fails."""
         self.seconds = max(0.0, seconds)
         self.until = time.monotonic() + self.seconds
         self.error: str | None = None
@@ -65,11 +63,7 @@ class Child:
         return self.error is not None
 
     def wait(self) -> str:
-        """Wait until the child ends or is killed at its deadline.
-
-        Returns:
-            The error, or an empty string.
-        """
+        """Wait until the child ends or is killed at its deadline; return ``error``."""
         while not self.check():
             readable([self], self.until - time.monotonic())
         return self.error or ""

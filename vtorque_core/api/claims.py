@@ -1,12 +1,10 @@
 """Claims of a plugin on a node's resources (``vtorque_plan``), and the ledger's answer.
 
-The ledger grants all claims of a job in one transaction, or none. All resources come from the job's
-allocation. Only the core writes pinning, NUMA and huge page settings, from the answer in
-``guest.placement``. A claim that can never fit is refused. A resource in use by another job is a
-host fault.
+All resources come from the job's allocation. A claim that can never fit is refused. A resource in
+use by another job is a host fault. Claims of one guest for the same resource are merged
+(doc/plugins.md).
 
-Several claims of one guest for the same resource are merged: the largest ``count`` applies, and so
-do all conditions (exclusive cores, huge pages). Contradicting claims are refused.
+``key`` is the ``-vm`` key that a refusal names.
 """
 
 from __future__ import annotations
@@ -24,17 +22,16 @@ Use = Literal["vcpu", "emulator", "io"]
 class CoreClaim:
     """Claim ``count`` logical CPUs of the job's allocation for one use.
 
-    The core itself claims the CPUs for ``"vcpu"``, not exclusively. ``"emulator"`` and ``"io"`` are
-    QEMU's helper threads. With an ``io`` claim, iothreads run on its cores, and so does the
-    emulator unless it has its own claim.
+    The core claims the CPUs for ``"vcpu"``, not exclusively. ``"emulator"`` and ``"io"`` are QEMU's
+    helper threads. With an ``io`` claim, iothreads run on its cores, and so does the emulator
+    unless it has its own claim.
 
     Attributes:
-        exclusive: no other guest's threads run on these CPUs; one CPU per vCPU. Threads without
-            exclusive CPUs float over the remaining ones.
-        at_most: maximum that the guest may grow to later (:func:`vtorque_core.live.cores.resize`).
+        exclusive: one CPU per vCPU, on which no other guest's threads run. Other threads float over
+            the remaining CPUs.
+        at_most: maximum for a later :func:`vtorque_core.live.cores.resize`.
         cpus: exactly these CPUs, the n-th for the n-th vCPU. Implies ``exclusive``.
-        whole_cores: implies ``exclusive``; other guests do not use the SMT siblings either.
-        key: ``-vm`` key for refusals.
+        whole_cores: no other guest uses the SMT siblings. Implies ``exclusive``.
     """
 
     use: Use
@@ -50,9 +47,7 @@ class CoreClaim:
 class MemoryClaim:
     """Claim ``mib`` MiB of the job's memory on this node. Several claims add up.
 
-    Attributes:
-        use: purpose. The core claims the guest's RAM (``"guest"``), QEMU's memory and RAM disks.
-        key: ``-vm`` key for refusals.
+    The core claims the guest's RAM (use ``"guest"``), QEMU's memory and RAM disks.
     """
 
     mib: int
@@ -65,12 +60,11 @@ class RamClaim:
     """Set conditions for the placement of the guest's RAM. None means no condition.
 
     Attributes:
-        page_kib: use huge pages of this size, from those that the node has reserved.
+        page_kib: use huge pages of this size that the node has reserved.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
-        near: NUMA nodes to prefer, as in PoolClaim. If none is possible, the user gets a Notice.
+        near: preferred NUMA nodes. If none is possible, the user gets a Notice.
         advisor: who recommends ``near``, for the Notice.
-        key: ``-vm`` key for refusals.
     """
 
     page_kib: int | None = None
@@ -85,7 +79,7 @@ class CacheClaim:
     """Claim ``kib`` KiB of each cache of ``level`` that the guest's vCPU cores use.
 
     Requires exclusive vCPUs, and caches that resctrl can partition
-    (``guest.host.caches[...].steps``). The answer is ``placement.caches``, for ``cachetune``.
+    (``guest.host.caches[...].steps``). The answer is ``placement.caches``.
     """
 
     kib: int
@@ -97,15 +91,13 @@ class CacheClaim:
 class PoolClaim:
     """Claim ``count`` free items of a named pool of this node.
 
-    Pools with the same name before ``/`` share their items: a lease of an item in ``pci/vrdma``
-    also blocks the item in ``pci``. For PCI functions use the pool ``pci/<plugin>`` and PCI
-    addresses (``0000:3b:00.0``) as items.
+    Pools with equal names before ``/`` share their items: a lease in ``pci/vrdma`` blocks the item
+    in ``pci``, too. Items of ``pci/<plugin>`` are PCI addresses (``0000:3b:00.0``).
 
     Attributes:
         items: all items of the node, preferred ones first.
         near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The guest is placed
-            there if that has no other cost.
-        key: ``-vm`` key for refusals; empty: name the pool only.
+            there if this has no other cost.
     """
 
     pool: str
@@ -117,14 +109,13 @@ class PoolClaim:
 
 @dataclass(frozen=True)
 class AmountClaim:
-    """Claim ``amount`` of a quantity that this node has ``total`` of: bytes, bandwidth, tokens.
+    """Claim ``amount`` of a quantity of which this node has ``total``: bytes, bandwidth, tokens.
 
     The sum over all open jobs never exceeds ``total``. The answer is ``guest.amount(pool)``.
 
     Attributes:
-        pool: name, which no PoolClaim uses.
-        unit: unit of both numbers in messages; ``"MiB"`` is printed as 1G or 512M.
-        key: ``-vm`` key for refusals; empty: name the pool only.
+        pool: a name that no PoolClaim uses.
+        unit: for messages. ``"MiB"`` is printed as 1G or 512M.
         where: setting of the total: ``"[plugin.scratch] size"``.
     """
 
@@ -161,7 +152,7 @@ class Placement:
         share: host CPU ids of the job on this node; empty: the whole node.
         memory_mib: sum of the guest's memory claims.
         leased: items per pool.
-        amounts: amount per pool (``AmountClaim``).
+        amounts: amount per pool.
         nodes: NUMA nodes of the guest's CPUs; empty: any.
         memory: MiB of ordinary memory per NUMA node.
         paged: MiB of huge pages per NUMA node.
@@ -170,7 +161,7 @@ class Placement:
         threads: SMT threads per core that the guest sees.
         caches: (level, bank, KiB) of each allocated part of a cache.
         idle: SMT siblings of the guest's cores that stay idle (``whole_cores``).
-        most: maximum number of cores per use, if it is larger than the current one.
+        most: maximum number of cores per use, if larger than now.
         growing: the job's CPUs that the guest may grow to.
         cells: (node, vCPUs, MiB) of each NUMA cell of a guest that spans several nodes.
     """

@@ -1,8 +1,7 @@
-"""Run tools on untrusted disk images: unprivileged, with resource limits, on open descriptors.
+"""Run tools on untrusted disk images: as nobody, with resource limits, on open descriptors.
 
-qemu-img and debugfs parse untrusted data. They run as nobody and get the files to read and write as
-open descriptors; by path they can open only world-accessible files. The caller must validate the
-written file. Without root the tool runs as the caller, for tests.
+By path, the tools can open only world-accessible files. The caller must validate the written file.
+Without root the tool runs as the caller, for tests.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def run(
     Args:
         argv: the tool and its arguments, with files as :func:`path_of` returns them.
         files: descriptors that the tool inherits.
-        most: maximum size of a file that the tool writes, in bytes.
+        most: maximum size of a written file in bytes.
         told: called with the percentage that ``qemu-img -p`` prints.
         seconds: time limit; with ``told``, the time limit without progress.
         good: exit statuses that mean success.
@@ -94,7 +93,6 @@ def run(
 
 
 def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -> tuple[bytes, ...]:
-    """Return standard output and error of the child. Raises Refused on timeout."""
     pipes = [pipe for pipe in (child.stdout, child.stderr) if pipe is not None]
     said = {pipe.fileno(): b"" for pipe in pipes}
     waiting = set(said)

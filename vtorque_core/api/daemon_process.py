@@ -61,7 +61,7 @@ class Process(CoreResource):
         return lock_holder(descriptor)
 
     def release(self) -> None:
-        """Terminate the daemon: SIGTERM, SIGKILL after ``grace``. Then remove the lock file."""
+        """Terminate the daemon (SIGTERM, SIGKILL after ``grace``), then remove the lock file."""
         end = time.monotonic() + RELEASE_TIME
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

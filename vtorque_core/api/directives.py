@@ -2,7 +2,7 @@
 
 Sources: qsub(1B), "Directives", and OpenPBS's ``check_job_script.c``. Directives end at the first
 executable line. Blank lines, lines that start with ``#`` after blanks, and lines with ``:`` in the
-first column are not executable. A directive starts, after blanks, with the prefix.
+first column are not executable.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _HAS_VM = re.compile(r"(?:^|\s)-vm(?:\s|$)", re.ASCII)
 def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ...]:
     """Return the text after ``prefix`` of each directive line, stripped.
 
-    CRLF is accepted, and other encodings than UTF-8 (``surrogateescape``). ``prefix`` is as for
-    qsub's ``-C``; empty: no directives.
+    Accepts CRLF, and invalid UTF-8 (``surrogateescape``). ``prefix`` is as for qsub's ``-C``;
+    empty: no directives.
     """
     found = (_after(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)
@@ -48,7 +48,7 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
 
 
 def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
-    """Return the script without its ``#PBS -vm`` lines, otherwise unchanged.
+    """Return the script without its ``#PBS -vm`` lines.
 
     Raises Refused for a line that has ``-vm`` with other options.
     """

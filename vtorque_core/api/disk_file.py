@@ -17,11 +17,11 @@ from vtorque_core.base.run_tool import run_tool
 class DiskFile(OneFile):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
-    The file must not exist and is in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim
-    its full size, although it uses space only when written to.
+    The file must not exist yet, in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim its
+    full size, although it uses space only when written to.
 
     Attributes:
-        uid: the file's owner, ``guest.qemu_uid``; the mode is 0600.
+        uid: the file's owner, ``guest.qemu_uid``.
         file_system: empty: none.
         owner: uid and gid of the file system's top directory.
         label: of the file system, at most 16 characters.

@@ -1,7 +1,6 @@
 """Context items: settings, files and commands in a guest, independent of its operating system.
 
-``vtorque_guest_context`` returns them, and the guest type's driver applies them. If the guest type
-does not support an item (``GuestType.supports``), the job is refused before anything is acquired.
+``vtorque_guest_context`` returns them, and the guest type's driver applies them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class EnvVar(ContextItem):
 
 @dataclass(frozen=True)
 class GuestFile(ContextItem):
-    """A file that is written before any command runs. ``owner`` is root or the job's owner."""
+    """A file that is written before any command runs."""
 
     path: str
     content: bytes
@@ -55,8 +54,8 @@ class RootCommand(ContextItem):
 class OnCancel(ContextItem):
     """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
-    It runs in the script's guest, with the script's environment, directory and output. Other guests
-    ignore it. All such commands share half of ``[node] grace``. Their exit status is ignored.
+    It runs in the script's guest, with the script's environment, directory and output. All such
+    commands share half of ``[node] grace``. Their exit status is ignored.
     """
 
     argv: tuple[str, ...]

@@ -50,11 +50,9 @@ class Script:
     Attributes:
         name: base name in the batch system.
         interpreter: the ``-S`` shell; None: by the script's ``#!`` line, otherwise the login shell.
-        login: the batch system starts that shell (or the user's own) as a login shell, and feeds it
-            the script.
+        login: the batch system feeds the script to that shell (or the user's own) as a login shell.
         environ: the exact environment of the script.
         cwd: working directory in the guest.
-        umask: file mode creation mask.
         limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).
         grace: seconds between SIGTERM and SIGKILL when the job is ended from outside.
@@ -93,19 +91,19 @@ class GuestDied(Exception):
 
 
 class GuestDriver(Protocol):
-    """Driver of a guest type, created by ``GuestType.driver()``. Stateless."""
+    """Driver of a guest type, created by ``GuestType.driver()``. Stateless.
+
+    All methods but :meth:`run` run as root.
+    """
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterable[Element]:
-        """Return the virtual hardware that this guest type needs. As root, without side effects.
+        """Return the virtual hardware that this guest type needs, without side effects.
 
         The core adds the overlay disk (if the image has a disk), NICs, rng and console.
         """
 
     def context(self, guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
-        """Return the guest type's own context items, such as mounts of its shares.
-
-        No side effects.
-        """
+        """Return the guest type's own context items, without side effects."""
 
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
@@ -113,7 +111,7 @@ class GuestDriver(Protocol):
         """Return resources that the core acquires before the domain starts, such as the seed."""
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait, as root, until the guest reports that its context is applied.
+        """Wait until the guest reports that its context is applied.
 
         Args:
             guest: the guest.
@@ -126,7 +124,7 @@ class GuestDriver(Protocol):
         """
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
-        """Run the script in the guest. Called in the job shell, as the job's owner on the host.
+        """Run the script in the guest, from the job shell, as the job's owner on the host.
 
         Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT and SIGTSTP.
 
@@ -143,7 +141,7 @@ class LateDriver(GuestDriver, Protocol):
     """A driver whose guests need the command at boot, so that they boot when the script is known.
 
     The prologue acquires everything except the domains, and starts a root process that waits for
-    one order on :data:`ORDER_SOCKET`. In the job shell, ``run`` sends it with :func:`boot_guests`.
+    one order on :data:`ORDER_SOCKET`. ``run`` sends it with :func:`boot_guests`.
     """
 
     def late(
@@ -193,9 +191,9 @@ class LeavableDriver(GuestDriver, Protocol):
     newline, so that a partial line is invalid. If the file :data:`LEFT` with this line exists,
     ``run`` attaches to the running script.
 
-    If root has created :data:`TELL` before ``expect_break``, ``run`` writes the same line to it
-    when root reads it, while the guest is paused, and continues. An empty line means that ``run``
-    cannot detach, because something other than the script runs.
+    If root has created :data:`TELL` before ``expect_break``, ``run`` writes the line to it when
+    root reads it, while the guest is paused, and continues. An empty line means that ``run`` cannot
+    detach, because something other than the script runs.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
@@ -210,10 +208,7 @@ class LeavableDriver(GuestDriver, Protocol):
 
 @dataclass(frozen=True)
 class BootedGuest:
-    """A guest that :func:`boot_guests` booted.
-
-    ``console`` is a descriptor connected to its console.
-    """
+    """A guest that :func:`boot_guests` booted. ``console`` is a descriptor of its console."""
 
     hostname: str
     rank: int

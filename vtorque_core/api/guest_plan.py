@@ -1,8 +1,4 @@
-"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and boot source.
-
-For acting modules; ``vsub`` never imports this. Plugins return claims, elements, context items and
-resources. The core places, acquires and releases.
-"""
+"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and boot source."""
 
 from __future__ import annotations
 
@@ -43,16 +39,14 @@ class JobUser:
 
 @dataclass(frozen=True)
 class Address:
-    """One guest NIC with its assigned address.
+    """One guest NIC with its address.
 
     Attributes:
         ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).
-        prefix: length of the network prefix.
         network: empty for ``[network]``, whose NIC is the first; otherwise the name of
             ``[networks.<name>]``. Only the first NIC takes default route and name servers from
             DHCP.
-        mtu: in bytes; None: the network's default.
-        metric: of the default route; None: the guest's default.
+        mtu, metric: None: the default.
         filtered: the node drops frames with another source MAC or source address.
     """
 
@@ -71,11 +65,10 @@ class Address:
 
 @dataclass(frozen=True)
 class Share:
-    """A host directory that every guest gets: one ``[shares.<name>]`` table of the site config.
+    """A host directory that every guest gets: ``[shares.<name>]`` of the site config.
 
     Attributes:
         source: host directory (virtiofs) or ``server:/export`` (nfs), with placeholders expanded.
-        target: mount point in the guest.
         user_owned: the job's owner must own the source.
     """
 
@@ -89,13 +82,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Identity:
-    """Properties that a guest keeps from the job, or the node, that it was booted for.
+    """Properties that a guest keeps from the job or node that it was booted for.
 
     Attributes:
-        name, uuid: of its libvirt domain, which cannot change.
-        hostname: the guest's own host name.
+        name, uuid: of its libvirt domain.
         job_id, attempt: the job attempt that its secrets are derived from.
-        leased: (pool, item) of each of its addresses, which the new job must get, too.
+        leased: (pool, item) of its addresses. The new job must lease them too.
     """
 
     name: str
@@ -112,10 +104,8 @@ class Boot(Protocol):
     Every method raises HostFault if libvirt or the guest fails, or after the deadline.
 
     Attributes:
-        guest: the placed guest, with the paths of its files.
-        paths: the site's paths.
         failed: set when another guest of the job has failed, so that waiting is pointless.
-        channels: sockets of the guest's channels (``Channel.path``), on which QEMU listens.
+        channels: Unix sockets of the guest's channels, on which QEMU listens.
     """
 
     guest: GuestPlan
@@ -129,7 +119,7 @@ class Boot(Protocol):
 
     @property
     def rendered(self) -> str:
-        """Domain XML of a cold boot of the guest."""
+        """Domain XML for a cold boot."""
 
     def create(self) -> None:
         """Start the domain as rendered."""
@@ -137,17 +127,21 @@ class Boot(Protocol):
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return an earlier domain's XML with this guest's files, owner and CPUs.
 
-        ``xml`` comes from a file that only root can write. The directories are the earlier guest's.
+        ``xml`` must come from a file that only root can write. The directories are the earlier
+        guest's.
 
         Raises:
             Refused: the job requests other virtual hardware.
         """
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        """Restore a saved domain from libvirt's file, paused; see :meth:`moved`."""
+        """Restore a saved domain, paused, from libvirt's file ``memory``.
+
+        The directories are the earlier guest's. Raises as :meth:`moved` does.
+        """
 
     def take_over(self) -> None:
-        """Give the warm guest of :attr:`BootSource.adopts` this guest's devices; resume it."""
+        """Give the warm guest of :attr:`BootSource.adopts` this guest's devices, and resume it."""
 
     def resume(self) -> None:
         """Resume the restored domain."""
@@ -160,20 +154,19 @@ class Boot(Protocol):
 
 
 class BootSource:
-    """The way in which one guest starts. Override the methods that differ from a cold boot.
+    """How one guest starts. Override the methods that differ from a cold boot.
 
     Attributes:
         name: for messages and the log.
         forbids: operations that are impossible with the guest later. A job whose options need one
-            does not get the source.
+            of them does not get the source.
         fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
             after half of the remaining time.
-        brings_disk: :meth:`start`, or the plugin's ``vtorque_pre_boot``, creates the guest's disk
+        brings_disk: :meth:`start` or the plugin's ``vtorque_pre_boot`` creates the guest's disk
             (:func:`root_disk`).
-        remote: the guest runs on another node until :meth:`start` returns. Until then the job's
-            phase is ``arrives``, and no libvirt worker is occupied. Afterwards the start gets its
-            full time again. If the start fails, no domain is destroyed: the source node decides
-            which node has the guest.
+        remote: the guest runs on another node until :meth:`start` returns. The start then gets its
+            full time again. If the start fails, no domain is destroyed, because the source node
+            decides which node has the guest.
     """
 
     name: str = "cold"
@@ -189,19 +182,18 @@ class BootSource:
 
     @property
     def adopts(self) -> str:
-        """Key of the warm guest that becomes the job's; empty: none.
+        """Key of the warm guest that becomes the job's guest; empty: none.
 
-        The core claims the warm guest, gives its domain to the job's guest, and releases it with
-        the job.
+        The core claims the warm guest and releases it with the job.
         """
         return ""
 
     def start(self, boot: Boot) -> None:
-        """Make the domain exist before ``boot.deadline``. The journal already has its record."""
+        """Create the domain before ``boot.deadline``. The journal already has its record."""
         boot.create()
 
     def run(self, boot: Boot) -> None:
-        """Run the guest after its channels have their owners."""
+        """Run the guest."""
 
     def ready(self, boot: Boot) -> None:
         """Wait until the guest can run the script, at most until ``boot.deadline``."""
@@ -209,7 +201,7 @@ class BootSource:
 
 
 class ColdBoot(BootSource):
-    """Boot source that boots the guest's operating system."""
+    """Boots the guest's operating system."""
 
 
 @dataclass(frozen=True)
@@ -217,33 +209,26 @@ class GuestPlan:
     """One validated guest of the job on this node.
 
     Attributes:
-        job: the job attempt, with its owner and this node.
         index: number of the guest on this node, from 0.
         rank: number of the guest in the job, from 0.
-        guests_per_node: number of the job's guests on each node.
         name, uuid: of the libvirt domain.
-        hostname: the guest's own host name.
-        ram_mib: RAM in MiB.
         request: the job's options; read them with ``guest[OPTION]``.
-        addresses: the guest's NICs.
         peers: (hostname, ip) of all guests in rank order, in the first network.
-        state_dir, run_dir: this guest's root-owned directories, on disk and in memory.
-        secret: derived for this job attempt; the same on all its nodes.
+        state_dir, run_dir: the guest's root-owned directories, on disk and in memory.
+        secret: derived for this job attempt, equal on all its nodes.
         placement: the ledger's answer; empty in ``vtorque_plan``.
-        shares: host directories for this guest, in the order of the site config.
         ntp: time servers; empty: the image's default.
-        qemu_uid: host user of QEMU. Files for QEMU must be readable to this user.
+        qemu_uid: host user of QEMU, who must be able to read files for QEMU.
         aliases: (``<hostname>-<network>``, hostname, ip) of all guests in the other networks.
-        host: the node's NUMA nodes, cores and caches; without ``nodes`` on a submit host.
-        supports: names of the context items that the guest can apply. Any other item refuses the
+        host: hardware of this node; without ``nodes`` on a submit host.
+        supports: names of the context items that the guest supports. Any other item refuses the
             job.
-        hostnames: of all guests in rank order. Empty before the phase ``render domain``, so
-            ``vtorque_guest_context`` is the first hook that sees them.
-        slots: vCPUs of the guests in ``hostnames``. They differ if ``vcpus=job`` and the batch
-            system grants different numbers of CPUs per node.
+        hostnames: of all guests in rank order; empty before ``vtorque_guest_context``.
+        slots: vCPUs of the guests in ``hostnames``. With ``vcpus=job`` they can differ between
+            nodes.
         granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
-        bare: the job's nodes without guests (mixed request); their ranks follow the guests'.
-        source: how the guest starts. A warm guest is known only after ``render domain``.
+        bare: the job's nodes without guests. Their ranks follow those of the guests.
+        source: a warm guest is known only after the phase ``render domain``.
     """
 
     job: JobAttempt
@@ -278,12 +263,11 @@ class GuestPlan:
 
     @property
     def home(self) -> str:
-        """Path of the owner's home in the guest: target of the share ``home``, or /home/NAME."""
+        """The owner's home in the guest: target of the share ``home``, otherwise /home/NAME."""
         shared = (share.target for share in self.shares if share.name == "home")
         return next(shared, f"/home/{self.user.name}")
 
     def __getitem__(self, option: Option[T]) -> T:
-        """Return the value of an option."""
         return self.request[option]
 
     def leased(self, pool: str) -> tuple[str, ...]:
@@ -304,7 +288,7 @@ def lacks(
         guest: the guest.
         what: the missing capability, as in "node n1 has no <what>".
         option: the ``-vm`` key that requests it.
-        required: True: refuse the job. False: run it without, and notify the user.
+        required: refuse the job; False: only notify the user.
         where: the setting that decides: ``"[plugin.acme-fpga] required"``.
         fix: what the admin or the user can do.
     """
@@ -320,7 +304,7 @@ ROOT_DISK = "root.qcow2"
 
 
 def ramdisk_dir(guest: GuestPlan) -> Path | None:
-    """Return the mount point of the guest's tmpfs with fs_type=ramdisk, otherwise None."""
+    """Return the mount point of the guest's tmpfs; None without fs_type=ramdisk."""
     return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
 
 

@@ -1,14 +1,13 @@
 """The plugin API: every hook, in the order of a job's life.
 
 A hook implementation is a function under ``hookimpl``, or ``always(...)`` if it takes no arguments
-and always returns the same. It may omit arguments. Contributions return typed data and have no side
-effects. Actions run once per job and node, as root, in one thread, in the sorted order of plugin
-names. There are no wrappers, no first result and no requests for an order. An error in one plugin
-is reported with the plugin's name and does not stop other plugins' hooks.
+and always returns the same. It may omit arguments. A hook that returns data has no side effects.
+Other hooks act once per job and node, as root, in one thread, in the sorted order of plugin names.
+An error in one plugin is reported with the plugin's name and does not stop other plugins' hooks.
 
 ``Module`` is the module that has the hook: declaring (``vtorque1``) or acting (``vtorque1.node``).
-"Does not start" means: ``Refused`` ends the job with the reason and exit status 121; HostFault and
-every other exception are faults of the node (122). A test runs every example.
+"Does not start" means: ``Refused`` ends the job with the reason and exit status 121; other
+exceptions are faults of the node (122), and the job may run on another node.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 
 @hookspec
 def vtorque_guest_types() -> Iterable[GuestType]:
-    """Return the guest types of this plugin.
-
-    If two plugins have a guest type of the same name, an error names both.
+    """Return the guest types of this plugin. Their names must differ from other plugins'.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -135,9 +132,8 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 def vtorque_commands() -> Iterable[Command]:
     """Return click commands of ``vmgr``, ``vtorque`` or one of their groups.
 
-    The words of a command are for example ``"vmgr images sync"``. The core's command of the same
-    name takes precedence. ``load()`` imports the command only when it is used or listed. With
-    ``@click.pass_obj`` a command of ``vmgr`` gets the path of the site config.
+    The core's command of the same name takes precedence. With ``@click.pass_obj`` a command of
+    ``vmgr`` gets the path of the site config.
 
     Module: declaring.
     Called: by ``vmgr`` and ``vtorque``, as any user; never by ``vsub``.
@@ -162,8 +158,8 @@ def vtorque_elsewhere(
 ) -> Iterable[click.Command]:
     """Return the command that replaces a command about a job of another node.
 
-    The returned command may run on the job's node. The core calls this hook only for commands whose
-    ``Command.of_job`` is set.
+    The returned command may run on the job's node. Called only for commands with
+    ``Command.of_job``.
 
     Module: declaring.
     Called: by ``vmgr``, as the calling user.
@@ -218,7 +214,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 
 @hookspec
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return the checks that ``vtorque doctor`` runs. A result's ``fix`` says what to do.
+    """Return the checks that ``vtorque doctor`` runs.
 
     Module: acting.
     Called: by ``vtorque doctor``, as its caller.
@@ -241,7 +237,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return steps that ``vtorque setup install`` applies for this plugin, and uninstall reverts.
 
-    They run after the batch system's steps, and are reverted before them. The node then has no
+    They run after the batch system's steps, and are reverted before them, while the node has no
     jobs. ``vtorque doctor`` does not check them; add a health check for that.
 
     Module: acting.
@@ -270,7 +266,7 @@ def vtorque_options() -> Iterable[Option[Any]]:
     """Return this plugin's options: its ``-vm`` keys. ``[options.<key>]`` sets their limits.
 
     Module: declaring.
-    Called: at submission as the user and on the node as root; no side effects.
+    Called: at submission as the user and on the node as root.
     Errors: the plugin is disabled, so its keys are unknown.
 
     Example::
@@ -288,11 +284,10 @@ def vtorque_options() -> Iterable[Option[Any]]:
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
     """Check combinations of options in the whole parsed request, and return refusals.
 
-    ``request`` has the typed value of each key, within the site's limits. ``site`` has the settings
-    of declaring modules.
+    Each value is already within the site's limits. ``site`` has the settings of declaring modules.
 
     Module: declaring.
-    Called: at submission as the user and on the node as root; no side effects.
+    Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
     Example::
@@ -314,12 +309,12 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     """Return resources that the guests of one node need together besides vCPUs and RAM.
 
-    ``vsub`` requests them from the batch system for any node. Guests with the job's size leave them
-    free. ``vtorque_plan`` claims the resources themselves. The arguments are those of
-    ``vtorque_parse_args``; the hook may be called with several numbers of vCPUs.
+    ``vsub`` requests them from the batch system. Guests with the job's size leave them free.
+    ``vtorque_plan`` claims the resources themselves. The hook may be called with several numbers of
+    vCPUs.
 
     Module: declaring.
-    Called: at submission as the user and on the node as root; no side effects.
+    Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
     Example::
@@ -343,34 +338,25 @@ def vtorque_boot_sources(
 ) -> Iterable[BootSource]:
     """Return the boot sources of the job's guests on this node, in the guests' order.
 
-    Without a source, the guests boot cold. The hook is for sources that decide the names, addresses
-    or number of the guests, because the core calls it before the claims. It is not called for
-    guests that migrate to this node. Sources of two plugins are a Conflict.
+    Use this hook for sources that decide the names, addresses or number of the guests, because the
+    core calls it before the claims. It is not called for guests that migrate to this node. If two
+    plugins return sources, the job does not start.
 
     Module: acting.
-    Called: on the node, as root; no side effects.
+    Called: on the node, as root.
     Errors: the job does not start.
 
     Example::
 
-        from pathlib import Path
         from vtorque_core.api import hookimpl
-        from vtorque_core.api.boot_source import BootSource, Identity
+        from vtorque_core.api.boot_source import BootSource
 
         class Checkpoint(BootSource):
             name = "acme-checkpoint"
-            brings_disk = True
-            identity = Identity(
-                "vt-41.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "vn1", "41.srv", 0,
-                (("address", "10.86.0.16"),),
-            )
 
             def start(self, boot):
-                was = Path("/var/lib/vtorque/jobs/41.srv.0/g0"), Path("/run/vtorque/41.srv.0/g0")
-                boot.restore(Path("/srv/acme/41.memory"), *was)
-
-            def run(self, boot):
-                boot.resume()
+                print(f"{boot.guest.name} starts from a checkpoint")
+                boot.create()
 
         @hookimpl
         def vtorque_boot_sources(job):
@@ -383,13 +369,12 @@ def vtorque_boot_sources(
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return the claims of one guest on this node, or a refusal.
 
-    The hook may read sysfs or call a tool with a short time limit if ``guest.host`` has nodes.
-    ``guest.host`` has no nodes if ``vsub --dry-run`` calls the hook on a submit host, as the user.
-    A Notice is shown to the user, and the job runs. The ledger answers all claims of a job in one
-    transaction; later hooks find the answer in ``guest.placement``.
+    The hook may read sysfs or call a tool with a short time limit if ``guest.host`` has nodes, that
+    is, not on a submit host. A Notice is shown to the user, and the job runs. The ledger answers
+    all claims of a job in one transaction; later hooks find the answer in ``guest.placement``.
 
     Module: acting.
-    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
     Example::
@@ -440,7 +425,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
     an item fails inside the guest, the start fails with a message that names it.
 
     Module: acting.
-    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
     Example::
@@ -462,7 +447,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
     A conflict with another plugin refuses the job; the message names both.
 
     Module: acting.
-    Called: on the node, as root, and by ``vsub --dry-run``; no side effects.
+    Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
     Example::
@@ -479,14 +464,14 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 
 @hookspec
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
-    """Return other sources for guests that would boot cold, based on their rendered domains.
+    """Return boot sources for guests that would boot cold, based on their rendered domains.
 
     ``guests`` are those without a source from ``vtorque_boot_sources``. Of several offers for a
-    guest, the core uses the first whose warm guest (``BootSource.adopts``) it can claim. Offers of
-    two plugins are a Conflict.
+    guest, the core uses the first whose warm guest (``BootSource.adopts``) it can claim. If two
+    plugins make offers, the job does not start.
 
     Module: acting.
-    Called: once, on the node, as root; no side effects.
+    Called: once, on the node, as root.
     Errors: the job does not start.
 
     Example::
@@ -516,7 +501,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire resources that guests need for their boot: ``job.acquire(resource, guest=guest)``.
 
     The core's directories, disks, shares and packet filters and the guest type's resources already
-    exist. HostFault and unexpected exceptions let the job run on another node; Refused ends it.
+    exist.
 
     Module: acting.
     Called: once per job and node, as root.
@@ -538,8 +523,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
-    ``job.deadline`` limits the whole start, and ``acquire`` fails after it. ``job.warn`` notifies
-    user and admin of missing capabilities.
+    ``job.acquire`` fails after ``job.deadline``, which limits the whole start. ``job.warn``
+    notifies user and admin of missing capabilities.
 
     Module: acting.
     Called: once per job and node, as root.
@@ -560,8 +545,8 @@ def vtorque_receive(node: ReceivingNode) -> None:
     """Receive guests that run on another node: ``node.start(...)`` with a source for each.
 
     Module: acting.
-    Called: by ``vtorque hook receive``, as root, on the node that the guests come to.
-    Errors: the exit status is 1; the plugin tells the other node.
+    Called: by ``vtorque hook receive``, as root, on the destination node.
+    Errors: the exit status is 1; the plugin must inform the source node.
 
     Example::
 
@@ -578,9 +563,9 @@ def vtorque_receive(node: ReceivingNode) -> None:
 
 @hookspec
 def vtorque_teardown(job: EndedJob) -> None:
-    """Read final counters before anything is released.
+    """Read final counters before anything is released. Release nothing.
 
-    The hook sees only what the journal contains, and releases nothing.
+    The hook sees only what the journal contains.
 
     Module: acting.
     Called: once per job and node, as root, also after a failed start, in a child process with a
@@ -627,11 +612,10 @@ def vtorque_beside_script(
 ) -> Iterable[Sequence[str]]:
     """Return commands that run beside the script on the job's first node.
 
-    Each command starts once, as soon as root starts the guests, in its own session, without input
-    or output. Of the job's environment it gets only the batch system's variables (``PBS_*``,
+    Each command starts once, when root starts the guests, in its own session, without input or
+    output. Of the job's environment it gets only the batch system's variables (``PBS_*``,
     ``SLURM_*``). After the script or a failed start it gets SIGTERM, and SIGKILL 0.2 s later. If
-    the job shell is killed, the command continues. It cannot affect the job. ``batch`` is the
-    site's batch system.
+    the job shell is killed, the command continues.
 
     Module: declaring.
     Called: in the job shell, as the job's owner, also for interactive jobs.
@@ -677,8 +661,6 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 def vtorque_kept(site: Site) -> Iterable[Place]:
     """Return places outside this node that have records of the caller's ended jobs.
 
-    Records are read only when needed.
-
     Module: declaring.
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
     Errors: the caller sees the error and the other plugins' answers.
@@ -702,10 +684,9 @@ def vtorque_kept(site: Site) -> Iterable[Place]:
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
     """Return commands whose output is appended to the job's error output.
 
-    The guests still exist. ``code`` is the script's exit status. ``place`` has the job's records on
-    this node, and ``site`` the settings of declaring modules. A command has no input and a fixed
-    environment; its standard error is discarded. All commands of all plugins share one second and
-    are then killed.
+    The guests still exist. ``code`` is the script's exit status, and ``place`` has the job's
+    records on this node. A command has no input and a fixed environment; its standard error is
+    discarded. All commands of all plugins share one second and are then killed.
 
     Module: declaring.
     Called: in the job shell on the first node, as the job's owner, after the script; not for

@@ -1,6 +1,6 @@
 """A node's processors, memory and caches: ``guest.host`` in all hooks on the node.
 
-The core reads it from libvirt's capabilities (https://libvirt.org/formatcaps.html).
+Source: libvirt's capabilities (https://libvirt.org/formatcaps.html).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NumaNode:
     Attributes:
         id: as in Linux.
         cpus: online logical CPUs, ascending.
-        mem_mib: memory without reserved huge pages.
+        mem_mib: without reserved huge pages.
         pages: number of reserved huge pages, used or not, by size in KiB.
     """
 
@@ -62,7 +62,7 @@ class CacheBank:
 class Topology:
     """A node's NUMA nodes, physical cores (tuples of online SMT threads) and shared caches.
 
-    ``nodes`` is empty if the topology is unknown, as for ``vsub --dry-run`` on a submit host.
+    ``nodes`` is empty if the topology is unknown, as on a submit host.
     """
 
     nodes: tuple[NumaNode, ...] = ()

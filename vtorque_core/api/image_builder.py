@@ -33,7 +33,6 @@ class Building:
     """Progress and limits of one build. Call it with a text to report a new step.
 
     Attributes:
-        step: called for each new step.
         told: called with (done, total) of a step.
         max_disk: size limit of a disk in bytes.
         before: the image to update; its values are the defaults.
@@ -57,10 +56,8 @@ class Builder(Protocol):
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
         """Build an image, as root.
 
-        Args:
-            arguments: the ``-o key=value`` options of ``vmgr images build``.
-            staging: empty root-owned directory in the pool. Write nothing else in the pool.
-            progress: also accepts a plain function for steps.
+        ``arguments`` are the ``-o key=value`` options of ``vmgr images build``. ``staging`` is an
+        empty root-owned directory in the pool; write nothing else in the pool.
 
         Raises:
             Refused: an argument is invalid.

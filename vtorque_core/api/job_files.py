@@ -27,7 +27,7 @@ class File(OneFile):
     Attributes:
         uid, gid: -1: unchanged.
         reader: uid of a user who may read the file, and execute it if ``mode`` lets the owner. The
-            file still belongs to root, so the user cannot enlarge it.
+            user cannot enlarge it.
         replace: the file may exist, and is replaced atomically.
     """
 

@@ -1,7 +1,6 @@
 """Read, follow and print a job's kept log. As root, or as the job's owner.
 
-Root's processes write it (:mod:`vtorque_core.records.log`). The reader limits sizes and escapes
-unprintable characters again, because another version may have written the file.
+The reader limits sizes and escapes unprintable characters.
 """
 
 from __future__ import annotations

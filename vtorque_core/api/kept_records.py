@@ -3,8 +3,7 @@
 They are in ``<state>/kept/<uid>/<job key>/``. Root owns the files. An access list (acl(5)) lets the
 job's owner read them; without ACL support only root can.
 
-All functions are best effort: a full disk fails no job. Readers must treat the contents as
-untrusted, because they can include text from a guest.
+Treat the contents as untrusted, because they can include text from a guest.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ def place(paths: Paths, job: JobAttempt) -> Place:
 
 
 def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
-    """Add facts (JSON values) and the job's identity to its job.json. As root; best effort.
-
-    Called at the start, in each phase and at the end. The processes of a job exclude each other.
-    """
+    """Add facts (JSON values) and the job's identity to its job.json. As root; ignores errors."""
     whose = dataclasses.asdict(job)
     whose["job"] = whose.pop("id")
     if not job.node:
@@ -142,8 +138,8 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
 
     As root. First removes records of the user with the largest total, so that no user can displace
-    the records of others. Skips open jobs. Does nothing within an hour after the last sweep.
-    ``now`` is Unix time.
+    others' records. Skips open jobs. Does nothing within an hour after the last sweep. ``now`` is
+    Unix time.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):
@@ -190,7 +186,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _has_list(directory: Path) -> bool:
-    """Return True if the directory has its ACL. Its creator may have been killed before."""
+    """Return True if the directory has its ACL. A killed creator may not have set it."""
     try:
         os.getxattr(directory, safefs.ACL, follow_symlinks=False)
     except OSError as error:

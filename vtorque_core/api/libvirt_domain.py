@@ -1,11 +1,7 @@
 """Domain elements: virtual hardware that a plugin adds to a guest, as typed data.
 
-``vtorque_render_domain`` and guest drivers return elements; the core merges and renders them. Names
-are as in libvirt's domain XML (https://libvirt.org/formatdomain.html).
-
-List elements are appended. Their ``name`` must be unique and becomes the device alias
-``ua-<plugin>-<name>``. Single elements are merged by field: None sets nothing, and different values
-are a conflict. The error names both distributions.
+``vtorque_render_domain`` and guest drivers return elements. doc/plugins.md describes how the core
+merges them. Names are as in libvirt's domain XML (https://libvirt.org/formatdomain.html).
 """
 
 from __future__ import annotations
@@ -21,15 +17,11 @@ class Element:
     """Base of all elements. Subclass :class:`ListElement` or :class:`Single`.
 
     Attributes:
-        section: parent of the fragment: ``devices``, ``metadata``, ``os``, ``features``, ``cpu``,
-            ``clock``, ``cputune``, ``qemu`` (``qemu:commandline``), or ``domain`` for the root.
-        template: Jinja2 fragment with its package (``"vtorque_acme:domain/x.xml.j2"``),
-            autoescaped. Variables: ``e`` (the element), ``alias`` (empty for a :class:`Single`),
-            ``number`` (index in its class), ``guest`` (the plan), ``spec`` (decisions of the core:
-            ``spec.accel``). Undefined names are errors. Empty: the core uses the element in other
-            templates.
-        forbids: operations that libvirt cannot perform on a guest with this element; see
-            :func:`forbidden`. If a ``-vm`` key adds the element, use ``forbids = FPGA.forbids``.
+        section: parent of the fragment, such as ``devices``; doc/plugins.md lists all.
+        template: Jinja2 fragment with its package: ``"vtorque_acme:domain/x.xml.j2"``. Empty: other
+            templates of the core use the element.
+        forbids: operations that libvirt cannot perform on a guest with this element. If a ``-vm``
+            key adds it, use ``forbids = FPGA.forbids``.
     """
 
     section: ClassVar[str] = "devices"
@@ -43,7 +35,7 @@ def forbidden(act: Act, elements: Iterable[Element]) -> list[str]:
 
 
 class ListElement(Element):
-    """An element that a domain can have many of.
+    """An element that a domain can have many of. Its alias is ``ua-<plugin>-<name>``.
 
     Attributes:
         name: of ``[A-Za-z0-9_-]``.
@@ -55,7 +47,7 @@ class ListElement(Element):
 
 
 class Single(Element):
-    """An element that a domain has once; merged by field."""
+    """An element that a domain has once. Several are merged by field; None sets nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +57,12 @@ class Disk(ListElement):
     Root creates the files, and gives QEMU's user access. libvirt does not change their owner.
 
     Attributes:
-        format: declared format, never probed.
+        format: never probed.
         serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
         boot: position in the boot order, from 1; None: not bootable.
         base: backing file of a qcow2 overlay, read-only and possibly shared.
-        user_owned: the file (raw only) belongs to the job's owner. A daemon that runs as the owner
-            serves it to QEMU.
+        user_owned: the job's owner owns the file (raw only). A daemon that runs as the owner serves
+            it to QEMU.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"
@@ -104,7 +96,7 @@ class Interface(ListElement):
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
         filtered: drop frames with another source MAC, and with another IPv4 or ARP source address
-            if ``ip`` is set. With ``direct`` it is refused.
+            if ``ip`` is set. Not supported with ``direct``.
         ipv6: pass IPv6, only without ``ip``.
     """
 
@@ -126,9 +118,8 @@ class Interface(ListElement):
 class Filesystem(ListElement):
     """A host directory shared by virtiofs as ``tag``. The core runs its daemon.
 
-    The daemon runs as the job's owner, with guest root mapped to a subordinate id, never as root.
-    ``user_owned`` allows a source path that the owner controls, and requires that the owner owns
-    it.
+    The daemon runs as the job's owner, with guest root mapped to a subordinate id. ``user_owned``
+    allows a source path that the owner controls, and requires that the owner owns it.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -143,7 +134,7 @@ class Filesystem(ListElement):
 
 @dataclass(frozen=True)
 class Channel(ListElement):
-    """A virtio-serial port ``port``, connected to the Unix socket ``path`` on the host.
+    """A virtio-serial port, connected to the Unix socket ``path`` on the host.
 
     ``owner`` may connect to the socket: root only, or also the job's owner.
     """
@@ -182,10 +173,10 @@ class MemoryBacking(Single):
 
 @dataclass(frozen=True)
 class Console(Single):
-    """Serial console as a Unix socket on the host, instead of a pseudoterminal.
+    """Serial console as a Unix socket on the host, for a guest whose console is the job's output.
 
-    The guest starts paused until root has connected, so no output is lost. For guests of an
-    :class:`vtorque_core.api.guest_driver.LateDriver`, whose console is the job's output.
+    The guest starts paused until root has connected, so no output is lost. See
+    :class:`vtorque_core.api.guest_driver.LateDriver`.
     """
 
     template: ClassVar[str] = ""
@@ -205,7 +196,7 @@ class CpuModel(Single):
 
 @dataclass(frozen=True)
 class IoThreads(Single):
-    """Number of QEMU I/O threads for disks; the core distributes the disks over them.
+    """Number of QEMU I/O threads, over which the core distributes the disks.
 
     They run on the guest's ``io`` cores if claimed, otherwise with the emulator.
     """

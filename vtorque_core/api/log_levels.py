@@ -1,7 +1,4 @@
-"""Parse log levels: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``.
-
-Every ``vsub`` imports this module, so it does not import :mod:`logging`, whose numbers it uses.
-"""
+"""Parse log levels: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Levels(int):
     text: str
 
     def __new__(cls, of: Mapping[str, int], text: str = "") -> Levels:
-        """Create it from a mapping of component (or ALL) to level."""
+        """Create it from the level of each component, or of ALL."""
         self = super().__new__(cls, QUIET - min(of.values(), default=QUIET))
         self.of = dict(of)
         self.text = text

@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 
 class Site(Protocol):
-    """Site config for plugins: typed settings of the plugin, and vTorque's paths."""
+    """Site config for plugins: the plugin's settings, and vTorque's paths."""
 
     @property
     def paths(self) -> Paths:
@@ -60,7 +60,7 @@ class NodeJob(Protocol):
     def warn(self, text: str) -> None:
         """Notify user and admin once of a missing capability: one line, no secrets.
 
-        The user reads it before the job's standard error, as a Notice; the admin in syslog.
+        The user reads it before the job's standard error, the admin in syslog.
         """
 
 

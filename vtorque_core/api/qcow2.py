@@ -16,7 +16,7 @@ _ALONE = "make it self-contained: qemu-img convert"
 def check_qcow2(header: bytes, file_size: int) -> int:
     """Return the virtual size of a qcow2 file in bytes, from its first ``HEADER`` bytes.
 
-    ``file_size`` is the size of the file in bytes. Format: docs/interop/qcow2.txt of QEMU.
+    ``file_size`` is in bytes. Format: docs/interop/qcow2.txt of QEMU.
 
     Raises:
         Refused: the image refers to another file, or is encrypted, corrupt or truncated.

@@ -1,7 +1,6 @@
-"""Parse untrusted data in an unprivileged helper process. On the node, as root.
+"""Parse data of users or guests in an unprivileged helper process. On the node, as root.
 
-Root does not parse data of users or guests. :func:`read_apart` runs the parser as nobody, and
-returns bytes that the caller validates. Answers come through pipes, because a socket could pass
+The caller must validate the returned bytes. Answers come through pipes, because a socket could pass
 root a descriptor that is slow to close (SCM_RIGHTS, SO_LINGER).
 """
 
@@ -115,7 +114,7 @@ def read_apart(
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
     """Send a call to the helper process, and return its socket. Start a process if none exists.
 
-    A forked child uses the helper of its parent, which has none of the child's later secrets.
+    A forked child uses its parent's helper, which does not have the child's later secrets.
     """
     if _asking is not None:
         try:
@@ -134,7 +133,6 @@ def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> sock
 
 
 def _exactly(answers: int, count: int, until: float, asked: socket.socket) -> bytes:
-    """Read ``count`` bytes from the pipe. Raises Unreadable (timeout, end of file), ReaderGone."""
     data = b""
     waiting = select.poll()
     waiting.register(answers, select.POLLIN)
@@ -179,7 +177,7 @@ def _reading() -> Iterator[socket.socket]:
 def _live(source: socket.socket, parent: int) -> None:
     """Run the helper: enter new namespaces as root, drop privileges, serve. Never returns.
 
-    If a namespace cannot be created, the helper exits, and the caller gets Unreadable.
+    If a namespace cannot be created, the caller gets Unreadable.
     """
     try:
         close_files({source.fileno()})
@@ -236,7 +234,7 @@ def _tell(answers: int, kind: bytes, value: bytes) -> None:
 
 
 def close_files(keep: Collection[int]) -> None:
-    """Close all inherited descriptors except ``keep``, and leave the terminal and the directory."""
+    """Close all inherited descriptors except ``keep``, and leave terminal and directory."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -249,8 +247,8 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Become nobody without capabilities, and die with the parent process.
 
-    Without root (in tests) the user stays the same. ``memory`` is the address space in bytes in
-    addition to that in use; ``largest_file`` limits the bytes of a written file.
+    Without root (in tests) the user stays the same. ``memory`` limits the additional address space,
+    ``largest_file`` a written file, in bytes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

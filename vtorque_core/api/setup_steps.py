@@ -1,8 +1,7 @@
 """Steps that install a batch system's hooks on a node, and restore the previous state.
 
-The node adapter of a batch system returns steps; other plugins use the hook
-``vtorque_setup_steps``. They run as root in ``vtorque setup install|uninstall``. ``vtorque doctor``
-checks the steps of the batch system.
+They run as root in ``vtorque setup install|uninstall``. ``vtorque doctor`` checks the steps of the
+batch system.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Installation:
     def command(self) -> tuple[str, ...]:
         """The command that root's hooks execute, without the subcommand.
 
-        Python runs in isolated mode (python(1), -I), without PYTHON* variables and the current
-        directory.
+        Python runs in isolated mode (python(1), -I).
         """
         if self.python is None:
             return (str(self.program),)
@@ -138,8 +136,6 @@ def long_enough(key: str, now: float, least: float, why: str) -> Check:
 
 
 class _Whose(enum.Enum):
-    """State of a file that vTorque installs."""
-
     NOBODY = "nobody's"
     SITE = "the site's"
     OURS = "as vTorque wrote it"
@@ -150,9 +146,8 @@ class _Whose(enum.Enum):
 class ReplacedFile:
     """A root-owned file that vTorque installs. The previous file is kept as ``NAME.orig``.
 
-    The content gets a last comment line with the SHA-256 of the rest, so ``#`` must begin a
-    comment. The checksum distinguishes the file of an older vTorque from an edited file, which is
-    never overwritten or removed.
+    In the file's format, ``#`` must begin a comment. vTorque appends a comment with the SHA-256 of
+    the content, and never overwrites or removes a file that was edited since.
     """
 
     path: Path
@@ -221,7 +216,7 @@ class ReplacedFile:
                 self.path.unlink(missing_ok=True)
 
     def _kept_already(self) -> bool:
-        """Return True if the site's file has been linked to ``kept``, and is not yet replaced."""
+        """Return True if the site's file is linked to ``kept``, and is not yet replaced."""
         try:
             return os.path.samestat(self.path.lstat(), self.kept.lstat())
         except FileNotFoundError:
@@ -237,7 +232,6 @@ class ReplacedFile:
         return _Whose.OURS if found == _sealed(body) else _Whose.EDITED
 
     def _read(self) -> bytes | None:
-        """Return the content; None if missing or a link. Raises HostFault."""
         try:
             return None if self.path.is_symlink() else self.path.read_bytes()
         except FileNotFoundError:
@@ -314,6 +308,6 @@ def _sealed(content: bytes) -> bytes:
 def hook_script(*lines: str) -> bytes:
     """Return a POSIX sh hook script of these lines, with vTorque's mark.
 
-    The first line should exit if the job is not a VM job, without starting a process.
+    The first line should exit, without starting a process, if the job is not a VM job.
     """
     return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()

@@ -24,11 +24,11 @@ class GuestType:
 
     Attributes:
         name: as in image sidecars: ``"linux"``.
-        supports: class names of the supported context items (:mod:`vtorque_core.api.guest_context`,
-            which declaring modules must not import).
+        supports: class names of the supported items of :mod:`vtorque_core.api.guest_context`, which
+            declaring modules must not import.
         driver: called on the node and in the job shell, never by ``vsub``.
         check_script: called by ``vsub`` before submission; returns why the script cannot run in a
-            guest of the image. Not a security check: the driver checks again. None: no check.
+            guest of the image. The driver must check again.
     """
 
     name: str
@@ -43,13 +43,13 @@ StepOf = Callable[[str, str, Sequence[str], bool], list[str]]
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """One batch system. ``submitter`` and ``node`` get the site config; ``shell`` does not.
+    """One batch system.
 
     Attributes:
         submitter: for ``vsub`` and ``vmgr``.
         node: for root's hooks.
         shell: for the job shell.
-        facts: those of queue, partition, account and qos that its BatchJob sets; only these work in
+        facts: those of queue, partition, account and qos that its BatchJob sets. Only these work in
             ``[[limits]]``.
         step: returns a function that wraps a command to run on a node of a running job, from any
             host, as the job's owner, with its streams and exit status. None, also as result: not
@@ -86,8 +86,8 @@ class OfJob:
             owner or from code in the guests. With these parameters the command must not write
             files, read files that they name, or run anything except on behalf of the guest.
         terminal: the command uses the terminal unless it has trailing words.
-        output: name of the parameter for an output file. ``-`` is forwarded instead, and the output
-            is written to the file on the calling host.
+        output: the parameter for an output file. ``-`` is forwarded instead, and the output is
+            written to the file on the calling host.
     """
 
     travels: tuple[str, ...] = ()
@@ -109,6 +109,5 @@ class Command:
     of_job: OfJob | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if no program is named."""
         if len(self.words.split()) < 2:
             raise ValueError(f'{self.words!r} has no program: write it, as in "vmgr cards"')

@@ -28,8 +28,7 @@ def malformed(problem: str) -> NoReturn:
 def to_token(blob: bytes) -> str:
     """Return a request as ``vt1:`` and unpadded base64url (RFC 4648, 5), compressed if shorter.
 
-    The caller checks the length against the batch system's limit (Torque: 2048 bytes for all
-    resources in argv 5).
+    The caller checks the length against the batch system's limit.
     """
     packed = zlib.compress(blob, 9)
     data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob

@@ -1,8 +1,6 @@
-"""Values for declaring modules: options, files, images. Imports only the stdlib and pluggy.
+"""Values for declaring modules: options, files, images.
 
-``vsub`` imports every enabled plugin's declaring module on each submission. Types for acting
-modules are in :mod:`vtorque_core.api.guest_plan`, :mod:`vtorque_core.api.libvirt_domain` and
-:mod:`vtorque_core.api.guest_context`.
+Every ``vsub`` imports this module, so it imports only the standard library and pluggy.
 """
 
 from __future__ import annotations
@@ -61,20 +59,18 @@ class Option(Generic[T]):
     Attributes:
         key: ``[a-z][a-z0-9_]*``.
         parse: text to value; raises ValueError ("is not a size: ...").
-        default: value without ``-vm key=`` and ``[options.<key>] default``.
+        default: value if neither the user nor ``[options.<key>] default`` sets one.
         help: one line for ``vsub -h``.
         metavar: placeholder of the value in help.
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
             :class:`FileData` or None, and ``parse`` is not called.
         words: with ``is_file``: texts, in any case, that are parsed instead of read.
-        separator: the value is a list, as ``show`` writes it. The site's ``allow`` and ``deny``
-            apply to each item.
-        forbids: operations that are impossible with the guests of a job with this option, unless
-            its value is empty, 0 or false.
-        needs: operations that must be possible with the guests of a job whose value is not
-            ``default``.
-        needs_root: True if root must act on the node for a value. Personal sites refuse it.
+        separator: of the items of a list. The site's ``allow`` and ``deny`` apply to each item.
+        forbids: operations that are impossible with guests of a job with this option, unless its
+            value is empty, 0 or false.
+        needs: operations that must be possible with guests of a job whose value is not ``default``.
+        needs_root: returns True if root must act on the node for a value. Personal sites refuse it.
     """
 
     key: str
@@ -97,7 +93,7 @@ class Option(Generic[T]):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The user's request after parsing and site policy, with a typed value for every option.
+    """The user's request after parsing and site policy, with a value for every option.
 
     Attributes:
         values: by key; use ``request[OPTION]``.
@@ -118,7 +114,6 @@ class JobRequest:
     nodes: int | None = None
 
     def __getitem__(self, option: Option[T]) -> T:
-        """Return the value of ``option``. Raises KeyError if it is not registered."""
         value: T = self.values[option.key]
         return value
 
@@ -127,14 +122,13 @@ class JobRequest:
 class Extra:
     """Resources per node in addition to the guests' vCPUs, RAM and QEMU's memory.
 
-    ``vsub`` requests them (``vtorque_needs``), and guests with the job's size leave them free.
+    ``vsub`` requests them (``vtorque_needs``).
 
     Attributes:
         cpus: host CPUs.
-        mib: MiB.
         own: the vCPUs claim exclusive CPUs, which cannot be those reserved for the host.
         resources: counts by the batch system's names (Slurm: ``gres/gpu``, OpenPBS: ``ngpus``).
-        licenses: the same per job, not per node.
+        licenses: counts per job, not per node.
     """
 
     cpus: int = 0
@@ -169,5 +163,5 @@ class Image:
 
 
 def is_personal(site: object) -> bool:
-    """Return True for a personal site, on a machine without the admin's site and without root."""
+    """Return True for a personal site, which has no root and no admin."""
     return bool(getattr(site, "owner", 0))  # no part of Site: what a site of tests need not have

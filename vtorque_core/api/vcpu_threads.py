@@ -1,7 +1,7 @@
-"""Threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
+"""Find the threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
 
 A thread is represented by its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a
-kernel thread. An ended process has no threads, and an ended thread has no name.
+kernel thread. An ended process has no threads.
 """
 
 from __future__ import annotations

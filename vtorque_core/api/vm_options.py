@@ -1,7 +1,6 @@
 """The core's own ``-vm`` keys. Plugins read them with ``guest[RAM]``.
 
-The plugin manager registers this module as the built-in plugin ``core``. An empty default means
-that the user chose no image: the core then selects one by distro and architecture.
+If the value of IMG is empty, the core selects an image by distro and architecture.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def arch_name(value: str) -> str:
 
 
 def vcpu_count(value: str) -> int:
-    """Return a number of vCPUs from 1 to MAX_VCPUS, or JOB. Raises ValueError."""
+    """Return a number of vCPUs up to MAX_VCPUS, or JOB. Raises ValueError."""
     return JOB if _is_job(value) else _between(value, MAX_VCPUS)
 
 
@@ -70,7 +69,7 @@ def ram_mib(value: str) -> int:
 
 
 def guest_count(value: str) -> int:
-    """Return a number of guests per node up to MAX_VMS_PER_NODE. Raises ValueError."""
+    """Return a number of guests up to MAX_VMS_PER_NODE. Raises ValueError."""
     return _between(value, MAX_VMS_PER_NODE)
 
 
@@ -83,7 +82,7 @@ def fs_type(value: str) -> str:
 
 
 def disk_path(value: str) -> str:
-    """Return an absolute path without ``..`` or control characters. Raises ValueError.
+    """Return an absolute path without ``..``. Raises ValueError.
 
     Only checks the text. The file is opened later, as the job's owner.
     """
@@ -115,7 +114,7 @@ def show_boolean(value: bool) -> str:
 
 
 def no_parse(value: str) -> FileData | None:
-    """Raise ValueError: file options must be submitted as data."""
+    """Raise ValueError, because file options must be submitted as data."""
     raise ValueError("names a file, which must travel as data")
 
 
