@@ -17,6 +17,7 @@ from vtorque_core.base import kvm, names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.site import personal
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import Facts
@@ -33,11 +34,11 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     """
     site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)
-    user = plan.job_user(personal.account().pw_name, site)
+    user = job_user(personal.account().pw_name, site)
     host = os.uname().nodename
     job = BatchJob(id="0.example", owner=user.name, node=host, nodes=(host,), blob=b"")
-    secret = bytes(32)
-    planned = plan.plan_guests(job, wanted, site, plugins, user, secret, granted=granted)
+    context = JobContext(job, user, site, plugins, bytes(32), granted=granted)
+    planned = plan.plan_guests(context, wanted)
     wanted = planned[0].plan.request
     placements = []
     for notice in dict.fromkeys(notice for one in planned for notice in one.notices):
@@ -53,11 +54,11 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     for key, option in sorted(plugins.options().items()):
         if wanted[option] not in ("", None):
             sys.stdout.write(f"<!-- {key} = {names.safe_name(option.show(wanted[option]))} -->\n")
-    guests = plan.placed(planned, placements, job, site, secret)
+    guests = plan.placed(context, planned, placements)
     for path, place in overridden(site.templates).items():
         sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
     accel = _accelerator(site)
-    for each in plan.prepare(guests, planned, job, site, plugins):
+    for each in plan.prepare(context, guests, planned):
         sys.stdout.write(_example(each.plan, each.merged, site, accel))
     return 0
 

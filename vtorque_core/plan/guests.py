@@ -6,15 +6,13 @@ Acquires nothing.
 from __future__ import annotations
 
 import dataclasses
-import os
-import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import BatchJob, PeerGuest
+from vtorque_core.api.batch_system import PeerGuest
 from vtorque_core.api.boot_source import BootSource, Identity
 from vtorque_core.api.claims import (
     Claim,
@@ -27,44 +25,26 @@ from vtorque_core.api.claims import (
 )
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, Share, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
-from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.base.trust import require_secret
+from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.images import pool, signature
 from vtorque_core.images.pool import ramdisk_mib
-from vtorque_core.plan import boot_sources, guest_network, guest_uids, subordinate_ids
+from vtorque_core.plan import guest_network, guest_uids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
-from vtorque_core.plan.placement import job_cores, node_hardware
+from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement.demand import RAM_USE
 from vtorque_core.plan.placement.topology import show_cpus
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import groups_of
-from vtorque_core.site.job_size import Granted
-from vtorque_core.site.plugins import Plugins
 
 SAVED = "saved-guest"
 """The ledger's pool of guests with an identity from before: a lease of the UUID, so that no two
 jobs have one at the same time."""
-
-
-def load_secret(path: Path) -> bytes:
-    """Return the site secret. Raises HostFault if missing, short, or readable by others."""
-    try:
-        require_secret(path, os.geteuid())
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (ConfigError, OSError) as error:
-        raise HostFault(f"site secret: {error}; run vtorque setup install") from None
-    with os.fdopen(descriptor, "rb") as file:
-        secret = file.read(4096)
-    if len(secret) < 32:
-        raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
-    return secret
 
 
 @dataclass(frozen=True)
@@ -104,102 +84,104 @@ class Prepared:
         return {item.name: item.unless for item in found if item.unless}
 
 
-def job_user(name: str, site: Site) -> JobUser:
-    """Return the job's owner from this node's user database.
-
-    Raises HostFault for an unknown user, Refused for root.
-    """
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise HostFault(f"user {name!r} is unknown on this node") from None
-    if entry.pw_uid == 0:
-        raise Refused("jobs of root do not run in guests; submit as an ordinary user")
-    ids = (name, entry.pw_uid, site.node.subordinate_ids)
-    return JobUser(
-        name=entry.pw_name,
-        uid=entry.pw_uid,
-        gid=entry.pw_gid,
-        groups=groups_of(name, entry.pw_gid),
-        home=entry.pw_dir,
-        shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=0 if site.owner else subordinate_ids.of_user(*ids),
-    )
-
-
-def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
-    return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
-
-
-def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
-    return job_cores.NodeShare(
-        machine=node_hardware.topology(site.node.libvirt_uri),
-        cpus=job.cpus,
-        cpu_count=job.cpu_count,
-        mem_mib=job.mem_mib,
-        reserve_cores=site.node.host_reserve_cores,
-        reserve_mib=site.node.host_reserve_ram,
-        exclusive=site.node.exclusive and not (job.whole_node or job.whole_user),
-        whole_node=job.whole_node,
-        numa=None if site.node.numa == "none" else site.node.numa,
-    )
-
-
 def plan_guests(
-    job: BatchJob,
-    request: JobRequest,
-    site: Site,
-    plugins: Plugins,
-    user: JobUser,
-    site_secret: bytes,
-    machine: Topology | None = None,
-    granted: Granted = Granted(),  # noqa: B008 (frozen)
-    arriving: Sequence[BootSource] = (),
+    context: JobContext, request: JobRequest, arriving: Sequence[BootSource] = ()
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, before placement.
 
-    On a submit host, ``machine`` is None and ``granted`` has the resources per node. ``arriving``
-    are sources of guests that migrate to this node, in order. Raises Refused if this node can never
-    satisfy the request, otherwise HostFault.
+    ``arriving`` are sources of guests that migrate to this node, in order. Raises Refused if this
+    node can never satisfy the request, otherwise HostFault.
     """
-    cache = Path(site.images.cache) if site.images.cache else None
-    accept = signature.acceptor(site.images.signers)
-    wanted = (request[IMG], request[DISTRO], request[ARCH])
-    image = pool.select(site.images.pool, *wanted, cache, accept)
-    ram = image.disk is not None and request[FS_TYPE] == "ramdisk"
-    disk = ramdisk_mib(image.disk) if ram and image.disk else 0
-    request, notes = policy.settle(request, site, plugins, granted, image, disk)
-    guest_type = plugins.guest_type(image.guest_type)
-    driver = guest_type.driver()
-    secret = names.derive(site_secret, "job", job.id, job.attempt)
-    count, uids = request[VMS_PER_NODE], guest_uids.free(site)
+    site = context.site
+    image = _image(request, site)
+    disk = _ram_disk_mib(request, image)
+    request, notes = policy.settle(request, site, context.plugins, context.granted, image, disk)
+    uids = guest_uids.free(site)
     sources = list(arriving)
-    boot_sources.require_possible(sources, remote=True)
-    if machine is not None and not sources:
-        sources = boot_sources.offered(job, request, site, plugins, user, image)
+    require_possible(sources, remote=True)
+    if context.machine is not None and not sources:
+        sources = _offered(context, request, image)
     guests = []
-    for index in range(count):
-        plan = _guest(job, request, site, user, image, secret, index)
+    for index in range(request[VMS_PER_NODE]):
+        guest_type = context.plugins.guest_type(image.guest_type)
+        plan = _guest(context, request, image, index)
+        plan = dataclasses.replace(plan, supports=guest_type.supports)
         if sources:
-            plan = boot_sources.with_source(plan, sources[index], site_secret)
-        plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
-        claims, notices = _claims(plan, job, site, plugins, uids, disk)
+            plan = _with_source(plan, sources[index], context.secret)
+        claims, notices = _claims(context, plan, uids)
         said = map(Notice, () if index else notes)
-        guests.append(PlannedGuest(plan, driver, claims, (*said, *notices)))
+        guests.append(PlannedGuest(plan, guest_type.driver(), claims, (*said, *notices)))
     return guests
 
 
-def _guest(
-    job: BatchJob,
-    request: JobRequest,
-    site: Site,
-    user: JobUser,
-    image: Image,
-    secret: bytes,
-    index: int,
-) -> GuestPlan:
+def _image(request: JobRequest, site: Site) -> Image:
+    cache = Path(site.images.cache) if site.images.cache else None
+    wanted = (request[IMG], request[DISTRO], request[ARCH])
+    return pool.select(site.images.pool, *wanted, cache, signature.acceptor(site.images.signers))
+
+
+def _ram_disk_mib(request: JobRequest, image: Image) -> int:
+    on_disk = image.disk is None or request[FS_TYPE] != "ramdisk"
+    return 0 if on_disk or image.disk is None else ramdisk_mib(image.disk)
+
+
+def _offered(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
+    """Return the boot sources that a plugin offers before placement.
+
+    Raises Refused unless their number is 0 or that of the guests.
+    """
+    sources = context.plugins.collect_from_one(
+        hooks.vtorque_boot_sources,
+        job=context.job,
+        request=request,
+        image=image,
+        user=context.user,
+        site=context.site,
+    )
+    require_possible(sources)
+    if sources and len(sources) != request[VMS_PER_NODE]:
+        made = f"{len(sources)} guests were saved"
+        raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
+    return sources
+
+
+def require_possible(
+    sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
+) -> None:
+    """Raise HostFault for a source that may not be offered at this point.
+
+    ``adopts``: sources may adopt a warm guest. ``remote``: sources must be remote.
+    """
+    for source in sources:
+        what = ""
+        if source.remote != remote:
+            what = "does not come from another node" if remote else "comes from another node"
+        elif source.remote and source.fallback:
+            what = "comes from another node and has a fallback: the guest could run on both nodes"
+        elif source.adopts and not adopts:
+            what = "adopts a warm guest before the guests are rendered"
+        if what:
+            raise HostFault(f"boot source {source.name} {what}", stage="plan")
+
+
+def _with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
+    """Return the guest with a boot source and the identity that the source keeps."""
+    plan = dataclasses.replace(plan, source=source)
+    if (known := source.identity) is None:
+        return plan
+    return dataclasses.replace(
+        plan,
+        name=known.name,
+        uuid=known.uuid,
+        hostname=known.hostname,
+        secret=names.derive(site_secret, "job", known.job_id, known.attempt),
+    )
+
+
+def _guest(context: JobContext, request: JobRequest, image: Image, index: int) -> GuestPlan:
+    job, site = context.job, context.site
     count = request[VMS_PER_NODE]
-    attempt = attempt_of(job, user)
+    attempt = attempt_of(job, context.user)
     name = names.guest_name(job.id, job.attempt, job.node, index)
     return GuestPlan(
         job=attempt,
@@ -212,21 +194,23 @@ def _guest(
         vcpus=request[VCPUS],
         ram_mib=request[RAM],
         image=image,
-        user=user,
+        user=context.user,
         request=request,
         addresses=(),
         peers=(),
         state_dir=site.paths.job_state(attempt.key) / f"g{index}",
         run_dir=site.paths.job_run(attempt.key) / f"g{index}",
-        secret=secret,
-        shares=_shares(job, site, user),
+        secret=names.derive(context.secret, "job", job.id, job.attempt),
+        shares=_shares(context),
         ntp=tuple(site.network.ntp),
         granted=job.granted,
+        host=context.machine or Topology(),
     )
 
 
-def _shares(job: BatchJob, site: Site, user: JobUser) -> tuple[Share, ...]:
-    known = {"user": user.name, "home": user.home, "uid": str(user.uid), "job": job.id}
+def _shares(context: JobContext) -> tuple[Share, ...]:
+    user = context.user
+    known = {"user": user.name, "home": user.home, "uid": str(user.uid), "job": context.job.id}
     return tuple(
         Share(
             name=name,
@@ -236,7 +220,7 @@ def _shares(job: BatchJob, site: Site, user: JobUser) -> tuple[Share, ...]:
             readonly=share.readonly,
             user_owned=share.user_owned,
         )
-        for name, share in site.shares.items()
+        for name, share in context.site.shares.items()
     )
 
 
@@ -247,28 +231,24 @@ def _expand(text: str, known: dict[str, str]) -> str:
 
 
 def _claims(
-    guest: GuestPlan,
-    job: BatchJob,
-    site: Site,
-    plugins: Plugins,
-    uids: tuple[str, ...],
-    disk: int,
+    context: JobContext, guest: GuestPlan, uids: tuple[str, ...]
 ) -> tuple[tuple[Claim, ...], tuple[Notice, ...]]:
+    job, site = context.job, context.site
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
         MemoryClaim(guest.ram_mib, use=RAM_USE),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    if disk:
+    if disk := _ram_disk_mib(guest.request, guest.image):
         claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
     if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        claims += _same_addresses(guest, known, job, site)
+        claims += _same_addresses(context, guest, known)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
-    for contribution in plugins.collect(hooks.vtorque_plan, guest=guest, site=site):
+    for contribution in context.plugins.collect(hooks.vtorque_plan, guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
             refusals.append(contribution.item)
         elif isinstance(contribution.item, Notice):
@@ -280,9 +260,8 @@ def _claims(
     return tuple(claims), tuple(notices)
 
 
-def _same_addresses(
-    guest: GuestPlan, known: Identity, job: BatchJob, site: Site
-) -> Iterator[PoolClaim]:
+def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> Iterator[PoolClaim]:
+    job, site = context.job, context.site
     had = dict(known.leased)
     now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
     for each in {**now, **had}:
@@ -310,13 +289,10 @@ def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
 
 
 def placed(
-    planned: Sequence[PlannedGuest],
-    placements: Sequence[Placement],
-    job: BatchJob,
-    site: Site,
-    site_secret: bytes,
+    context: JobContext, planned: Sequence[PlannedGuest], placements: Sequence[Placement]
 ) -> list[GuestPlan]:
     """Return the placed guests with names, NICs and addresses."""
+    job, site = context.job, context.site
     guests = [
         dataclasses.replace(one.plan, placement=at)
         for one, at in zip(planned, placements, strict=True)
@@ -330,7 +306,7 @@ def placed(
     return [
         dataclasses.replace(
             guest,
-            addresses=tuple(guest_network.addresses(site, site_secret, guest)),
+            addresses=tuple(guest_network.addresses(site, context.secret, guest)),
             qemu_uid=guest_uids.of_guest(guest, site),
             peers=peers,
             aliases=aliases,
@@ -340,13 +316,12 @@ def placed(
     ]
 
 
-def peer_guests(
-    guests: Sequence[GuestPlan], job: BatchJob, site: Site, plugins: Plugins
-) -> list[PeerGuest]:
+def peer_guests(context: JobContext, guests: Sequence[GuestPlan]) -> list[PeerGuest]:
     """Return all guests of the job in rank order.
 
     With ``vcpus=job``, sizes follow each node's number of CPUs.
     """
+    job, site, plugins = context.job, context.site, context.plugins
     first = guests[0]
     request, count = first.request, first.guests_per_node
     sizes = [first.vcpus] * len(job.nodes)
@@ -363,11 +338,9 @@ def peer_guests(
 
 
 def prepare(
+    context: JobContext,
     guests: Sequence[GuestPlan],
     planned: Sequence[PlannedGuest],
-    job: BatchJob,
-    site: Site,
-    plugins: Plugins,
     of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
 ) -> list[Prepared]:
     """Return everything for the placed guests and their domains. Acquires nothing.
@@ -375,31 +348,30 @@ def prepare(
     ``of_batch`` returns the batch system's context items for all guests. Raises Refused and
     Conflict.
     """
-    peers = peer_guests(guests, job, site, plugins)
+    peers = peer_guests(context, guests)
     batch, prepared = tuple(of_batch(peers)), []
     hostnames, slots = zip(*((peer.hostname, peer.slots) for peer in peers), strict=True)
     for placed_guest, driver in zip(guests, (one.driver for one in planned), strict=True):
         guest = dataclasses.replace(placed_guest, hostnames=hostnames, slots=slots)
-        items = context_of(guest, driver, site, plugins, batch)
-        contributed = domain_contributions(guest, driver, site, plugins)
-        owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+        items = context_of(context, guest, driver, batch)
+        contributed = domain_contributions(context, guest, driver)
+        owner = context.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
         merged = merge(contributed)
         prepared.append(Prepared(guest, driver, owner, contributed, merged, items))
     return prepared
 
 
 def context_of(
+    context: JobContext,
     guest: GuestPlan,
     driver: GuestDriver,
-    site: Site,
-    plugins: Plugins,
     batch: Sequence[ContextItem] = (),
 ) -> list[ContextItem]:
     """Return all context items of a guest, including ``batch``, those of the batch system.
 
     Raises Refused, naming plugin and item, if the guest type does not support one.
     """
-    supports = plugins.guest_type(guest.image.guest_type).supports
+    site, plugins = context.site, context.plugins
     items: list[ContextItem] = [
         EnvVar("VTORQUE_JOBID", guest.job.id),
         EnvVar("VTORQUE_RANK", str(guest.rank)),
@@ -408,7 +380,7 @@ def context_of(
     ]
     for contribution in plugins.collect(hooks.vtorque_guest_context, guest=guest, site=site):
         kind = type(contribution.item).__name__
-        if kind not in supports:
+        if kind not in guest.supports:
             raise Refused(
                 f"plugin {contribution.plugin} needs {kind} in the guest; guest type "
                 f"{guest.image.guest_type} of image {guest.image.name} has none",
@@ -419,9 +391,10 @@ def context_of(
 
 
 def domain_contributions(
-    guest: GuestPlan, driver: GuestDriver, site: Site, plugins: Plugins
+    context: JobContext, guest: GuestPlan, driver: GuestDriver
 ) -> list[Contributed]:
     """Return all domain elements of a guest with their plugins, the core's first."""
+    site, plugins = context.site, context.plugins
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
     found = [Contributed("core", "vtorque-core", e) for e in _core_elements(guest, site)]
     found += [

@@ -81,7 +81,7 @@ def settle(
     wanted: JobRequest,
     site: Site,
     plugins: Plugins,
-    granted: Granted = Granted(),  # noqa: B008 (frozen)
+    granted: Granted = Granted(),
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:

@@ -255,7 +255,7 @@ def planned(site: Site) -> Any:
     request = JobRequest(values | {"img": "m"})
     user = JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh")
     job = BatchJob("7", "u", "n1", ("n1",), b"", attempt=1)
-    return guests.plan_guests(job, request, site, plugins, user, b"s" * 32)
+    return guests.plan_guests(guests.JobContext(job, user, site, plugins, b"s" * 32), request)
 
 
 def test_a_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, signers: Path) -> None:

@@ -18,7 +18,7 @@ from vtorque_core.base import errors, locks, safefs, trust
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.shell import proof
 from vtorque_core.node.start import directories
-from vtorque_core.plan import guests
+from vtorque_core.plan import job_context
 from vtorque_core.records import reading
 from vtorque_iocm import irqs
 from vtorque_unclot import shm as shared_memory
@@ -285,12 +285,13 @@ ATTACKS = {
         lambda _, done: "symbolic link" not in str(done),
     ),
     "a link for the site's secret": Attack(
-        secret, lambda top: guests.load_secret(top / "secret"), flags(guests, "O_NOFOLLOW"),
+        secret, lambda top: job_context.load_secret(top / "secret"),
+        flags(job_context, "O_NOFOLLOW"),
         lambda _, done: isinstance(done, bytes),
     ),
     "a secret that a group can read": Attack(
         lambda top: ((top / "s").write_bytes(b"s" * 32), (top / "s").chmod(0o640)),
-        lambda top: guests.load_secret(top / "s"),
+        lambda top: job_context.load_secret(top / "s"),
         statement(trust, "require_secret", "users other than root can access it"),
         lambda _, done: isinstance(done, bytes),
     ),

@@ -106,7 +106,7 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=Plugins())
     with pytest.raises(ledger.InUse):
         let_hook_return = functools.partial(calls.append, 1)
-        start_order._lease(start, (), None, lambda: reaped.append(1), let_hook_return, patience, [])
+        start_order._lease(start, (), None, lambda: reaped.append(1), let_hook_return, patience)
     assert bool(calls) == (patience > 0), "the hook waits although the job waits for others"
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
@@ -121,5 +121,5 @@ def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatc
     monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]))
     withheld = plugins.without({"acme": "[[limits]]"})
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=withheld)
-    start_order._lease(start, (), None, lambda: None, lambda: None, 0.0, [])
+    start_order._lease(start, (), None, lambda: None, lambda: None, 0.0)
     assert found == [away]

@@ -81,7 +81,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
     monkeypatch.setattr(receive, "tell_ended", lambda *_: [])
     user = SimpleNamespace(name="ada", uid=os.geteuid())
-    monkeypatch.setattr(receive.plan, "job_user", lambda *_: user)
+    monkeypatch.setattr(receive.job_context, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
     monkeypatch.setattr(receive, "start_job", start)
     # A process of its own would have the sender's end of the pipe, too, until it has closed it.

@@ -29,7 +29,7 @@ def start(paths, job):
 
 def test_jobs_get_amounts_until_there_are_no_more(paths):
     first = start(paths, "1")
-    one, two = place(first, [(*VM, scratch(1024)), (*VM, scratch(2048))], NODE, paths)
+    (one, two), _ = place(first, [(*VM, scratch(1024)), (*VM, scratch(2048))], NODE, paths)
     assert (one.amounts, two.amounts) == ({"scratch": 1024}, {"scratch": 2048})
     assert taken_by(list(walk(paths))).amounts == {"scratch": 3072}
     second = start(paths, "2")
@@ -39,7 +39,8 @@ def test_jobs_get_amounts_until_there_are_no_more(paths):
     )
     with pytest.raises(InUse, match=said):
         place(second, [(*VM, scratch(2048))], NODE, paths)
-    assert place(second, [(*VM, scratch(1024))], NODE, paths)[0].amounts == {"scratch": 1024}
+    (got,), _ = place(second, [(*VM, scratch(1024))], NODE, paths)
+    assert got.amounts == {"scratch": 1024}
     for lease in read(first.path).leases:
         first.released(lease.seq)
     assert taken_by(list(walk(paths))).amounts == {"scratch": 1024}

@@ -58,7 +58,7 @@ def test_iocm_and_resize(shown, tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
         claims = [*core_claims(), *shown.iocm(guest(), 1, 3)]
-        (got,) = place(journal, [claims], NODE, paths)
+        (got,), _ = place(journal, [claims], NODE, paths)
     assert got.cores["io"] == got.cores["emulator"] == (0,)
     assert got.most == {"io": 3}
     assert not set(got.cores["vcpu"]) & {0}

@@ -22,8 +22,9 @@ from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor, names
 from vtorque_core.base.errors import Conflict, HostFault, Refusal, Refused
 from vtorque_core.images import pool
-from vtorque_core.plan import boot_sources, guest_uids
+from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
+from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.refusals import check_memory
@@ -99,10 +100,9 @@ def planned(monkeypatch, plugin):
         values = {o.key: o.default for o in plugins.options().values()}
         values |= {"ram": 256, "vms_per_node": 2, **wanted}
         here = dataclasses.replace(site, options=limits or {})
-        guests = plan.plan_guests(
-            JOB, JobRequest(values), here, plugins, USER, b"s" * 32, machine, granted or Granted()
-        )
-        return guests, here, plugins
+        secret = b"s" * 32
+        context = JobContext(JOB, USER, here, plugins, secret, machine, granted or Granted())
+        return plan.plan_guests(context, JobRequest(values)), here, context
 
     return make
 
@@ -129,9 +129,9 @@ def test_the_core_claims_cpus_memory_and_an_address(planned):
 
 
 def test_each_guests_qemu_is_a_user_of_its_own(planned):
-    guests, site, _ = planned()
+    guests, site, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
-    one, two = plan.placed(guests, placements, JOB, site, b"s" * 32)
+    one, two = plan.placed(context, guests, placements)
     assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
     shared = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=0))
     assert guest_uids.free(shared) == ()
@@ -141,19 +141,19 @@ def test_each_guests_qemu_is_a_user_of_its_own(planned):
 
 def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
     """This host's name service has localhost, whose address no other machine could use."""
-    guests, site, _ = planned()
+    guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))
-    mixed = dataclasses.replace(JOB, bare=bare)
-    for guest in plan.placed(guests, placements, mixed, site, b"s" * 32):
+    mixed = dataclasses.replace(context, job=dataclasses.replace(JOB, bare=bare))
+    for guest in plan.placed(mixed, guests, placements):
         assert guest.bare == (BareNode("10.1.2.3", 8, "10.1.2.3"), *bare[1:])
 
 
 def test_a_uid_that_somebody_has_is_not_taken(planned):
-    guests, site, _ = planned()
+    guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
     with pytest.raises(HostFault, match=r"\[node\] guest_uids is 0: the uid of root"):
-        plan.placed(guests, placements, JOB, site, b"s" * 32)
+        plan.placed(context, guests, placements)
 
 
 def test_a_uid_that_a_process_has_is_not_free(planned):
@@ -252,21 +252,23 @@ def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned, monkeypat
     monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
     monkeypatch.setattr(plan, "merge", lambda _: None)
     for index, counts in enumerate(((9, 4), (9, 4))):
-        guests, site, plugins = planned(Granted(counts[index], 4096))
+        guests, _, context = planned(Granted(counts[index], 4096))
         job = dataclasses.replace(
             JOB, node=JOB.nodes[index], cpu_counts=counts, cpu_count=counts[index]
         )
+        context = dataclasses.replace(context, job=job)
         plans = [one.plan for one in guests]
-        told.append(plan.peer_guests(plans, job, site, plugins))
-        prepared = plan.prepare(plans, guests, job, site, plugins)
+        told.append(plan.peer_guests(context, plans))
+        prepared = plan.prepare(context, plans, guests)
         assert {each.plan.slots for each in prepared} == {(4, 4, 2, 2)}, "plugins get other sizes"
     assert told[0] == told[1]
     assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
         ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
     ]  # fmt: skip
-    guests, site, plugins = planned(Granted(4, 4096), vcpus=1)
+    guests, _, context = planned(Granted(4, 4096), vcpus=1)
     job = dataclasses.replace(JOB, cpu_counts=(9, 4), cpu_count=4)
-    peers = plan.peer_guests([one.plan for one in guests], job, site, plugins)
+    context = dataclasses.replace(context, job=job)
+    peers = plan.peer_guests(context, [one.plan for one in guests])
     assert {peer.slots for peer in peers} == {1}, "a number is the same on all nodes"
 
 
@@ -283,28 +285,28 @@ def test_a_plugins_refusal_ends_the_plan(planned, plugin):
 
 def test_an_item_the_guest_type_cannot_apply_names_plugin_and_image(planned, plugin):
     plugin.items = (RootCommand(("true",)),)
-    guests, site, plugins = planned()
+    guests, _, context = planned()
     with pytest.raises(Refused, match=r"plugin double needs RootCommand .* image tiny has none"):
-        plan.context_of(guests[0].plan, guests[0].driver, site, plugins)
+        plan.context_of(context, guests[0].plan, guests[0].driver)
 
 
 def test_context_carries_the_job_and_what_driver_and_plugins_add(planned, plugin):
     plugin.items = (EnvVar("ACME", "1"),)
-    guests, site, plugins = planned()
-    items = plan.context_of(guests[0].plan, guests[0].driver, site, plugins)
+    guests, _, context = planned()
+    items = plan.context_of(context, guests[0].plan, guests[0].driver)
     assert [i.name for i in items] == ["VTORQUE_JOBID", "VTORQUE_RANK", "DISTRO", "ACME"]
 
 
 def test_root_and_unknown_users_get_no_guest():
     with pytest.raises(Refused, match="jobs of root"):
-        plan.job_user("root", Site())
+        job_user("root", Site())
     with pytest.raises(HostFault, match="unknown on this node"):
-        plan.job_user("no-such-user", Site())
+        job_user("no-such-user", Site())
 
 
 def test_a_users_groups_come_from_the_node():
     name = next(p.pw_name for p in pwd.getpwall() if p.pw_uid not in (0, os.getuid()))
-    user = plan.job_user(name, Site())
+    user = job_user(name, Site())
     assert user.groups[0][1] == user.gid
     assert Path(user.home).is_absolute()
 
@@ -318,10 +320,10 @@ def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, mo
         ("copy", "ramdisk", None),
         ("copy", "sharedfs", str(image.disk)),
     ):
-        guests, site, plugins = planned(fs_type=fs_type)
+        guests, site, context = planned(fs_type=fs_type)
         site = dataclasses.replace(site, images=Images(ramdisk=way))
-        guest = guests[0]
-        found = plan.domain_contributions(guest.plan, NoElements(), site, plugins)
+        guest, context = guests[0], dataclasses.replace(context, site=site)
+        found = plan.domain_contributions(context, guest.plan, NoElements())
         (root,) = (c.element for c in found if isinstance(c.element, Disk))
         assert (root.base, root.format) == (base, "qcow2"), (way, fs_type)
         assert plan.copied(guest.plan, site) == (base is None)
@@ -424,4 +426,4 @@ def test_a_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, s
 )
 def test_an_arriving_guest_has_one_source_and_no_fallback(source, said):
     with pytest.raises(HostFault, match=f"boot source .* {said}"):
-        boot_sources.require_possible([source], remote=True)
+        plan.require_possible([source], remote=True)

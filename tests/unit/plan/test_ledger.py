@@ -11,10 +11,11 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.sizes import show_mib
-from vtorque_core.plan import guests
+from vtorque_core.plan.job_context import node_share
+from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.ledger import InUse, Resized, place, resize, taken_by
+from vtorque_core.plan.placement.ledger import InUse, Resized, resize, taken_by
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read, walk
 from vtorque_core.site.config import Site
@@ -25,6 +26,10 @@ SHARED = dataclasses.replace(NODE, exclusive=False)
 
 def start(paths, job, uid=1000):
     return Journal.start(paths, JobHeader(JobAttempt(job, 0, f"u{uid}", uid), "local"))
+
+
+def place(*args, **more):
+    return ledger.place(*args, **more)[0]
 
 
 def vm(vcpus=1, ram=512, **more):
@@ -166,8 +171,8 @@ def test_of_a_number_of_cpus_without_ids_the_ledger_chooses_which(paths):
 
 @pytest.mark.parametrize("known", [{}, {"whole_node": True}, {"whole_user": True}])
 def test_we_keep_others_away_only_where_the_batch_system_does_not(paths, monkeypatch, known):
-    monkeypatch.setattr(guests.node_hardware, "topology", lambda _: NODE.machine)
-    share = guests.node_share(BatchJob("1", "u1", "n", ("n",), b"", **known), Site())
+    monkeypatch.setattr(node_hardware, "topology", lambda _: NODE.machine)
+    share = node_share(BatchJob("1", "u1", "n", ("n",), b"", **known), Site())
     assert share.alone is not bool(known)
     place(start(paths, "2", uid=1001), [vm()], SHARED, paths)
     if known:

@@ -91,7 +91,7 @@ def start(paths, header, claims, share, counts):
     for _ in range(5000):
         with job_lock(paths, header.job.id), Journal.start(paths, header) as journal:
             try:
-                return place(journal, claims, share, paths)
+                return place(journal, claims, share, paths)[0]
             except Refused:
                 counts["refused"] += 1
                 journal.delete()
@@ -194,7 +194,8 @@ class Steps(RuleBasedStateMachine):
         )
         share = dataclasses.replace(self.share, cpu_count=count)
         try:
-            self.jobs[self.number] = journal, place(journal, claims, share, self.paths)
+            placements, _ = place(journal, claims, share, self.paths)
+            self.jobs[self.number] = journal, placements
         except (Refused, InUse):
             journal.delete()
 

@@ -113,7 +113,7 @@ class Ledger(RuleBasedStateMachine):
             and not any(j.uid != uid and (alone or j.alone) for j in others)
         )
         try:
-            got = place(journal, claims, share, self.paths)
+            got, _ = place(journal, claims, share, self.paths)
         except (Refused, HostFault) as error:
             assert isinstance(error, HostFault) == possible, error
             assert not now, error

@@ -28,8 +28,7 @@ def spare(paths, number, mib=1024):
 
 def job(paths, number, mib, uid=1000):
     journal = Journal.start(paths, JobHeader(JobAttempt(number, 0, "u", uid), "local"))
-    gone = ["what an earlier look said"]
-    place(journal, [(CoreClaim("vcpu", 1), MemoryClaim(mib))], NODE, paths, gone)
+    _, gone = place(journal, [(CoreClaim("vcpu", 1), MemoryClaim(mib))], NODE, paths)
     return journal, gone
 
 

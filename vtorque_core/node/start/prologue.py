@@ -32,7 +32,7 @@ from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
 from vtorque_core.node.start.start_order import start_job
-from vtorque_core.plan import guests
+from vtorque_core.plan.job_context import attempt_of, job_user
 from vtorque_core.records import log
 from vtorque_core.records.log import Log
 from vtorque_core.records.reading import ARRIVES, JournalError, find, journals, lock_name
@@ -205,8 +205,8 @@ def _attempt(
     try:
         from vtorque_core.node.start import cleanup  # noqa: PLC0415 - few starts need it
 
-        user = guests.job_user(job.owner, site)
-        mine = guests.attempt_of(job, user)
+        user = job_user(job.owner, site)
+        mine = attempt_of(job, user)
         logged = log.facts()
         logged |= {"name": job.name, "known_as": job.known_as}
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)

@@ -21,7 +21,7 @@ from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.end.reap import release_job, tell_ended
 from vtorque_core.node.start.start_order import start_job
-from vtorque_core.plan import guests as plan
+from vtorque_core.plan import job_context
 from vtorque_core.records import log
 from vtorque_core.records.reading import find
 from vtorque_core.resources import virtiofs_daemon
@@ -70,7 +70,7 @@ class Receiving:
                 raise Refused(f"job {job_id} has something on {name} already")
             try:
                 job = self.adapter.receive(job_id, nodes, left, name)
-                mine = plan.attempt_of(job, plan.job_user(job.owner, self.site))
+                mine = job_context.attempt_of(job, job_context.job_user(job.owner, self.site))
                 with log.opened(log.Log(self.site.paths, mine, parse(self.site.log.level))):
                     _log.info("guests of job %s are to come here from another node", job.id)
                     start_job(job, self.site, self.plugins, self.adapter, arriving=sources)

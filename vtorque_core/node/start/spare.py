@@ -27,9 +27,9 @@ from vtorque_core.base.names import Paths
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.guest_resources import domain_spec
-from vtorque_core.plan import boot_sources, guest_uids
+from vtorque_core.plan import guest_uids
 from vtorque_core.plan.domain.render import base
-from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.guests import Prepared, require_possible
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, lock_name, spares, walk
 from vtorque_core.resources.lease import SpareUse
@@ -79,7 +79,7 @@ def _require_possible(offers: Sequence[Offer], indexes: Collection[int]) -> None
                 "not exist or has a source already",
                 stage="plan",
             )
-    boot_sources.require_possible([offer.source for offer in offers], adopts=True)
+    require_possible([offer.source for offer in offers], adopts=True)
 
 
 def _with_offer(

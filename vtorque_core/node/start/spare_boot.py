@@ -39,6 +39,7 @@ from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import merge
 from vtorque_core.plan.domain.render import base, without_pluggable
+from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records.journal import Journal
@@ -59,7 +60,7 @@ def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[
     node = socket.gethostname()
     job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
     with job_lock(site.paths, job.id):
-        header = JobHeader(plan.attempt_of(job, _NOBODY), keeper, spare=keeper)
+        header = JobHeader(attempt_of(job, _NOBODY), keeper, spare=keeper)
         try:
             with Journal.start(site.paths, header) as journal:
                 until = time.monotonic() + site.node.start_timeout
@@ -77,9 +78,9 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     start.enter("plan")
     request = policy.asked(Request(tuple(wanted.items())), site, plugins)
     machine = node_hardware.topology(site.node.libvirt_uri)
-    (planned,) = plan.plan_guests(
-        job, request, replace(site, shares={}), plugins, start.user, b"-" * 32, machine
-    )
+    unshared = replace(site, shares={})
+    context = JobContext(job, start.user, unshared, plugins, b"-" * 32, machine)
+    (planned,) = plan.plan_guests(context, request)
     driver = planned.driver
     if not isinstance(driver, SpareDriver):
         kind = planned.plan.image.guest_type
@@ -88,13 +89,13 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     claims = [c for c in planned.claims if isinstance(c, kinds) or _is_uid(c)]
     reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
     share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
-    (placement,) = ledger.place(start.journal, [claims], share, site.paths)
+    (placement,), _ = ledger.place(start.journal, [claims], share, site.paths)
     if placement.own:  # no job's guest would have the same
         raise Refused("guests with cores of their own cannot be booted before their job")
     guest = replace(planned.plan, placement=placement)
     guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
     start.guests = [guest]
-    merged = merge(plan.domain_contributions(guest, driver, site, plugins))
+    merged = merge(plan.domain_contributions(context, guest, driver))
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
     each = plan.Prepared(guest, driver, owner, (), without_pluggable(merged), ())
     start.enter("pre-boot")

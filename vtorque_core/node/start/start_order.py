@@ -30,6 +30,13 @@ from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.guests import PlannedGuest, Prepared
+from vtorque_core.plan.job_context import (
+    JobContext,
+    attempt_of,
+    job_user,
+    load_secret,
+    node_share,
+)
 from vtorque_core.plan.placement import ledger
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records import log, timeline
@@ -58,7 +65,7 @@ def proof_file(told: Proof, user: JobUser, site: Site) -> File:
 def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
     """Return the first line of the journal."""
     return JobHeader(
-        job=plan.attempt_of(job, user),
+        job=attempt_of(job, user),
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
         whole_node=job.whole_node,
@@ -87,7 +94,7 @@ def start_job(
     if job.unknown:
         raise HostFault(f"the batch system does not tell all of the job: {job.unknown}")
     request = read_request(job.blob)
-    user = plan.job_user(job.owner, site)
+    user = job_user(job.owner, site)
     facts = facts_of_job(job, user)
     policy.require_told(site, facts)
     site, plugins = policy.for_job(site, plugins, facts)
@@ -96,13 +103,9 @@ def start_job(
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
-        start = Start(plan.attempt_of(job, user), user, site, deadline, journal, plugins)
-        told = _proof(start, job, wanted)
-        start.acquire(proof_file(told, user, site))
-        if job.detach is Detach.AT_ONCE:
-            let_hook_return()
+        start = Start(attempt_of(job, user), user, site, deadline, journal, plugins)
         with blame(start):
-            _start(start, job, wanted, told, adapter, reap_gone, let_hook_return, arriving)
+            _start(start, job, wanted, adapter, reap_gone, let_hook_return, arriving)
 
 
 @contextlib.contextmanager
@@ -120,33 +123,36 @@ def _start(
     start: Start,
     job: BatchJob,
     wanted: JobRequest,
-    told: Proof,
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
     let_hook_return: Callable[[], None],
     arriving: Sequence[BootSource],
 ) -> None:
-    site, plugins = start.site, start.plugins
+    site = start.site
+    told = _proof(start, job, wanted)
+    start.acquire(proof_file(told, start.user, site))
+    if job.detach is Detach.AT_ONCE:
+        let_hook_return()
     start.enter("plan")
-    secret = plan.load_secret(site.paths.secret)
-    share = plan.node_share(job, site)
-    of_node = (share.machine, share.granted, arriving)
-    planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
+    secret = load_secret(site.paths.secret)
+    share = node_share(job, site)
+    of_node = (share.machine, share.granted)
+    context = JobContext(job, start.user, site, start.plugins, secret, *of_node)
+    planned = plan.plan_guests(context, wanted, arriving)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
-    gone: list[str] = []
-    placements = _lease(start, planned, share, reap_gone, let_hook_return, patience, gone)
+    placements, gone = _lease(start, planned, share, reap_gone, let_hook_return, patience)
     let_hook_return()
     # The batch system waits until here. These modules take 0.1 s of CPU time to import.
     from vtorque_core.node.start import boot, guest_resources, spare  # noqa: PLC0415
 
     _leave_cores(placements)
-    start.guests = plan.placed(planned, placements, job, site, secret)
+    start.guests = plan.placed(context, planned, placements)
     notices = _notices(planned, placements)
     _log_plan(start.guests, notices)
 
     start.enter("render domain")
-    context = functools.partial(adapter.context, job)
-    rendered = plan.prepare(start.guests, planned, job, site, plugins, context)
+    of_batch = functools.partial(adapter.context, job)
+    rendered = plan.prepare(context, start.guests, planned, of_batch)
     prepared = [
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
         for each in spare.with_offers(start, rendered, gone)
@@ -177,11 +183,11 @@ def _lease(
     reap_gone: Callable[[], None],
     let_hook_return: Callable[[], None],
     seconds: float,
-    gone: list[str],
-) -> list[Placement]:
+) -> tuple[list[Placement], list[str]]:
     """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
-    ``let_hook_return`` is called before the wait, which must not block the batch system.
+    Also returns the keys of the warm guests that must end. ``let_hook_return`` is called before the
+    wait, which must not block the batch system.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
@@ -193,7 +199,7 @@ def _lease(
         found = plugins.collect(hooks.vtorque_reserved, guests=guests, site=start.site)
         away = [each.item for each in found]  # before the node's lock: they may have to wait for it
         try:
-            return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
+            return ledger.place(start.journal, claims, share, start.site.paths, away)
         except InUse as error:
             if looks and time.monotonic() >= until:
                 raise

@@ -46,15 +46,14 @@ def place(
     claims: Sequence[Sequence[Claim]],
     share: NodeShare,
     paths: Paths,
-    gone: list[str] | None = None,
     away: Sequence[PoolClaim] = (),
-) -> list[Placement]:
+) -> tuple[list[Placement], list[str]]:
     """Return a placement for each guest, leased in ``journal``; all or nothing. As root.
 
-    Call before the job acquires other resources. ``claims`` are those of each guest, by its index
-    on this node. ``gone`` gets the keys of warm guests that must end before the job's guests start.
-    If it is None, the guests to place are warm themselves, and end no others. Items in ``away`` are
-    in use although no journal names them.
+    Also returns the keys of warm guests that must end before the job's guests start; a guest that
+    is warm itself ends no others. Call before the job acquires other resources. ``claims`` are
+    those of each guest, by its index on this node. Items in ``away`` are in use although no journal
+    names them.
 
     Raises:
         Refused: the guests can never fit the job's share.
@@ -68,35 +67,32 @@ def place(
     with node_lock(paths):
         held = list(walk(paths))
         _check_alone(journal, share, held)
-        placements = _placements(claims, share, held, gone, away)
+        ending = [] if journal.header.spare else spares(held)
+        placements, gone = _placements(claims, share, held, ending, away)
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
             leases += [(lease, index) for lease in _leases(placement, index, share)]
         journal.acquire_leases(leases, phase="plan")
-    return placements
+    return placements, gone
 
 
 def _placements(
     claims: Sequence[Sequence[Claim]],
     share: NodeShare,
     held: Sequence[JournalState],
-    gone: list[str] | None,
+    ending: Sequence[JournalState],
     away: Sequence[PoolClaim],
-) -> list[Placement]:
-    spare = [] if gone is None else spares(held)
-    for count in range(len(spare) + 1):
+) -> tuple[list[Placement], list[str]]:
+    for count in range(len(ending) + 1):
         try:
-            taken = taken_by(held, without=spare[:count])
+            taken = taken_by(held, without=ending[:count])
             items = dict(taken.items)
             for claim in away:
                 items[claim.pool] = items.get(claim.pool, frozenset()).union(claim.items)
             found = plan(claims, share, replace(taken, items=items))
+            return found, [state.key for state in ending[:count]]
         except NoFit as misfit:
             refusal = misfit.refusal
-            continue
-        if gone is not None:
-            gone[:] = [state.key for state in spare[:count]]
-        return found
     raise InUse(f"in use by other jobs: {refusal}", stage="plan")
 
 

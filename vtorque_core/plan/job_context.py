@@ -1,0 +1,97 @@
+"""The context of a job's planner: job, user, site, plugins and hardware. As root on the node."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base import names
+from vtorque_core.base.errors import ConfigError, HostFault, Refused
+from vtorque_core.base.trust import require_secret
+from vtorque_core.plan import subordinate_ids
+from vtorque_core.plan.placement import job_cores, node_hardware
+from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import groups_of
+from vtorque_core.site.job_size import Granted
+from vtorque_core.site.plugins import Plugins
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job, and everything on this node that all its guests are planned with.
+
+    Attributes:
+        site: config with the limits of this job (:func:`vtorque_core.site.policy.for_job`).
+        plugins: those that the job may use.
+        secret: the site's secret.
+        machine: the node's hardware; None on a submit host.
+        granted: resources that the batch system granted on this node.
+    """
+
+    job: BatchJob
+    user: JobUser
+    site: Site
+    plugins: Plugins
+    secret: bytes
+    machine: Topology | None = None
+    granted: Granted = Granted()
+
+
+def load_secret(path: Path) -> bytes:
+    """Return the site secret. Raises HostFault if missing, short, or readable by others."""
+    try:
+        require_secret(path, os.geteuid())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (ConfigError, OSError) as error:
+        raise HostFault(f"site secret: {error}; run vtorque setup install") from None
+    with os.fdopen(descriptor, "rb") as file:
+        secret = file.read(4096)
+    if len(secret) < 32:
+        raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
+    return secret
+
+
+def job_user(name: str, site: Site) -> JobUser:
+    """Return the job's owner from this node's user database.
+
+    Raises HostFault for an unknown user, Refused for root.
+    """
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise HostFault(f"user {name!r} is unknown on this node") from None
+    if entry.pw_uid == 0:
+        raise Refused("jobs of root do not run in guests; submit as an ordinary user")
+    ids = (name, entry.pw_uid, site.node.subordinate_ids)
+    return JobUser(
+        name=entry.pw_name,
+        uid=entry.pw_uid,
+        gid=entry.pw_gid,
+        groups=groups_of(name, entry.pw_gid),
+        home=entry.pw_dir,
+        shell=entry.pw_shell or "/bin/sh",
+        subordinate_id=0 if site.owner else subordinate_ids.of_user(*ids),
+    )
+
+
+def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
+    return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
+
+
+def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
+    return job_cores.NodeShare(
+        machine=node_hardware.topology(site.node.libvirt_uri),
+        cpus=job.cpus,
+        cpu_count=job.cpu_count,
+        mem_mib=job.mem_mib,
+        reserve_cores=site.node.host_reserve_cores,
+        reserve_mib=site.node.host_reserve_ram,
+        exclusive=site.node.exclusive and not (job.whole_node or job.whole_user),
+        whole_node=job.whole_node,
+        numa=None if site.node.numa == "none" else site.node.numa,
+    )
