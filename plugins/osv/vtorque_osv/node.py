@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from vtorque_core.api import Refusal, always, hookimpl
+from vtorque_core.api import Refusal, hookimpl
+from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import DISK, VM_EPILOGUE, VM_PROLOGUE
-from vtorque_osv import check
-from vtorque_osv.bootline import BootLine
 from vtorque_osv.settings import OSV_MODE, Settings
 
 
@@ -21,6 +20,8 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         if "osv_mode" in guest.request.given:
             yield Refusal(f"image {image.name} is not OSv", key="osv_mode", value=mode)
         return
+    from vtorque_osv import check  # noqa: PLC0415 - the batch system waits, and few guests are OSv
+
     for option in (VM_PROLOGUE, VM_EPILOGUE):
         if guest[option] is not None:
             yield Refusal(
@@ -49,4 +50,9 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         )  # fmt: skip
 
 
-vtorque_resources = always(BootLine)
+@hookimpl
+def vtorque_resources() -> Iterable[type[Resource]]:
+    """Return the class that releases this plugin's journal records."""
+    from vtorque_osv.bootline import BootLine  # noqa: PLC0415 - only a teardown needs it
+
+    return [BootLine]

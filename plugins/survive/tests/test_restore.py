@@ -74,7 +74,7 @@ def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", 
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     user = SimpleNamespace(uid=os.getuid() if uid is None else uid, name=owner)
     request = JobRequest({RESUME.key: name, CHECKPOINT.key: checkpoint})
-    hook = restore.vtorque_boot_sources
+    hook = node.vtorque_boot_sources
     return list(hook(job=job, request=request, image=image, user=user, site=site))
 
 
@@ -262,13 +262,11 @@ def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths
     seen = {}
     for value in (NEVER, 3600):
         guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: value}))
-        seen[value] = list(restore.vtorque_render_domain(guest=guest, site=site))
+        seen[value] = list(node.vtorque_render_domain(guest=guest, site=site))
     assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
     (was,) = asked(saved[0], paths)
     going_on = dataclasses.replace(guest, source=was)
-    assert list(restore.vtorque_render_domain(guest=going_on, site=site)) == [], (
-        "it has what it had"
-    )
+    assert list(node.vtorque_render_domain(guest=going_on, site=site)) == [], "it has what it had"
 
 
 def test_guests_with_a_named_processor_go_on_on_another(monkeypatch):

@@ -23,6 +23,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
 from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_survive.settings import moves_directory
 
 EITHER: Final = "either"
 """Each guest may be on either node."""
@@ -101,7 +102,7 @@ def told(guests: Sequence[RunningGuest]) -> list[dict[str, Any]]:
 
 def all_moves(paths: Paths) -> Iterator[Move]:
     """Yield all readable records of this node."""
-    for path in sorted(_file(paths, "").parent.glob("*.json")):
+    for path in sorted(moves_directory(paths).glob("*.json")):
         with suppress(HostFault):
             if found := Move.read(paths, path.name.removesuffix(".json")):
                 yield found
@@ -123,7 +124,7 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
     Raises:
         Busy: If another process holds it.
     """
-    path = paths.state / "moves" / f"{key}.lock"
+    path = moves_directory(paths) / f"{key}.lock"
     lock = take_lock(path, seconds)
     try:
         yield
@@ -183,4 +184,4 @@ def forget_ended(site: Site) -> None:
 
 
 def _file(paths: Paths, key: str) -> Path:
-    return paths.state / "moves" / f"{key}.json"
+    return moves_directory(paths) / f"{key}.json"

@@ -5,20 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vtorque_core.api import Refusal, Refused, always, hookimpl
+from vtorque_core.api import Image, JobRequest, Refusal, Refused, hookimpl
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import PoolClaim
-from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.health import HealthCheck
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import Place, place
-from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_survive import move_record, periodic, placeholder, receive, restore, shared
-from vtorque_survive.asked import CHECKPOINT, NEVER
-from vtorque_survive.placeholder import Placeholder
-from vtorque_survive.process import Watcher
-from vtorque_survive.request import Fifo, path_of
-from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Store
+from vtorque_core.api.libvirt_domain import CpuModel, Element
+from vtorque_core.api.node_job import NodeJob, ReceivingNode, Site
+from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
+from vtorque_survive.settings import Settings, moves_directory
+
+# The batch system waits while the hooks up to vtorque_reserved run, and importing this plugin takes
+# a tenth of a job's start. The hooks therefore import what the job at hand needs.
+
+
+@hookimpl
+def vtorque_boot_sources(
+    job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
+) -> Iterator[BootSource]:
+    """Yield the guests of the checkpoint that the job is restored from."""
+    if job.attempt or request[RESUME] or site[Settings].checkpoints_shared:
+        from vtorque_survive import restore  # noqa: PLC0415 - few jobs are restored
+
+        yield from restore.boot_sources(job, request, image, user, site)
+
+
+@hookimpl
+def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+    """Yield the addresses of checkpoints and of guests that have migrated to other nodes."""
+    if site[Settings].checkpoints:
+        from vtorque_survive import shared  # noqa: PLC0415 - few sites keep checkpoints
+
+        yield from shared.away(guests, site)
+    if any(moves_directory(site.paths).glob("*.json")):
+        from vtorque_survive import move_record  # noqa: PLC0415 - few guests migrate
+
+        move_record.forget_ended(site)
+        yield from move_record.taken_along(guests, site.paths)
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    """Give guests that may be saved the site's CPU model. A restored guest keeps its own."""
+    model = site[Settings].cpu_model
+    if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
+        yield CpuModel(model)
 
 
 @hookimpl
@@ -27,6 +62,15 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
     The watcher starts while the guests boot, so nobody waits for it.
     """
+    from vtorque_survive import (  # noqa: PLC0415 - after the batch system's answer
+        move_record,
+        periodic,
+        placeholder,
+        restore,
+    )
+    from vtorque_survive.process import Watcher  # noqa: PLC0415 - as above
+    from vtorque_survive.request import Fifo, path_of  # noqa: PLC0415 - as above
+
     paths, key = job.site.paths, job.guests[0].job.key
     _require_saveable(job)
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
@@ -54,6 +98,8 @@ def _require_saveable(job: NodeJob) -> None:
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Record that the job was restored successfully."""
+    from vtorque_survive import move_record, placeholder, restore  # noqa: PLC0415 - as above
+
     if placeholder.comes(job):  # it may have been here before
         move_record.forget(job.site.paths, job.guests[0].job.key)
     else:
@@ -64,6 +110,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
 def vtorque_ended(place: Place, site: Site) -> None:
     """Remove unfinished checkpoints of an ended job."""
     if site[Settings].checkpoints:
+        from vtorque_survive.stored import Store  # noqa: PLC0415 - few sites keep checkpoints
+
         store = Store(Path(site[Settings].checkpoints), place.uid)
         for name in store.unfinished(place.key):
             store.drop(name)
@@ -71,11 +119,8 @@ def vtorque_ended(place: Place, site: Site) -> None:
 
 @hookimpl
 def vtorque_health_checks() -> Iterable[HealthCheck]:
-    """Return the checks for doctor.
-
-    They are imported here because all hooks import this module, and no other hook needs them.
-    """
-    from vtorque_survive import abilities, health  # noqa: PLC0415
+    """Return the checks for doctor."""
+    from vtorque_survive import abilities, health  # noqa: PLC0415 - only doctor needs them
 
     return [
         HealthCheck("survive: suspended jobs", health.suspended),
@@ -85,14 +130,19 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 
 @hookimpl
-def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints and of guests that have migrated to other nodes."""
-    yield from shared.away(guests, site)
-    move_record.forget_ended(site)
-    yield from move_record.taken_along(guests, site.paths)
+def vtorque_resources() -> Iterable[type[Resource]]:
+    """Return the classes that release this plugin's journal records."""
+    from vtorque_survive import restore, shared  # noqa: PLC0415 - only a teardown needs them
+    from vtorque_survive.placeholder import Placeholder  # noqa: PLC0415 - as above
+    from vtorque_survive.process import Watcher  # noqa: PLC0415 - as above
+    from vtorque_survive.request import Fifo  # noqa: PLC0415 - as above
+
+    return [Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder]
 
 
-vtorque_resources = always(Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder)
-vtorque_boot_sources = restore.vtorque_boot_sources
-vtorque_receive = receive.vtorque_receive
-vtorque_render_domain = restore.vtorque_render_domain
+@hookimpl
+def vtorque_receive(node: ReceivingNode) -> None:
+    """Receive guests from another node. Errors are also reported to the sender."""
+    from vtorque_survive import receive  # noqa: PLC0415 - few guests migrate
+
+    receive.receive_guests(node)

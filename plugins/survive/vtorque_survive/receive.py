@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, VtorqueError, hookimpl
+from vtorque_core.api import HostFault, VtorqueError
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import ReceivingNode
@@ -185,8 +185,7 @@ class Migration(BootSource):
         boot.set_clock()
 
 
-@hookimpl
-def vtorque_receive(node: ReceivingNode) -> None:
+def receive_guests(node: ReceivingNode) -> None:
     """Receive guests from another node. Errors are also reported to the sender."""
     sender = _Sender(node.requests, node.answers)
     try:

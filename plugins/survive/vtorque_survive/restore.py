@@ -20,7 +20,6 @@ from vtorque_core.api import (
     Paths,
     Refusal,
     Refused,
-    hookimpl,
 )
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
@@ -30,7 +29,6 @@ from vtorque_core.api.guest_driver import LEFT
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, root_disk
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
-from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.vm_options import DISK
 from vtorque_core.live import changes
@@ -102,14 +100,6 @@ def _unlink(path: str) -> None:
         raise HostFault(f"cannot remove {path}: {error.strerror}") from None
 
 
-@hookimpl
-def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give guests that may be saved the site's CPU model. A restored guest keeps its own."""
-    model = site[Settings].cpu_model
-    if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
-        yield CpuModel(model)
-
-
 @dataclass(frozen=True)
 class Checkpoint(BootSource):
     """A guest of a checkpoint. It resumes once those of the job's other nodes can, too."""
@@ -145,8 +135,7 @@ class Checkpoint(BootSource):
         boot.set_clock()
 
 
-@hookimpl
-def vtorque_boot_sources(
+def boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[BootSource]:
     """Yield the guests of the checkpoint that the job is restored from."""

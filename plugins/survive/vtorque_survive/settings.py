@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from vtorque_core.api import setting
+from vtorque_core.api import Paths, setting
 
 DOCTOR = "doctor"  # in place of a health command
 
@@ -119,3 +120,8 @@ class Settings:
 def is_plain(path: str) -> bool:
     """Return whether this is a printable absolute path without ``..``."""
     return path.startswith("/") and ".." not in path.split("/") and path.isprintable()
+
+
+def moves_directory(paths: Paths) -> Path:
+    """Return the directory of this node's records of migrated guests."""
+    return paths.state / "moves"

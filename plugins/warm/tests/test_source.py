@@ -13,7 +13,7 @@ from vtorque_core.api.guest_driver import GuestDriver, SpareDriver
 from vtorque_core.live import spares
 from vtorque_core.live.spares import Spare
 from vtorque_testing import planned
-from vtorque_warm import source
+from vtorque_warm import node
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def offered(tmp_path):
     def offers(driver=SpareDriver, **changes):
         kind = mock.create_autospec(driver, instance=True)
         guest = RenderedGuest(planned.guest_plan(**changes), kind, lambda: "<fits/>")
-        found = source.vtorque_rendered_sources(guests=[guest], site=site)
+        found = node.vtorque_rendered_sources(guests=[guest], site=site)
         return [(each.index, each.source.adopts) for each in found]
 
     return offers

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vtorque_core.api import HostFault, always, hookimpl
+from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.setup_steps import Change, Installation, SetupStep, systemd_unit, unit_line
-from vtorque_warm import source
 from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.settings import Settings
 
@@ -26,6 +26,15 @@ ExecStop={stop}
 [Install]
 WantedBy=multi-user.target
 """
+
+
+@hookimpl
+def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
+    """Offer each guest of the job the warm guests that fit."""
+    if any(site.paths.journal.glob("spare-*")):
+        from vtorque_warm import source  # noqa: PLC0415 - few nodes have warm guests
+
+        yield from source.offers(guests, site)
 
 
 @hookimpl
@@ -88,6 +97,3 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 vtorque_settings = always(Settings)
 vtorque_health_checks = always(HealthCheck("warm: guests", check))
-
-
-vtorque_rendered_sources = source.vtorque_rendered_sources

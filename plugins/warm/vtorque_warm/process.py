@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import HostFault, Paths
-from vtorque_core.live import spares
 from vtorque_core.live.node_process import NodeProcess
 
 NAME = "warm"
@@ -38,6 +37,8 @@ def ensure(paths: Paths, config: Path) -> bool:
 
 def end_all(paths: Paths) -> None:
     """End the service, then all guests that no job uses. The reaper ends those that fail here."""
+    from vtorque_core.live import spares  # noqa: PLC0415 - hooks that import this do not need it
+
     Service.of(paths).release()
     for each in spares.spares(paths):
         try:

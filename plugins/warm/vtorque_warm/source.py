@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vtorque_core.api import HostFault, hookimpl
+from vtorque_core.api import HostFault
 from vtorque_core.api.boot_source import Boot, BootSource, Offer, RenderedGuest
 from vtorque_core.api.guest_driver import SpareDriver
 from vtorque_core.api.node_job import Site
@@ -53,11 +53,8 @@ class WarmGuest(BootSource):
         boot.take_over()
 
 
-@hookimpl
-def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Offer each guest of the job the warm guests that fit."""
-    if not any(site.paths.journal.glob("spare-*")):  # spares() reads the journals of all jobs
-        return
+def offers(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
+    """Yield for each guest of the job the warm guests that fit."""
     waiting = [each for each in spares.spares(site.paths) if each.waits and not each.job]
     waiting.sort(key=lambda each: each.since)
     for guest in guests if waiting else ():
