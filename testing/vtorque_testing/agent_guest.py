@@ -34,7 +34,7 @@ class LocalAgent:
     reported an error.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each test varies another one
         self,
         binary: Path,
         setup: str | None = None,

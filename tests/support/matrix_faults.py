@@ -155,7 +155,7 @@ def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
 
     def come(_pid: int) -> None:
         lives = {bench.job.id: Life.GONE}
-        done.extend(reap(bench.paths, lambda _: lives, only=bench.job.id))
+        done.extend(reap(bench.node.site, lambda _: lives, only=bench.job.id))
 
     strike(meanwhile=come)
     assert {result.action for result in done} <= {"busy"}, done

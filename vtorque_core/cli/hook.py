@@ -87,6 +87,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.node.shell import around_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
         AWAIT,
+        PluginCalls,
         await_here,
         import_drivers,
         run_job,
@@ -107,16 +108,13 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
         # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
         came, coming = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
-        code = run_job(
-            site.paths,
-            shell,
-            tuple(argv),
-            plugins=plugins_with,
-            meanwhile=lambda: import_drivers(plugins),
+        calls = PluginCalls(
+            load=plugins_with,
             beside=lambda proof: around_script.beside(proof, batch, site, plugins),
             after=lambda proof, code: around_script.after(proof, code, site, plugins),
-            owner_uid=site.owner,
+            meanwhile=lambda: import_drivers(plugins),
         )
+        code = run_job(site.paths, shell, tuple(argv), calls=calls, owner_uid=site.owner)
         signal.set_wakeup_fd(-1)
         os.close(coming)
         if shell.dies_of_term and signal.SIGTERM in os.read(came, 1 << 16):

@@ -54,14 +54,11 @@ def reap(
     if os.geteuid() != site.owner:
         raise UsageError("vtorque reap releases resources that root has acquired: run it as root")
     results = reaper.reap(
-        site.paths,
+        site,
         plugins.batch_system(site.batch.system).node(site).alive,
-        batch=site.batch.system,
         dry_run=dry_run,
         only=job_id or None,
         abandon=abandon,
-        release_timeout=site.node.release_timeout,
-        deadline=site.node.teardown_timeout,
     )
     for fault in reaper.tell_ended(site, plugins, (result.report for result in results)):
         click.echo(f"vtorque: {fault}", err=True)

@@ -137,7 +137,8 @@ def _commit(places: Places, sent: Path, copy: Sidecar) -> None:
 
     made = copy.name, sent / copy.name / copy.version, copy.built, copy.builder
     try:
-        change.commit(places.cache, *made, paths=places.paths, sign=signed)
+        options = change.CommitOptions(places.paths, sign=signed)
+        change.commit(places.cache, *made, options=options)
     except Refused:
         shutil.rmtree(sent / copy.name, ignore_errors=True)
         raise

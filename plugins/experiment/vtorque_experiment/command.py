@@ -194,7 +194,7 @@ def results(
 @_fail_if
 @_junit
 @_json
-def compare(
+def compare(  # noqa: PLR0913 - one for each option
     directory: Path, other: Path | None, baseline: Sequence[str], names: Sequence[str],
     html: Path | None, conditions: Sequence[str], junit: Path | None, as_json: bool,
 ) -> None:  # fmt: skip

@@ -62,7 +62,7 @@ class Runner:
         is_accepted: returns whether the plan in the directory of results may be submitted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that one run needs, from one caller
         self, place: Place, definition: Definition, book: Book, batch: Batch,
         collect: Collector, *, told: Callable[[str], None], stop: threading.Event,
         hours: float | None = None, seen: Callable[[dict[str, int]], None] = lambda _: None,

@@ -29,7 +29,8 @@ BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
 def put(pool: Path, name: str, kernel: bytes, paths: Paths, keep: float = 0) -> Image:
     with store.staging(pool, paths) as staging:
         (staging / "k").write_bytes(kernel)
-        return images.commit(pool, name, staging, BUILT, "test", paths=paths, keep=keep)
+        options = images.CommitOptions(paths, keep)
+        return images.commit(pool, name, staging, BUILT, "test", options=options)
 
 
 def start(paths: Paths, job: str, image: Image) -> Path:

@@ -66,7 +66,8 @@ class Site:
         with store.staging(pool, self.paths) as staging:
             (staging / "k").write_bytes(kernel)
             (staging / "i").write_bytes(b"initrd")
-            return change.commit(pool, name, staging, BUILT, "t", paths=self.paths).sha256
+            options = change.CommitOptions(self.paths)
+            return change.commit(pool, name, staging, BUILT, "t", options=options).sha256
 
     def use(self, name: str) -> None:
         kernel = lookup(self.pool, name).kernel

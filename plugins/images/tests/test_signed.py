@@ -54,7 +54,8 @@ def put(pool: Path, name: str, key: Path | None = None, kernel: bytes = b"kernel
         (staging / "k").write_bytes(kernel)
         (staging / "i").write_bytes(b"initrd")
         by = None if key is None else (lambda new: sign(new, key))
-        images.commit(pool, name, staging, BUILT, "test", sign=by)
+        options = images.CommitOptions(sign=by)
+        images.commit(pool, name, staging, BUILT, "test", options=options)
     return describe(pool, name)
 
 

@@ -43,6 +43,23 @@ Sign = Callable[[Sidecar], str]
 """Returns the signature of a new image, or an empty string."""
 
 
+@dataclass(frozen=True)
+class CommitOptions:
+    """How an image is committed.
+
+    Attributes:
+        paths: this node's, if its jobs use the pool.
+        keep: seconds to keep the previous version for jobs of other nodes.
+        told: called with the progress of the hashing.
+        sign: returns the signature, or raises Refused. None: keep the signature of equal contents.
+    """
+
+    paths: Paths | None = None
+    keep: float = 0.0
+    told: Hashed = lambda _done, _all: None
+    sign: Sign | None = None
+
+
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
     """Hash every file of an image, check its disk, and check who can read it.
 
@@ -88,9 +105,7 @@ def build(
     building: Building,
     *,
     there: bool | None = None,
-    paths: Paths | None = None,
-    keep: float = 0.0,
-    sign: Sign | None = None,
+    options: CommitOptions = CommitOptions(),
 ) -> Image:
     """Build an image and commit it. Privileges: root.
 
@@ -102,9 +117,7 @@ def build(
         building: progress and notes of the build.
         there: False refuses an existing image. True refuses a missing one, and passes its facts to
             the builder. None replaces any existing image.
-        paths: as for :func:`commit`.
-        keep: as for :func:`commit`.
-        sign: as for :func:`commit`.
+        options: as for :func:`commit`.
     """
     check_name(name)
     check_pool(pool)
@@ -112,13 +125,12 @@ def build(
         raise Refused(f"there is an image {name}: vmgr images update {name} FILE replaces it")
     before = _before(pool, name) if there else None
     try:
-        with store.staging(pool, paths) as staging:
+        with store.staging(pool, options.paths) as staging:
             built = make(staging, replace(building, before=before))
             building.step("checking and hashing")
             return commit(
-                pool, name, staging, built, builder,
-                paths=paths, keep=keep, told=building.told, sign=sign,
-            )  # fmt: skip
+                pool, name, staging, built, builder, options=replace(options, told=building.told)
+            )
     except OSError as error:
         raise HostFault(f"image {name}: {error.strerror or error}", stage="build") from None
 
@@ -139,10 +151,7 @@ def commit(
     built: BuiltImage,
     builder: str,
     *,
-    paths: Paths | None = None,
-    keep: float = 0.0,
-    told: Hashed = lambda _done, _all: None,
-    sign: Sign | None = None,
+    options: CommitOptions = CommitOptions(),
 ) -> Image:
     """Check the builder's files in ``source`` and make them the current version of an image.
 
@@ -155,10 +164,7 @@ def commit(
         source: from :func:`staging`.
         built: facts of the image.
         builder: the builder's name, for the sidecar.
-        paths: this node's, if its jobs use the pool.
-        keep: seconds to keep the previous version for jobs of other nodes.
-        told: called with the progress of the hashing.
-        sign: returns the signature, or raises Refused. None: keep the signature of equal contents.
+        options: how to replace the previous version.
 
     Raises:
         Refused: the name or the files are invalid.
@@ -168,12 +174,12 @@ def commit(
     check_pool(pool)
     check_built(source, built)
     try:
-        sidecar = _prepare(name, source, built, builder, told)
-        if sign is not None:
-            sidecar = replace(sidecar, signature=sign(sidecar))
+        sidecar = _prepare(name, source, built, builder, options.told)
+        if options.sign is not None:
+            sidecar = replace(sidecar, signature=options.sign(sidecar))
         with store.locked(pool):
-            sidecar = _switch(pool, source, sidecar, max(keep, store.GRACE))
-        store.sweep(pool, paths)
+            sidecar = _switch(pool, source, sidecar, max(options.keep, store.GRACE))
+        store.sweep(pool, options.paths)
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="commit") from None
     return sidecar.image(pool)

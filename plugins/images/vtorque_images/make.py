@@ -34,7 +34,7 @@ from vtorque_images.signing import sign
 )
 @as_json
 @click.pass_context
-def build(
+def build(  # noqa: PLR0913 - one for each option
     ctx: click.Context,
     name: str | None,
     builder: str | None,
@@ -85,9 +85,7 @@ def build(
             make,
             progress,
             there=update if new or update else None,
-            paths=site.paths,
-            keep=site.images.keep,
-            sign=_signing(sign_key),
+            options=pool_of.CommitOptions(site.paths, site.images.keep, sign=_signing(sign_key)),
         )
     sidecar = describe(site.images.pool, name)
     _say(sidecar, (*progress.notes, *_unsigned(site, sidecar)), as_json)

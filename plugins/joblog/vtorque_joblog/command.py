@@ -46,7 +46,7 @@ _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 )
 @click.option("--cloud-init", is_flag=True, help="Show the end of a failed guest's cloud-init log.")
 @click.pass_obj
-def logs(
+def logs(  # noqa: PLR0913 - one for each option
     config: Path,
     job_id: str,
     follow: bool,

@@ -214,7 +214,7 @@ def serve(machines: Machines, batch: Slurm | Pbs) -> None:
 @click.option("--ready", default=120.0, type=click.FloatRange(0), help="Seconds to become ready.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot.")
-def simulate(
+def simulate(  # noqa: PLR0913 - one for each option
     trace: Path, nodes: str, min_nodes: str, idle: str, cpus: int, ready: float, as_json: bool,
     html: Path | None,
 ) -> None:  # fmt: skip

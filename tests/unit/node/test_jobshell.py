@@ -20,7 +20,7 @@ from vtorque_core.api.strategies import GuestType
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.shell import proof as proofs
-from vtorque_core.node.shell.jobshell import await_here, import_drivers, run_job
+from vtorque_core.node.shell.jobshell import PluginCalls, await_here, import_drivers, run_job
 from vtorque_core.node.shell.proof import Proof
 from vtorque_pbs.shell import PbsJobShell
 
@@ -91,17 +91,20 @@ class Job:
             os.write(write, f"{self.script}\n".encode() if line is None else line)
             os.close(write)
         files = [os.open(self.root / n, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for n in ("o", "e")]
+        calls = PluginCalls(
+            load=self.plugins.load,
+            beside=self.beside,
+            after=lambda proof, code: self.after.append((proof.job.id, code)),
+            meanwhile=meanwhile,
+        )
         code = run_job(
             self.paths,
             PbsJobShell(),
             argv,
+            calls=calls,
             environ=self.environ | environ,
-            plugins=self.plugins.load,
             streams=Streams(stdin, *files),
             owner_uid=ME,
-            beside=self.beside,
-            meanwhile=meanwhile,
-            after=lambda proof, code: self.after.append((proof.job.id, code)),
         )
         for fd in (stdin, *files):
             os.close(fd)
@@ -370,7 +373,7 @@ def test_merged_streams_are_noticed(job):
         job.paths,
         PbsJobShell(),
         environ=job.environ,
-        plugins=fake.load,
+        calls=PluginCalls(fake.load),
         streams=streams,
         owner_uid=ME,
     )
@@ -461,8 +464,8 @@ def meanwhile():
     before.extend(sys.modules)
     proof.write(paths, ready)
 jobshell.run_job(
-    paths, PbsJobShell(), environ={job.environ!r}, plugins=lambda _: plugins,
-    owner_uid={ME}, meanwhile=meanwhile,
+    paths, PbsJobShell(), environ={job.environ!r}, owner_uid={ME},
+    calls=jobshell.PluginCalls(lambda _: plugins, meanwhile=meanwhile),
 )
 print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
 """

@@ -26,8 +26,10 @@ from vtorque_core.site import config as site_config
 from vtorque_core.site.plugins import Plugins
 
 
-def reaped(paths, lives, **more):
-    results = reap(paths, lambda ids: lives, lambda _: loaded(), **more)
+def reaped(paths, lives, batch="local", **more):
+    site = dataclasses.replace(site_config.Site(), paths=paths)
+    site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system=batch))
+    results = reap(site, lambda ids: lives, lambda _: loaded(), **more)
     return {(r.job, r.attempt): r for r in results}
 
 

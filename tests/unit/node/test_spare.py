@@ -36,6 +36,7 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease, SpareUse
+from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_testing import planned
 
@@ -52,6 +53,10 @@ class Offered(BootSource):
     @property
     def adopts(self):
         return self.key
+
+
+def site_at(paths):
+    return dataclasses.replace(Site(), paths=paths)
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def reaped(paths, lives=None):
         asked.extend(ids)
         return lives or {}
 
-    found = {r.job: r.action for r in reap(paths, alive, batch="local")}
+    found = {r.job: r.action for r in reap(site_at(paths), alive)}
     assert "spare-1" not in asked
     return found
 
@@ -126,14 +131,14 @@ def test_the_reaper_leaves_one_alone_that_a_job_takes_while_it_asks(paths, spare
         has_taken(paths, spare)
         return {}
 
-    assert [(r.job, r.action) for r in reap(paths, alive)] == [("spare-1", "alive")]
+    assert [(r.job, r.action) for r in reap(site_at(paths), alive)] == [("spare-1", "alive")]
     assert (tmp_path / "has").exists()
 
 
 def test_the_reaper_leaves_one_alone_that_a_job_has_also_if_only_it_is_asked_for(
     paths, job, tmp_path
 ):
-    (result,) = reap(paths, lambda _: {}, only="spare-1")
+    (result,) = reap(site_at(paths), lambda _: {}, only="spare-1")
     assert result.action == "alive"
     assert (tmp_path / "has").exists()
 
@@ -142,7 +147,7 @@ def test_the_reaper_leaves_one_alone_that_the_job_of_an_unreadable_journal_may_h
     paths, job, tmp_path
 ):
     job.write_text("broken\n" * 2)
-    found = {r.job: r.action for r in reap(paths, lambda _: {})}
+    found = {r.job: r.action for r in reap(site_at(paths), lambda _: {})}
     assert found == {"7": "unreadable", "spare-1": "unknown"}
     assert (tmp_path / "has").exists()
 

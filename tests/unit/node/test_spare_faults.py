@@ -52,7 +52,7 @@ class Rig(RecordedJob):
 
         def work():
             with self.stood_in():
-                results = reap(self.node.site.paths, lambda _: {})
+                results = reap(self.node.site, lambda _: {})
                 assert all(result.ok for result in results), results
 
         run = in_child(work)

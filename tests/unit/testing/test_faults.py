@@ -33,6 +33,7 @@ from vtorque_core.plan.placement.ledger import place
 from vtorque_core.records.journal import Journal, step
 from vtorque_core.records.reading import JobHeader, journals
 from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_testing.faults import in_child
 
@@ -276,7 +277,11 @@ def test_the_reaper_does_it_too(node):
     before = node.look()
     for number in (5, 20, 35):
         assert killed_at(node.job, number) is not None
-        results = reap(node.paths, lambda ids: dict.fromkeys(ids, Life.GONE), loaded)
+        results = reap(
+            dataclasses.replace(Site(), paths=node.paths),
+            lambda ids: dict.fromkeys(ids, Life.GONE),
+            loaded,
+        )
         assert [r.action for r in results] == ["released"]
         same(node, before, f"killed at step {number}")
 

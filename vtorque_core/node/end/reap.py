@@ -108,24 +108,22 @@ def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> P
 
 
 def reap(
-    paths: Paths,
+    site: Site,
     alive: Callable[[Sequence[str]], Mapping[str, Life]],
     plugins_for: Callable[[JournalState], Plugins] = plugins_of,
     *,
-    batch: str | None = None,
     dry_run: bool = False,
     only: str | None = None,
     abandon: Collection[str] = (),
-    release_timeout: float = RELEASE_TIMEOUT,
-    deadline: float = DEADLINE,
 ) -> list[ReapResult]:
     """Tear down the journals of jobs that no longer exist. As root.
 
-    ``alive`` returns the state of the jobs of ``batch``; jobs of other batch systems, and jobs that
-    it omits, are unknown. ``only`` is a job id. ``abandon`` names records of ended jobs to treat as
-    released: ``"42.srv:7"`` or ``"42.srv.0:7"``. Times are in seconds for one record and for one
-    job. Raises UsageError if ``abandon`` does not name exactly one open record.
+    ``alive`` returns the state of the jobs of the site's batch system; jobs of other batch systems,
+    and jobs that it omits, are unknown. ``only`` is a job id. ``abandon`` names records of ended
+    jobs to treat as released: ``"42.srv:7"`` or ``"42.srv.0:7"``. Raises UsageError if ``abandon``
+    does not name exactly one open record.
     """
+    paths = site.paths
     results: list[ReapResult] = []
     states: list[JournalState] = []
 
@@ -148,12 +146,12 @@ def reap(
         life = lives.get(job.id, Life.UNKNOWN)
         if keeper := state.header.spare:
             life = Life.ALIVE if state.key in taken or _at_work(paths, keeper) else Life.GONE
-        elif batch not in (None, state.header.batch):
+        elif state.header.batch != site.batch.system:
             life = Life.UNKNOWN
         tear = functools.partial(
             teardown,
-            release_timeout=release_timeout,
-            deadline=deadline,
+            release_timeout=site.node.release_timeout,
+            deadline=site.node.teardown_timeout,
             abandon=given_up.get(state.path, set()),
         )
         action, message, report = _release(
@@ -191,9 +189,7 @@ def reap_until_clean(
             if not (partial or others or any(path.exists() for path in mine)):
                 break  # hooks have released it all
             pause = min(2 * pause, _LONGEST_PAUSE)
-            found = reap(
-                site.paths, alive, batch=site.batch.system, deadline=site.node.teardown_timeout
-            )
+            found = reap(site, alive)
             tell_ended(site, plugins, (result.report for result in found))
             partial = any(result.action in ("partial", "unknown", "busy") for result in found)
         return 0

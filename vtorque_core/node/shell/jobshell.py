@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,31 +81,45 @@ def import_drivers(plugins: Plugins) -> None:
             guest_type.driver()
 
 
+@dataclass(frozen=True)
+class PluginCalls:
+    """Calls of plugins by the job shell.
+
+    Attributes:
+        load: returns the plugin that the proof names.
+        beside: returns a context that is active from the first proof to the end of the job.
+        after: called with the exit status of a started script.
+        meanwhile: called once if the guests are not ready yet, for imports.
+    """
+
+    load: Callable[[str], Plugins]
+    beside: Callable[[Proof], contextlib.AbstractContextManager[None]] = lambda _: (
+        contextlib.nullcontext()
+    )
+    after: Callable[[Proof, int], None] = lambda _proof, _code: None
+    meanwhile: Callable[[], None] | None = None
+
+
 def run_job(
     paths: Paths,
     shell: JobShell,
     argv: Sequence[str] = (),
     *,
+    calls: PluginCalls,
     environ: Mapping[str, str] | None = None,
-    plugins: Callable[[str], Plugins],
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
-    meanwhile: Callable[[], None] | None = None,
-    beside: Callable[[Proof], contextlib.AbstractContextManager[None]] | None = None,
-    after: Callable[[Proof, int], None] | None = None,
 ) -> int:
     """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``. As the user.
 
-    Reports errors of user, root and guest without raising. ``plugins`` loads the plugin that the
-    proof names. ``owner_uid`` is the required owner of the proof. ``meanwhile`` is called once if
-    the guests are not ready yet, for imports. ``beside`` returns a context that is active from the
-    first proof to the end of the job. ``after`` is called with the exit status of a started script.
+    Reports errors of user, root and guest without raising. ``owner_uid`` is the required owner of
+    the proof.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
     begun: list[Proof] = []
     around = contextlib.ExitStack()
-    waiting = [beside] if beside else []
+    waiting = [calls.beside]
 
     def seen(found: Proof) -> None:
         if job.script is not None:  # an interactive job has its terminal to itself
@@ -115,7 +129,7 @@ def run_job(
 
     try:
         job = shell.started(argv, environ, streams.stdin)
-        ready = _await_proof(paths, job.job_id, owner_uid, seen, meanwhile)
+        ready = _await_proof(paths, job.job_id, owner_uid, seen, calls.meanwhile)
         _be_found(paths.job_shell(ready.job.key))
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
@@ -124,7 +138,7 @@ def run_job(
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
         begun += [ready] if job.script is not None else []
-        code = _run(ready, script, plugins, streams, terminal=job.script is None)
+        code = _run(ready, script, calls.load, streams, terminal=job.script is None)
         if ready.keep:
             _keep(ready, code, streams)
     except _Stop as error:
@@ -139,8 +153,8 @@ def run_job(
     finally:
         around.close()
         shown.stop()
-    if after is not None and begun:
-        after(begun[0], code)
+    if begun:
+        calls.after(begun[0], code)
     return code
 
 

@@ -33,13 +33,7 @@ def earlier_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
 
 def ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
     """Release the resources of jobs that ended without an epilogue on this node."""
-    results = reap(
-        site.paths,
-        lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
-        batch=site.batch.system,
-        release_timeout=site.node.release_timeout,
-        deadline=site.node.teardown_timeout,
-    )
+    results = reap(site, lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE})
     _tell(site, plugins, [result.report for result in results])
 
 

@@ -53,5 +53,7 @@ def add(
     def make(staging: Path, building: Building) -> BuiltImage:
         return DiskBuilder().build({"file": str(file), **arguments}, staging, building)
 
-    building = Building(progress.step, progress.told)
-    return change.build(pool, name, NAME, make, building, there=update, paths=paths), building.notes
+    building, options = Building(progress.step, progress.told), change.CommitOptions(paths)
+    return change.build(
+        pool, name, NAME, make, building, there=update, options=options
+    ), building.notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import subprocess
 import tempfile
@@ -145,7 +146,9 @@ class FakeRoot:
     def setup(self, guest: GuestPlan, items: Sequence[Any] = (), **more: Any) -> Ran:
         """Build and run a guest's setup.sh."""
         settings = more.pop("settings", Settings())
-        return self.run(setup_script.build(guest, items, settings, root=str(self.path), **more))
+        files = setup_script.build(guest, items, settings, **more)
+        below = f"\nR={shlex.quote(str(self.path))}\n".encode()
+        return self.run(files | {"setup.sh": files["setup.sh"].replace(b"\nR=''\n", below, 1)})
 
 
 def _calls(log: bytes) -> tuple[tuple[str, ...], ...]:

@@ -107,14 +107,12 @@ def build(
     *,
     cloud_config: bool = False,
     links: Mapping[str, str] = MappingProxyType({}),
-    root: str = "",
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
     ``cloud_config`` is true if the image or the site has cloud-config. ``links`` maps symbolic
-    links to their targets (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). ``root``
-    is a prefix of all paths, for tests. Raises Refused for an item that the image's family does not
-    support, HostFault for an invalid value.
+    links to their targets (``find_aliases`` of :mod:`vtorque_linux_guest.boot.hardware`). Raises
+    Refused for an item that the image's family does not support, HostFault for an invalid value.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -141,8 +139,7 @@ def build(
     _on_cancel(script, on_cancel(guest, items))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
     _passwd(script, guest.user.shell)  # a package or script may have installed it
-    head = f"#!/bin/sh\nR={quote(root)}\n"
-    text = head + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
+    text = "#!/bin/sh\nR=''\n" + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
     return {"setup.sh": text.encode("utf-8", "surrogateescape"), **script.seed}
 
 
