@@ -14,7 +14,7 @@ import sparing
 from vtorque_slurm import hostlist, inside_guests
 
 HERE = socket.gethostname()
-SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
+SHELLS = [["busybox", "sh"], ["dash"], ["bash", "--posix"]]  # the first is that of micro
 
 
 @pytest.fixture(params=sparing.each(3, SHELLS), ids=lambda shell: shell[0])
@@ -25,7 +25,7 @@ def srun(request, tmp_path):
     program = tmp_path / "srun"
     program.write_bytes(inside_guests.program("srun"))
     guests = tmp_path / "guests"
-    guests.write_text(f"{HERE} 2 0\nvn2 2 0\nn3 4 1\nn4 4 1\n")
+    guests.write_text(f"{HERE} 2 0\nvn2 2 0\nn3 4 1\nn4 4 1\n{HERE} 100 2\n")
     ssh = tmp_path / "ssh"
     there = " ".join(request.param)  # the other guest has the same image
     ssh.write_text(
@@ -75,6 +75,13 @@ SHOW = ("sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS $SLURM_LOCALID $SLURM_NODE
 def test_where_tasks_run(srun, args, environ, tasks):
     done = srun(*args, *SHOW, **environ)
     assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, tasks, "")
+
+
+def test_srun_with_many_short_labelled_tasks_labels_every_line(srun):
+    """A task that ended while srun opened the FIFO of another one's labels ended busybox's srun."""
+    done = srun("-l", "-n100", "--het-group=2", "sh", "-c", "echo a")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(f"{task}: a" for task in range(100))
 
 
 @pytest.mark.parametrize(
