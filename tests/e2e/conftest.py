@@ -221,6 +221,13 @@ def node():
     subprocess.run(["groupdel", GROUP], capture_output=True, check=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _empty_home():
+    """Remove what earlier files' tests left in the user's home: it could start or end a job."""
+    if Node().home.is_dir():
+        Node().empty_home()
+
+
 @pytest.fixture
 def clean(node):
     """Fail the test if anything of a job's is left on the host after it."""

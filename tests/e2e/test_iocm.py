@@ -77,8 +77,6 @@ def test_io_threads_are_on_the_io_core_and_a_killed_manager_leaves_nothing(manag
     end(guest, job)
     assert not manager()
     assert not list(guest.run_dir.glob("iocm*"))
-    for name in ("started", "go"):
-        (guest.home / name).unlink()
     second = started(guest, "-vm", keys)
     assert manager() not in (None, pid)
     end(guest, second)
