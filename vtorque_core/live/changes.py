@@ -1,4 +1,4 @@
-"""Watch directories for changes (inotify(7)), for a plugin's node-wide process."""
+"""Watch directories for changes (inotify(7))."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTENT = 0x2  # IN_MODIFY
 def events() -> int:
     """Return a nonblocking descriptor that becomes readable after a change in a watched directory.
 
-    Treat its events only as a sign that something has changed.
+    Its events say only that something has changed.
     """
     return int(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
@@ -21,7 +21,7 @@ def events() -> int:
 def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
     """Watch a directory for new and removed files and, with ``content``, for writes.
 
-    Returns a number for :func:`unwatch`; a removed directory needs no call. Raises OSError.
+    Returns a number for :func:`unwatch`. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     mask = _NAMES | (_CONTENT if content else 0)
@@ -33,5 +33,5 @@ def watch(descriptor: int, directory: Path, *, content: bool = True) -> int:
 
 
 def unwatch(descriptor: int, number: int) -> None:
-    """Stop watching a directory, if it still exists."""
+    """Stop watching a directory. Not needed if it was removed."""
     ctypes.CDLL(None).inotify_rm_watch(descriptor, number)

@@ -1,7 +1,6 @@
-"""Resize the exclusive cores of running guests, for a plugin's node-wide manager.
+"""Resize the exclusive cores of running guests.
 
-The manager is a root process of a ``scope="node"`` resource. Only :func:`resize` changes leases and
-pins.
+Privileges: root.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ class GuestCores:
     Attributes:
         job: job key, for :func:`resize`.
         guest: index on this node.
-        name, uuid, uri: of its libvirt domain.
         least, most: range of the claim; 0 and 0: not resizable.
     """
 
@@ -39,10 +37,7 @@ class GuestCores:
 
 
 def guests_with(paths: Paths, use: str) -> list[GuestCores]:
-    """Return this node's starting and running guests with exclusive cores for a use.
-
-    Privileges: root. Raises JournalError.
-    """
+    """Return this node's guests with exclusive cores for a use. Raises JournalError."""
     found = []
     for state in walk(paths):
         for guest, domain in _domains(state).items():
@@ -70,27 +65,18 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
 def resize(
     paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
 ) -> Resized:
-    """Change the number of a running guest's cores for a use, and pin all threads of the job.
+    """Change the number of a running guest's cores for a use (doc/plugins.md).
 
-    The result is as near to ``count`` as the claim and the job's free CPUs allow. Other threads
-    leave a CPU before it becomes exclusive, and return after its release. If the manager was
-    killed, repeat the call to repair the pinning.
+    Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
+    repair the pinning.
 
-    Waits ``wait`` seconds for the job's lock, which prologue and epilogue hold.
-
-    Privileges: root.
-
-    Raises:
-        FileNotFoundError: the job has ended.
-        Busy: the lock is held.
-        Refused: the guest has no such claim.
-        HostFault: libvirt or the journal fails.
+    Raises FileNotFoundError if the job has ended, Busy if the lock is held, Refused if the guest
+    has no such claim, HostFault if libvirt or the journal fails.
     """
     return ledger.resize(paths, job, guest, use, count, pin=_pin, wait=wait)
 
 
 def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
-    """Pin a guest's threads of one use, and the sharing threads of all guests of the job."""
     domains = _domains(state)
     uri = next(iter(domains.values()))["uri"] if domains else ""
     machine = node_hardware.topology(uri) if uri else Topology()
@@ -112,7 +98,6 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
 def _near(
     state: JournalState, guest: int, floating: tuple[int, ...], machine: Topology
 ) -> tuple[int, ...]:
-    """Return the shared CPUs on the NUMA nodes of the guest's memory, or all if there are none."""
     nodes = {r.args.get("node") for r in state.leases if r.guest == guest}
     near = tuple(cpu for cpu in floating if set(machine.nodes_of((cpu,))) & nodes)
     return near or floating

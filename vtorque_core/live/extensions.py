@@ -1,9 +1,4 @@
-"""Load entry points that other distributions provide for a plugin.
-
-An extensible plugin defines the entry point group ``vtorque1.<plugin>``. Root imports only
-extensions that nobody else can write. Disabling the plugins of a distribution also disables its
-extensions.
-"""
+"""Load entry points of the group ``vtorque1.<plugin>``, which extend a plugin."""
 
 from __future__ import annotations
 
@@ -30,10 +25,8 @@ class Extensions:
     def function(self, name: str) -> Callable[..., Any]:
         """Import and return the function of this name.
 
-        Raises:
-            ConfigError: there is not exactly one entry point of this name, it is not callable, or
-                others can write it.
-            Exception: any error that the module raises.
+        Raises ConfigError if there is not exactly one, it is not callable, or others than root can
+        write it. Also raises the module's exceptions.
         """
         named = [point for point in self.found if point.name == name]
         if len(named) != 1:
@@ -49,11 +42,10 @@ class Extensions:
 
 
 def load(config: Path, group: str) -> tuple[Site, Extensions]:
-    """Return the site config and the extensions of a group.
+    """Return the site config and the extensions of a group. Privileges: root.
 
-    The config has only the settings of the extended plugin and of the extensions' distributions.
-
-    Privileges: root. Raises ConfigError and Conflict.
+    The config has only the settings of the extended plugin and of its extensions. Raises
+    ConfigError and Conflict.
     """
     bring = {plugins.owner(point) for point in plugins.entry_points(group)}
     acting = {

@@ -1,6 +1,7 @@
 """Read and change images: the pool, nodes' caches, the site's settings.
 
-Privileges: any user may read. Changes need root, or the owner of a personal site.
+Privileges: changes need root, or the owner of a personal site. Raises ConfigError if the site
+    config is invalid.
 """
 
 from __future__ import annotations
@@ -49,18 +50,14 @@ from vtorque_core.site.policy import options_for
 
 
 def site_of(config: Path) -> Site:
-    """Return the site config. For any user. Raises ConfigError."""
+    """Return the site config."""
     return load(config, node=False)[0]
 
 
 def root_site(config: Path) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes images.
 
-    Creates the pool of a personal site.
-
-    Raises:
-        UsageError: the caller is neither root nor the owner of a personal site.
-        ConfigError: the config is invalid.
+    Creates the pool of a personal site. Raises UsageError without privileges.
     """
     site, plugins = load(config, node=True)
     if not (effective_root() or site.owner):
@@ -95,11 +92,8 @@ def default(site: Site) -> str | None:
 def set_default(config: Path, name: str) -> None:
     """Set the default image in the config.
 
-    Raises:
-        Refused: the image is unusable.
-        HostFault: the config cannot be edited or written.
-        ConfigError: the site's policy excludes the image.
-        UsageError: missing privileges.
+    Raises Refused if the image is unusable, ConfigError if the site's policy excludes it,
+    UsageError without privileges, HostFault if the config cannot be written.
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)

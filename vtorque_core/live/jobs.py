@@ -1,6 +1,4 @@
-"""List the jobs of this node with their guests and counters, for a plugin's node-wide process.
-
-The information comes from journals, kept records and libvirt.
+"""List the jobs of this node with their guests and counters.
 
 Privileges: root.
 """
@@ -36,9 +34,7 @@ class RunningGuest:
     """A guest with a started domain.
 
     Attributes:
-        index: on this node, from 0.
-        rank: in the job, from 0.
-        name, uuid, uri: of its libvirt domain.
+        index, rank: on this node and in the job, from 0.
         vcpus, ram_mib: 0 if unknown.
         io_cores: number of exclusive host cores for I/O.
         started: Unix time of its boot.
@@ -67,7 +63,6 @@ class RunningJob:
     Attributes:
         job: its node is empty if unknown.
         phases: (name, Unix time) of each phase, the current one last.
-        kept: its kept records.
     """
 
     job: JobAttempt
@@ -77,7 +72,7 @@ class RunningJob:
 
 
 class Running:
-    """Reader of this node's jobs that parses only changed journals again."""
+    """Lists this node's jobs. Parses a journal again only if it has changed."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -139,11 +134,8 @@ class Running:
 def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
     """Return ``virsh domstats`` (vCPU, balloon, interface, block) of all running domains, by UUID.
 
-    A domain that is busy with another call has fewer values.
-
-    Raises:
-        HostFault: no answer within ``timeout`` seconds, as when a guest blocks its QEMU. The next
-            call omits that guest.
+    A busy domain has fewer values. Raises HostFault if libvirt does not answer within ``timeout``
+    seconds. The next call omits a guest that blocks its QEMU.
     """
 
     def work(connection: Any) -> dict[str, dict[str, Any]]:

@@ -29,9 +29,8 @@ class KeptJob:
     """The last attempt of a job.
 
     Attributes:
-        uid: of the owner.
         places: directories with records, one per node.
-        facts: facts of each place. Facts of copies are untrusted.
+        facts: facts of each place; untrusted for copies.
     """
 
     id: str
@@ -48,16 +47,9 @@ class KeptJob:
 def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
     """Return the kept records of a job, of an array's elements, or of all jobs; oldest first.
 
-    Privileges: root finds the jobs of all users, other users find their own.
-
-    Args:
-        config: the site config; None: the default one.
-        wanted: job id, with or without the server's name. An array is ``22[]``, ``22[].server`` or
-            ``22``, an element ``22[3]`` or ``22_3``. None: all jobs.
-
-    Raises:
-        Refused: nothing is found.
-        ConfigError: the config is invalid.
+    ``wanted`` is a job id, with or without the server's name. An array is ``22[]`` or ``22``, an
+    element ``22[3]`` or ``22_3``. None: all jobs that the user may see. Raises Refused if nothing
+    is found, ConfigError if the config is invalid.
     """
     site, plugins = load(config or CONFIG_PATH, node=False)
     uid = None if os.geteuid() == 0 else os.getuid()
@@ -109,7 +101,6 @@ def _text(value: object) -> str:
 
 
 def _grouped(places: list[Place]) -> list[KeptJob]:
-    """Return the last attempt of each job. A node's own records take precedence over copies."""
     attempts: dict[tuple[int, str], dict[str, tuple[Place, Mapping[str, Any]]]] = {}
     for place in places:
         facts = place.facts()
@@ -130,7 +121,7 @@ def _grouped(places: list[Place]) -> list[KeptJob]:
 def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
     """Write log messages in this context to a job's log on this node.
 
-    Privileges: root. Not for concurrent threads.
+    Privileges: root. Not for threads.
     """
     with log.opened(log.of_ended(paths, job)):
         yield

@@ -1,4 +1,4 @@
-"""Limits of requests in the config, and where they are set. Re-exports from the core."""
+"""Limits of requests in the config, and where they are set."""
 
 from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
 from vtorque_core.site.config import Site as Site

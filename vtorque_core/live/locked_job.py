@@ -1,4 +1,4 @@
-"""Lock a job, read its journal and record its phase, for a plugin's processes on a node.
+"""Lock a job, read its journal and record its phase.
 
 While a process holds a job's lock, no other process starts, changes or releases the job.
 
@@ -17,19 +17,12 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import DOMAIN, JournalState, lock_name, read, read_if_any
 
 WAIT = 2.0
-"""Seconds to wait for a job's lock.
-
-A prologue or an epilogue may hold it for minutes, so callers retry later or report Busy.
-"""
+"""Seconds to wait for a job's lock, which a prologue or an epilogue may hold for minutes."""
 
 
 @dataclass(frozen=True)
 class LockedJob:
-    """A job whose lock this process holds.
-
-    Attributes:
-        state: journal at the time the lock was acquired.
-    """
+    """A job whose lock this process holds. ``state`` is the journal when it was acquired."""
 
     paths: Paths
     state: JournalState
@@ -43,10 +36,8 @@ class LockedJob:
     def enter(self, phase: str) -> bool:
         """Record a phase of the job. Return False if it is the current one already.
 
-        Acquires the node's lock, because the phase decides whether a job's cores are in use.
-
-        Raises:
-            HostFault: the lock is held, or the journal cannot be written.
+        Acquires the node's lock. Raises HostFault if it is held, or if the journal cannot be
+        written.
         """
         with node_lock(self.paths), Journal.open(self.paths, self.state.path) as journal:
             if read(self.state.path).phase == phase:
@@ -56,10 +47,7 @@ class LockedJob:
 
 
 def journal_of(paths: Paths, key: str) -> JournalState | None:
-    """Return the current journal of a job attempt, or None if this node has none.
-
-    Raises JournalError.
-    """
+    """Return the journal of a job attempt, or None if this node has none. Raises JournalError."""
     return read_if_any(paths.journal / f"{key}.jsonl")
 
 
@@ -67,11 +55,8 @@ def journal_of(paths: Paths, key: str) -> JournalState | None:
 def locked_job(paths: Paths, key: str) -> Iterator[LockedJob | None]:
     """Hold the lock of a job attempt. Yield None if this node has no journal of it.
 
-    A process that holds the lock may acquire it again. Not for threads.
-
-    Raises:
-        Busy: another process holds the lock for ``WAIT`` seconds.
-        JournalError: the journal is unreadable.
+    A process that holds the lock may acquire it again. Not for threads. Raises Busy if another
+    process holds it for ``WAIT`` seconds, JournalError if the journal is unreadable.
     """
     with job_lock(paths, lock_name(paths.journal / f"{key}.jsonl"), WAIT):
         state = journal_of(paths, key)

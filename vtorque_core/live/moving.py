@@ -1,8 +1,6 @@
-"""Migrate running guests to another node, for a plugin's commands.
+"""Migrate running guests to another node.
 
-On the destination node ``vtorque hook receive`` calls the hook ``vtorque_receive``.
-
-Privileges: root.
+Privileges: root. Errors: HostFault if libvirt fails or does not answer.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
 
 MOVES = "moves"
-"""The phase of a job whose guests are about to go to another node, or have just gone."""
+"""The phase of a job while its guests migrate to another node."""
 
 State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
@@ -36,12 +34,7 @@ _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
 
 @dataclass(frozen=True)
 class Node:
-    """Settings of this node for a migration.
-
-    Attributes:
-        uri: of libvirt.
-        start_timeout: seconds that a start may take.
-    """
+    """Settings of this node: libvirt's URI, and the seconds that a start may take."""
 
     uri: str
     start_timeout: float
@@ -56,10 +49,9 @@ class Node:
 def told(
     job: RunningJob, guests: Sequence[Saveable], nodes: Sequence[str], to: str
 ) -> dict[str, Any]:
-    """Return the description of a job's guests for the destination node ``to``.
+    """Return a description of a job's guests for the destination node ``to``.
 
-    ``nodes`` are the job's nodes after the migration. Raises HostFault if a guest has ended or
-    libvirt does not answer.
+    ``nodes`` are the job's nodes after the migration.
     """
     return {
         "job": job.job.id,
@@ -89,19 +81,18 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
 def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
     """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
-    A guest with its own disk is paused on both nodes, and its disk must have been copied before.
-    Call this within :func:`vtorque_core.live.saving.of_libvirt`.
+    A guest with its own disk is paused on both nodes; copy its disk before. Call this within
+    :func:`vtorque_core.live.saving.of_libvirt`.
 
-    Raises:
-        HostFault: the migration failed, or its result after ``seconds`` is unknown. Ask
-            :func:`settled` and the destination which node has the guest.
+    Raises HostFault if the migration failed, or if its result after ``seconds`` is unknown. Then
+    ask :func:`settled` and the destination which node has the guest.
     """
     guest, paused = each.guest, each.disk is not None
     hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
 
 
 def disks(paths: Paths, key: str) -> dict[str, Path]:
-    """Return the own disk, by UUID, of each guest of a job that has one on this node."""
+    """Return the guests' own disks on this node, by the guests' UUID."""
     if (state := journal_of(paths, key)) is None:
         return {}
     own = own_disks(state)
@@ -112,11 +103,8 @@ def disks(paths: Paths, key: str) -> dict[str, Path]:
 def settled(uri: str, uuid: str, seconds: float) -> State:
     """Wait until libvirt no longer migrates a domain, and return the domain's state on this node.
 
-    Returns:
-        "runs", "still" (paused), or "" if the domain is not on this node.
-
-    Raises:
-        HostFault: the migration continues after ``seconds``, or libvirt does not answer.
+    The state is "runs", "still" (paused), or "" (not on this node). Raises HostFault after
+    ``seconds``.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(uri, uuid):
@@ -127,34 +115,28 @@ def settled(uri: str, uuid: str, seconds: float) -> State:
 
 
 def state(uri: str, uuid: str) -> State:
-    """Return a domain's state on this node like :func:`settled`, without waiting.
-
-    Raises HostFault.
-    """
+    """Return a domain's state on this node like :func:`settled`, without waiting."""
     return hypervisor.domain_state(uri, uuid)
 
 
 def stand_still(guest: RunningGuest) -> None:
-    """Pause a guest before its migration. Raises HostFault, also if it has ended."""
+    """Pause a guest before its migration."""
     with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
         hypervisor.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 
 def go_on(uri: str, uuid: str) -> None:
-    """Resume a guest that has not left this node, or has arrived. Raises HostFault."""
+    """Resume a guest that has not left this node, or has arrived."""
     hypervisor.resume_domain(uri, uuid)
 
 
 def end(uri: str, uuid: str) -> None:
-    """Destroy the rest of a domain that runs on the other node. Raises HostFault."""
+    """Destroy the rest of a domain that runs on the other node."""
     hypervisor.destroy_domain(uri, uuid)
 
 
 def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
-    """Release the domains of guests that have migrated, and continue the job with its other guests.
-
-    Other resources of the migrated guests are released with the job. Raises HostFault.
-    """
+    """Release the domains of migrated guests, and continue the job with its other guests."""
     with Journal.open(job.paths, job.state.path) as journal:
         for record in job.state.open:
             if record.kind == DOMAIN and record.args["uuid"] in uuids:
@@ -166,8 +148,7 @@ def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
 def arrived(job: LockedJob, uuids: Collection[str]) -> None:
     """Complete the start of guests that have migrated here, if its process was killed.
 
-    Idempotent. ``uuids`` are the domains that have arrived. Resources of other guests remain until
-    the job ends. Raises HostFault.
+    Idempotent. ``uuids`` are the domains that have arrived.
     """
     marks = [each.name for each in job.state.phases if each.guest is None]
     if marks[marks.index(ARRIVES) :].count(suspend.RUNS):

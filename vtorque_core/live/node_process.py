@@ -35,11 +35,11 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 class NodeProcess(Process):
     """A root process that the node's first job starts and its last job ends.
 
-    Subclass it with ``name`` and ``module``. ``main`` of ``module`` calls :func:`begin`. Define the
-    subclass in another module, because hooks do not need that program.
+    Subclass it with ``name`` and ``module``, whose ``main`` calls :func:`begin`. Define the
+    subclass in another module, because hooks import it.
 
-    There is one process per node, identified only by its lock ``<run>/<name>.lock``. Changed
-    settings apply to the next one. Jobs wait until it is spawned (1 ms).
+    There is one process per node, with the lock ``<run>/<name>.lock``. Changed settings apply to
+    the next process.
     """
 
     scope: ClassVar = "node"
@@ -79,11 +79,6 @@ class NodeProcess(Process):
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
 
     def _holder(self, descriptor: int) -> int | None:
-        """Return the process whose standard input holds the lock.
-
-        Reads fdinfo (proc(5)), because opening standard input itself could block on a user's file
-        system.
-        """
         file = os.fstat(descriptor)
         device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
         end = time.monotonic() + RELEASE_TIME
@@ -100,7 +95,7 @@ class NodeProcess(Process):
     def start(cls, job: NodeJob, without: str) -> None:
         """Start the process with the site's config, unless it runs. Never waits.
 
-        If the start fails, the job continues. A warning says what it lacks: ``without``.
+        If the start fails, the job continues, and a warning says what it lacks: ``without``.
         """
         try:
             job.acquire(cls.of(job.site.paths, job.site.path))
@@ -109,7 +104,6 @@ class NodeProcess(Process):
 
 
 def _be_nice(pid: int, value: int) -> None:
-    """Set the nice value of a process and of its session's autogroup, if any (sched(7))."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, value)
         Path(f"/proc/{pid}/autogroup").write_text(str(value))
@@ -118,13 +112,8 @@ def _be_nice(pid: int, value: int) -> None:
 def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     """Initialize the process: log to ``<state>/<name>.log``, and create files with mode 0600.
 
-    ``nice`` is the nice value of the process and its session from now on.
-
-    Returns:
-        The site's paths, and the further arguments (:meth:`NodeProcess.of`).
-
-    Raises:
-        OSError: the log cannot be opened.
+    Returns the site's paths, and the further arguments (:meth:`NodeProcess.of`). Raises OSError if
+    the log cannot be opened.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415
@@ -144,14 +133,7 @@ def become(uid: int, largest: int = 0) -> None:
 
     Call it as root in a child (:func:`vtorque_core.api.guarded`) that talks to untrusted peers. The
     process cannot regain privileges, has at most 1 GiB of memory and 128 threads per uid, and dies
-    with its parent.
-
-    Args:
-        uid: the new uid, which needs no account.
-        largest: size limit of written files in bytes.
-
-    Raises:
-        OSError: a system call fails.
+    with its parent. ``largest`` limits written files in bytes. Raises OSError.
     """
     parent = os.getppid()
     resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))

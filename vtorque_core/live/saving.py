@@ -1,8 +1,6 @@
-"""Save the paused guests of a job to files, for a plugin's process on the node.
+"""Save the paused guests of a job to files.
 
-To restore them see :class:`vtorque_core.api.guest_plan.Boot`.
-
-Privileges: root.
+Privileges: root. Errors: HostFault if libvirt fails.
 """
 
 from __future__ import annotations
@@ -52,12 +50,8 @@ class Saveable:
 def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob, list[Saveable]]]:
     """Hold the lock of a job in ``phase``, and yield it with the job's guests in order.
 
-    Log messages go only to the job's log.
-
-    Raises:
-        HostFault: the job has ended or is in another phase.
-        Busy: the lock is held.
-        Refused: the job uses warm guests, which cannot be saved.
+    Log messages go only to the job's log. Raises HostFault if the job has ended or is in another
+    phase, Busy if the lock is held, Refused if the job uses warm guests.
     """
     with suspend.locked(paths, job) as locked, suspend.logged(paths, job, phase):
         if locked.state.phase != phase:
@@ -98,10 +92,8 @@ def has_user_disk(run_dir: Path) -> bool:
 def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
     """Return the stat(2) results of the owner's disk files that a guest uses, by name.
 
-    Call it in a child with a deadline, because a user's file system can hang.
-
-    Raises:
-        HostFault: a disk's daemon has ended, or its file system denies access to root.
+    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault if
+    root cannot open a file.
     """
     return {lock.stem: served(lock) for lock in _disks(run_dir)}
 
@@ -111,7 +103,7 @@ def _disks(run_dir: Path) -> Iterator[Path]:
 
 
 def runs(guest: RunningGuest) -> bool:
-    """Return True if the guest's domain exists. Raises HostFault."""
+    """Return True if the guest's domain exists."""
     return hypervisor.domain_runs(guest.uri, guest.uuid)
 
 
@@ -121,21 +113,16 @@ def break_off(guest: RunningGuest) -> None:
 
 
 def end(guest: RunningGuest, seconds: float) -> None:
-    """Destroy a saved guest, if it still exists, within ``seconds``. Raises HostFault."""
+    """Destroy a saved guest, if it still exists, within ``seconds``."""
     hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
 
 
 def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
-    """Tell the script's guest and the job shell that their connection will break.
+    """Make the script's guest and the job shell wait ``seconds`` when their connection breaks.
 
-    They then wait ``seconds`` for each other
-    (:class:`vtorque_core.api.guest_driver.LeavableDriver`). The guests must run and confirm until
-    ``deadline`` (``time.monotonic()``). Call this within
-    :func:`vtorque_core.api.read_apart.reader`.
-
-    Raises:
-        HostFault: the guest does not confirm in time.
-        Refused: guests of this type cannot be saved.
+    Call this within :func:`vtorque_core.api.read_apart.reader`. Raises HostFault if the guest does
+    not confirm before ``deadline`` (``time.monotonic()``), Refused if guests of this type cannot be
+    saved.
     """
     kind, driver = suspend.driver_of(paths, job)
     first = min(job.guests, key=lambda guest: guest.rank)
@@ -155,12 +142,8 @@ def of_libvirt(
 ) -> Iterator[None]:
     """Hold a libvirt worker for a long operation, and kill daemons that the user stops meanwhile.
 
-    The operation may take ``seconds``. If libvirt cannot even abort it then, all daemons of the
-    guest are killed.
-
-    Raises:
-        HostFault: no worker is free within ``patience`` seconds, or ``failed`` is set because
-            another guest has failed.
+    If the operation lasts longer than ``seconds``, all daemons of the guest are killed. Raises
+    HostFault if no worker is free within ``patience`` seconds, or if ``failed`` is set.
     """
     locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + patience
     with (
@@ -173,11 +156,7 @@ def of_libvirt(
 def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
     """Save a paused guest to a file; it stays paused. Call this in one thread per guest.
 
-    First waits for an operation that libvirt still performs for a killed caller. Does nothing if
-    the domain no longer exists.
-
-    Raises:
-        HostFault: the guest is not saved after ``seconds``, or libvirt fails.
+    Does nothing if the domain no longer exists. Raises HostFault after ``seconds``.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:

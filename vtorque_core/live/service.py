@@ -1,4 +1,7 @@
-"""Information about this installation for plugins' own commands and services."""
+"""Information about this installation for plugins' own commands and services.
+
+Raises ConfigError if the site config is invalid.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,14 @@ from vtorque_core.site.personal import VARIABLES
 
 
 def node_of(config: Path | None) -> tuple[Site, Installation]:
-    """Return the site config, and the command lines of hooks, job shell and reaper.
-
-    For a batch system that a plugin implements itself. Raises ConfigError.
-    """
+    """Return the site config, and the command lines of hooks, job shell and reaper."""
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
     return site, installation(site, site.path if site.owner else path)
 
 
 def place_of(config: Path) -> Installation:
-    """Return the command lines of hooks, job shell and reaper. Raises ConfigError.
-
-    For any user. Faster than :func:`node_of`, because it imports no acting modules.
-    """
+    """Return the command lines of hooks, job shell and reaper, without importing acting modules."""
     site, _ = load(config, node=False)
     return installation(site, config)
 
@@ -40,7 +37,7 @@ def place_of(config: Path) -> Installation:
 def own_variables() -> dict[str, str]:
     """Return the environment variables that locate a personal site; empty as root.
 
-    For services that start processes with a clean environment. Load the config before.
+    Load the config before.
     """
     if os.geteuid() == 0:
         return {}
@@ -48,12 +45,7 @@ def own_variables() -> dict[str, str]:
 
 
 def batch_system(config: Path) -> tuple[Site, BatchSystem]:
-    """Return the site config and its batch system.
-
-    Raises:
-        ConfigError: the config is invalid.
-        Refused: no plugin provides the batch system.
-    """
+    """Return the site config and its batch system. Raises Refused if no plugin provides it."""
     site, plugins = load(config, node=False)
     return site, plugins.batch_system(site.batch.system)
 
@@ -61,21 +53,18 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
 def on_nodes(
     config: Path, jobs: Sequence[JobInfo]
 ) -> Iterator[tuple[JobOnNode | BaseException, str]]:
-    """Yield each plugin's information about jobs on their nodes, or its error, with its name.
-
-    Raises ConfigError.
-    """
+    """Yield each plugin's information about jobs on their nodes, or its error, with its name."""
     site, plugins = load(config, node=False)
     for each in plugins.each(hooks.vtorque_on_nodes, jobs=jobs, site=site, config=config):
         yield each.error or each.item, each.plugin
 
 
 def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr`` that ignores PYTHON* variables."""
+    """Return a command line of this installation's ``vmgr``, without PYTHON* variables."""
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
     return [*argv, "--config", str(config.absolute()), *words]
 
 
 def paths(config: Path | None) -> Paths:
-    """Return the site's paths, even if the rest of the config is invalid. Raises ConfigError."""
+    """Return the site's paths, even if the rest of the config is invalid."""
     return load_paths(config or CONFIG_PATH)

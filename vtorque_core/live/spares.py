@@ -1,7 +1,6 @@
-"""Boot and end warm guests, for a plugin's node-wide process.
+"""Boot and end warm guests.
 
-The plugin decides their number and sizes. The core lets jobs claim matching warm guests, ends them
-if a job needs their memory, and ends all of them after the plugin's process.
+The core ends them if a job needs their memory, and after the plugin's process.
 
 Privileges: root.
 """
@@ -32,11 +31,10 @@ class Spare:
         key: name of its journal.
         name, uuid, uri: of its libvirt domain; empty: none yet.
         waits: it is paused, and a job may claim it.
-        since: Unix time since when it waits.
-        mib: memory that it holds.
+        since: Unix time at which its wait began.
         job: job that has claimed it; empty: none.
-        directory: root-owned directory for the plugin's notes, removed with the guest. Its file
-            ``SPARE_XML`` is compared with ``RenderedGuest.bare_xml`` of a job's guest.
+        directory: root-owned directory for the plugin's notes. Its file ``SPARE_XML`` is compared
+            with ``RenderedGuest.bare_xml``.
     """
 
     key: str
@@ -51,7 +49,7 @@ class Spare:
 
 
 def spares(paths: Paths) -> list[Spare]:
-    """Return all warm guests of this node, without unreadable journals."""
+    """Return all warm guests of this node whose journals are readable."""
     held = list(walk(paths, troubled=lambda *_: None))
     jobs = {str(r.args["key"]): s.header.job.id for s in held for r in s.open if r.kind == SPARE}
     return [_spare(s, paths, jobs.get(s.key, "")) for s in held if s.header.spare]
@@ -80,14 +78,9 @@ def dead(spare: Spare) -> bool:
 def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
     """Boot a warm guest in a separate process; return its key when it waits for a job.
 
-    Args:
-        config: the site config.
-        keeper: ``name`` of the plugin's NodeProcess.
-        ports: number of devices that can be plugged in.
-        wanted: ``-vm`` keys and values: img, vcpus, ram.
-
-    Raises:
-        HostFault: the node has no room, or the boot fails. All resources are released.
+    ``keeper`` is the ``name`` of the plugin's NodeProcess, ``ports`` the number of devices that can
+    be plugged in. ``wanted`` has the values of the ``-vm`` keys img, vcpus and ram. Raises
+    HostFault if the boot fails; all resources are then released.
     """
     site, _ = load(config, node=False)
     words = (f"{key}={value}" for key, value in wanted.items())
@@ -98,8 +91,7 @@ def boot(config: Path, keeper: str, ports: int, wanted: Mapping[str, str]) -> st
 def end(paths: Paths, key: str) -> bool:
     """End a warm guest in a separate process. Return False if a job has claimed it.
 
-    Raises:
-        HostFault: resources remain.
+    Raises HostFault if resources remain.
     """
     program = (sys.executable, "-I", "-m", _END, str(paths.state), str(paths.run), key)
     return run_tool(*program).strip() == "ended"

@@ -1,10 +1,7 @@
-"""Pause and resume the guests of a job, for a plugin's process on the node.
+"""Pause and resume the guests of a job.
 
-Guests of paused and suspended jobs keep their memory. The CPUs of a suspended job are free, so only
-the batch system may suspend.
-
-A guest or a user's daemon can block libvirt. Each change therefore runs in a separate process with
-time limits. A file marks the change as incomplete, so that it is repeated if its process is killed.
+A suspended job has no CPUs, so only the batch system may suspend. Repeat a change whose process was
+killed.
 
 Privileges: root.
 """
@@ -33,11 +30,7 @@ from vtorque_core.resources.stopped_daemons import is_stopped
 from vtorque_core.site.plugins import Plugins
 
 STOPS = 20.0
-"""Seconds that libvirt has for all guests of the job to stand still.
-
-Less than stopped_daemons.HANDSHAKE, after which also daemons end that were not stopped: a job that
-runs has use for them.
-"""
+"""Seconds in which libvirt must pause all guests of a job: less than stopped_daemons.HANDSHAKE."""
 _GOES_ON = 10.0  # the same, to let them run
 _TIME = STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
 _CLOCK = 5.0  # seconds for a guest to say that it has set its clock
@@ -52,8 +45,7 @@ _log = logging.getLogger(__name__)
 def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
     """Return True if the job shell on this node is stopped; None if it cannot be found.
 
-    The job shell is found by its lock on ``Paths.job_shell``, which a plugin creates before the
-    guests boot. The job's owner controls the lock, so treat the result as untrusted input.
+    The job's owner controls the result, so treat it as untrusted input.
     """
     with suppress(OSError):
         pid = holder_of(paths.job_shell(job.job.key))
@@ -73,7 +65,7 @@ def stands_still(job: RunningJob) -> bool:
 
 
 def is_half_done(paths: Paths, job: RunningJob) -> bool:
-    """Return True if a change has begun and not completed: the recorded phase may be wrong."""
+    """Return True if a change is incomplete. The recorded phase may then be wrong."""
     return _half_done(paths, job).exists()
 
 
@@ -81,14 +73,8 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """Change the phase of a job on this node in a new process, for all guests at once.
 
     Idempotent. ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, and ``why`` a reason for the job's
-    log. Call this without other threads.
-
-    Returns:
-        The process, readable when it has ended. Then call :meth:`Child.check`; its ``error`` has
-        the reason of a failure.
-
-    Raises:
-        OSError: fork(2) fails.
+    log. Call this without other threads. When the process has ended, call :meth:`Child.check`.
+    Raises OSError if fork(2) fails.
     """
 
     def work() -> None:
@@ -99,17 +85,17 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
 
 
 def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    """Change the phase of a job like :func:`begin`, but in this process and with the open log.
+    """Change the phase of a job like :func:`begin`, but in this process. Raises HostFault.
 
-    The caller may hold the job's lock. Raises HostFault.
+    The caller may hold the job's lock.
     """
     (_resume if to == RUNS else _suspend)(paths, job, to, why)
 
 
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
-    """Set the clocks of guests that were paused, in a new process as :func:`begin` does.
+    """Set the clocks of guests that were paused, in a new process. Errors go to the job's log.
 
-    Errors go to the job's log. Call this within :func:`vtorque_core.api.read_apart.reader`.
+    Call this within :func:`vtorque_core.api.read_apart.reader`.
     """
     return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
 
@@ -135,12 +121,7 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 @contextmanager
 def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
-    """Hold the lock of a job that has not ended.
-
-    Raises:
-        HostFault: the job has ended.
-        Busy: the lock is held.
-    """
+    """Hold the lock of a job. Raises HostFault if it has ended, Busy if the lock is held."""
     with locked_job(paths, job.job.key) as held:
         if held is None:
             raise HostFault("it has ended")
@@ -149,7 +130,6 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
 
 @contextmanager
 def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
-    """Yield a function that records the phase; mark the change as incomplete until then."""
     with locked(paths, job) as held:
         if held.state.phase and held.state.phase not in _PHASES:
             raise HostFault("it is being ended")
@@ -165,7 +145,7 @@ def _half_done(paths: Paths, job: RunningJob) -> Path:
 
 @contextmanager
 def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
-    """Log only to the job's log, with this phase. Removes other handlers of this process."""
+    """Log only to the job's log, with this phase. Removes other handlers."""
     logging.getLogger().handlers.clear()
     told = log.of_ended(paths, job.job)
     told.phase = phase
@@ -176,7 +156,6 @@ def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
 def _all(
     paths: Paths, job: RunningJob, work: Callable[[str, str, float], None], seconds: float
 ) -> None:
-    """Run ``work`` for all guests in parallel, with as many libvirt workers as a user may hold."""
     deadline, failed = time.monotonic() + seconds, threading.Event()
 
     def one(guest: RunningGuest) -> None:
@@ -196,9 +175,7 @@ def _all(
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     """Return the type of the job's guests and its driver, from the plugins that the journal names.
 
-    Raises:
-        HostFault: the job has ended.
-        OSError, VtorqueError: the driver cannot be loaded.
+    Raises HostFault if the job has ended; OSError and VtorqueError if loading fails.
     """
     kind = str(job.kept.facts().get("guest_type", ""))
     if (state := journal_of(paths, job.job.key)) is None:
