@@ -1,8 +1,4 @@
-"""Public API for declaring modules, and the types that all plugin modules share.
-
-Every ``vsub`` imports this package, so it imports little. The API for acting modules is in its
-other modules.
-"""
+"""Public API for declaring modules. Every ``vsub`` imports this package, so it imports little."""
 
 from vtorque_core.api.strategies import BatchSystem as BatchSystem
 from vtorque_core.api.strategies import Command as Command

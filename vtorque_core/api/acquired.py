@@ -9,18 +9,15 @@ RELEASE_TIME = 25.0  # seconds for one release; below the 30 that teardown gives
 
 
 def unjournalled(default: Any = None) -> Any:
-    """Declare a resource field that only ``create()`` needs, such as contents or secrets.
+    """Declare a resource field that only ``create()`` needs, such as a secret.
 
-    The journal omits the field, so ``release()`` sees the default.
+    It is not journaled: ``release()`` sees the default.
     """
     return field(default=default, repr=False, metadata={"journal": False})
 
 
 class Resource:
-    """Something acquired on a node that must be released. Subclass it as a frozen dataclass.
-
-    ``job.acquire(resource)`` writes the journal record, then calls :meth:`create`. Fields are JSON
-    values: strings, ints, floats, bools, None and tuples of them.
+    """Something acquired on a node that must be released: a frozen dataclass of JSON values.
 
     Privileges: root, on the node; the job's owner on a personal site.
     """
@@ -35,32 +32,24 @@ class Resource:
     """True if a reboot removes it, so that ``release()`` is then skipped."""
 
     needs_root: ClassVar[bool] = False
-    """True: a personal site, where nothing runs as root, refuses the job."""
+    """True: personal sites refuse the job."""
 
     def create(self) -> None:
-        """Acquire the resource.
-
-        Raises:
-            HostFault: the node cannot provide it.
-            Refused: the job must not have it.
-        """
+        """Acquire the resource. Raises HostFault, or Refused if the job must not have it."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Release the resource, using the journaled fields only.
+        """Release the resource, using the journaled fields only. Must work twice.
 
-        Called in another process, without plan or site config. It must succeed when called twice
-        and after an incomplete ``create()``.
-
-        Raises:
-            HostFault: the resource cannot be released now. The reaper retries.
+        Called in another process, also after an incomplete ``create()``. After HostFault the reaper
+        retries.
         """
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """Return True if the resource of scope ``node`` is gone, as a killed daemon is.
+        """Return True if the resource of scope ``node`` is gone, like a killed daemon.
 
-        Called when another job acquires it. If True, it is released and created again.
+        Called when another job acquires it. A lost resource is released and created again.
         """
         return False
 
@@ -68,10 +57,7 @@ class Resource:
 class CoreResource(Resource):
     """Base of the resource kinds that the core defines.
 
-    Attributes:
-        blocking: ``release()`` can hang, so a child process must run it.
-        settle: seconds that the release polls for a resource that libvirtd or mount(8) may still
-            create for a killed creator.
+    ``blocking``: ``release()`` can hang, so a child process must run it.
     """
 
     blocking: ClassVar[bool] = False

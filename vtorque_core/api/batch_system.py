@@ -19,10 +19,10 @@ class Outcome(enum.Enum):
     """Result of a prologue.
 
     Attributes:
-        NOT_HERE: the start failed on this node, perhaps because of the user. Treat it like
-            HOST_FAULT, but do not drain the node.
-        IN_USE: other jobs still hold the resources after the prologue has waited. Requeue the job;
-            do not hold it or blame the node.
+        NOT_HERE: the start failed on this node, perhaps because of the user. Retry elsewhere, but
+            do not drain the node.
+        IN_USE: other jobs still hold the resources. Requeue the job; do not hold it or blame the
+            node.
     """
 
     READY = "ready"
@@ -34,17 +34,12 @@ class Outcome(enum.Enum):
 
     @property
     def may_run_elsewhere(self) -> bool:
-        """True if the job may be retried on another node, or later on this one."""
+        """True if the job may be retried, here or on another node."""
         return self in (Outcome.HOST_FAULT, Outcome.NOT_HERE, Outcome.IN_USE)
 
 
 class Life(enum.Enum):
-    """State of a job in the batch system.
-
-    Attributes:
-        SUSPENDED: the batch system has stopped the job's processes.
-        UNKNOWN: the batch system does not answer. The reaper waits.
-    """
+    """State of a job in the batch system. UNKNOWN: the batch system does not answer."""
 
     ALIVE = "alive"
     SUSPENDED = "suspended"
@@ -53,10 +48,7 @@ class Life(enum.Enum):
 
 
 class Detach(enum.Enum):
-    """When the start hook returns to the batch system.
-
-    A detached process then continues an unfinished start, and the job shell waits.
-    """
+    """Moment at which the start hook returns. A detached process continues an unfinished start."""
 
     #: The hook returns when the guests are ready.
     NEVER = "never"
@@ -72,15 +64,12 @@ class SubmitArgs:
     """The user's command line, split into the parts that ``vsub`` handles.
 
     Attributes:
-        vm: all ``-vm`` values, in order.
-        rest: arguments for the batch system, in order.
-        script: path of the script; None: standard input, or an interactive job.
-        content: the script, if read from standard input.
-        shell: value of ``-S``.
+        rest: arguments for the batch system.
+        script: path; None: standard input (``content``), or an interactive job.
         vcpus_given, mib_given: requested CPUs and MiB per node.
         directives: the script's ``#VSUB -vm`` lines.
         facts: requested ``queue``, ``partition``, ``account`` and ``qos``.
-        resources_given: other requested resources, named and counted as in :class:`Needs`.
+        resources_given: other requested resources, named as in :class:`Needs`.
         nodes_given: requested minimum number of nodes.
     """
 
@@ -100,15 +89,13 @@ class SubmitArgs:
 
 @dataclass(frozen=True)
 class Needs:
-    """Resources per node that ``vsub`` requests for a VM job unless the user has requested them.
+    """Resources per node that ``vsub`` requests unless the user has requested them.
 
     Attributes:
-        cpus: for guests, plugins and the site's host reserve.
-        mib: MiB for guests, QEMU, plugins and host reserve; None: the batch system's default for
-            this number of CPUs.
+        cpus, mib: for guests, QEMU, plugins and host reserve. ``mib`` None: the batch system's
+            default.
         seconds: added to the walltime for the start of the guests.
-        resources, licenses: as in :class:`vtorque_core.api.values.Extra`. A batch system refuses
-            unknown names, or ignores both if it has no countable resources.
+        resources, licenses: see :class:`vtorque_core.api.values.Extra`. Refuse unknown names.
     """
 
     cpus: int
@@ -122,8 +109,7 @@ class Needs:
 class Grant:
     """Amount of one resource that the batch system granted to a job on a node.
 
-    Attributes:
-        devices: indexes, from 0, of devices that are assigned exclusively.
+    ``devices``: indexes, from 0, of exclusively assigned devices.
     """
 
     count: int
@@ -136,10 +122,8 @@ class JobInfo:
 
     Attributes:
         node: the job's nodes in the batch system's notation.
-        nodes: the job's nodes as a list, first node first.
-        reason: why the job waits.
-        known_as: the job id that users write, if it differs from ``id``.
-        ended: the job has ended and is still listed.
+        nodes: the same nodes, first node first.
+        known_as: see :class:`BatchJob`.
     """
 
     id: str
@@ -171,7 +155,7 @@ class Usage:
     """Resources that a job's guests used on one node.
 
     Attributes:
-        cpu_seconds: user and system time of all QEMU processes (proc_pid_stat(5)).
+        cpu_seconds: of all QEMU processes (proc_pid_stat(5)).
         peak_mib: sum of their peak resident sizes (VmHWM of proc_pid_status(5)).
     """
 
@@ -180,23 +164,21 @@ class Usage:
 
 
 class Submitter(Protocol):
-    """Submits, lists and cancels jobs, as the user, in ``vsub`` and ``vmgr``."""
+    """Submits, lists and cancels jobs, as the user."""
 
     naming: str
-    """The option for the job's name, which is the next word."""
+    """The command-line option whose value is the job's name."""
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Split the command line by the rules of the site's own submit command.
+        """Split the command line like the site's own submit command.
 
-        Raises:
-            UsageError: an option is unknown; the message names it.
+        Raises UsageError that names an unknown option.
         """
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Submit a job, print the batch system's output unchanged, and return the exit status.
 
-        ``blob`` is the request to attach; request ``needs`` too, consistent with ``args``. Both are
-        None for a bare-metal job.
+        ``blob`` and ``needs`` are None for a bare-metal job.
         """
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -212,7 +194,7 @@ class BareNode:
 
     Attributes:
         slots: number of the job's processes on the node.
-        part: index of the node's part of the request, from 1. Part 0 has the guests.
+        part: index in the request, from 1. Part 0 has the guests.
         address: IPv4 address as known on the guests' node; empty if unknown.
     """
 
@@ -228,29 +210,22 @@ class BatchJob:
 
     Attributes:
         owner: login name, authenticated by the batch system.
-        node: this node's name in the batch system.
-        nodes: all nodes with guests, in rank order.
+        node, nodes: this node, and all nodes with guests in rank order.
         blob: the request; None: not a VM job.
         attempt: number of restarts of this id.
         cpus: ids of the job's CPUs on this node, if assigned.
-        cpu_count: number of the job's CPUs on this node, if known.
-        cpu_counts: the same for each of ``nodes``.
-        mem_mib: the job's memory on this node in MiB, if limited.
-        resource_list: the job's resources in the batch system's words, for messages.
-        bad_request: why the request cannot be read. The job is then refused.
-        unknown: why the request or the job's share of the node is unknown. This is a host fault.
-        detach: set it if the node's daemon or a scheduler waits for hooks.
-        whole_node: no other job runs on this node at the same time (Slurm's --exclusive, OpenPBS's
-            place=excl).
-        whole_user: no other user's job runs on this node at the same time (Slurm's
-            --exclusive=user).
-        patience: seconds to wait for resources in use by other jobs, before the outcome is IN_USE.
-            None: half of ``[node] start_timeout``.
-        queue, partition, account, qos: for ``[[limits]]``. Set only those in ``BatchSystem.facts``.
-        known_as: the job id that users write, if it differs from ``id`` (an element of a Slurm
-            array).
-        granted: the job's other resources on this node, by the names in ``Needs.resources``; None:
-            the batch system counts no others.
+        cpu_count, cpu_counts: number of the job's CPUs on this node, and on each of ``nodes``, if
+            known.
+        mem_mib: the job's memory on this node, if limited.
+        resource_list: the requested resources, for messages.
+        bad_request: why the request cannot be read. Refuses the job.
+        unknown: why the request or the job's share of the node is unknown: a host fault.
+        whole_node, whole_user: no other job, or no other user's job, shares this node.
+        patience: seconds to wait for resources in use by other jobs; None: half of ``[node]
+            start_timeout``.
+        queue, partition, account, qos: only those in ``BatchSystem.facts``.
+        known_as: the job id that users write, if it differs from ``id``.
+        granted: other resources on this node, named as in :class:`Needs`; None: not counted.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
     """
 
@@ -288,7 +263,7 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class PeerGuest:
-    """One guest of the job, on any node. ``mib`` is RAM per guest on this node."""
+    """One guest of the job, on any node. ``mib`` is its RAM."""
 
     hostname: str
     slots: int
@@ -296,23 +271,20 @@ class PeerGuest:
 
 
 class NodeAdapter(Protocol):
-    """Connects vTorque to a batch system on a node. Runs as root in hooks and in the reaper.
+    """Connects vTorque to a batch system on a node, as root, in hooks and in the reaper.
 
-    The methods from :meth:`setup_steps` on do nothing by default.
+    By default, :meth:`setup_steps` and all later methods do nothing.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the job from the hook's arguments.
 
-        If the job can still be informed, set ``bad_request`` for an unreadable request, and
-        ``unknown`` for an unreachable server.
-
-        Raises:
-            HostFault: the arguments are not from this batch system.
+        Set ``bad_request`` if the request is unreadable, ``unknown`` if the server is unreachable.
+        Raises HostFault for arguments of another batch system.
         """
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return context items, such as a node file, that list the job's guests inside each guest.
+        """Return context items, such as a node file, that list the job's guests in each guest.
 
         ``guests`` are those of all nodes, in rank order.
         """
@@ -320,16 +292,15 @@ class NodeAdapter(Protocol):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Report the result of the start to the batch system, and return the hook's exit status.
 
-        No lock is held, so the call may block until the server has ended the job. ``reason`` is one
-        line for the user.
+        The call may block. ``reason`` is one line for the user.
 
-        If ``hook_waits`` is False, the batch system ignores the hook's exit status, or the hook has
-        already returned. Then ask the server to requeue a failed job. Return 0 if the server
-        refuses, so that the job shell reports the failure; otherwise return another number.
+        If ``hook_waits`` is False, the batch system does not see the exit status. Then ask the
+        server to requeue a failed job. Return 0 only if it refuses; the job shell then reports the
+        failure.
         """
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Return the state of each job; UNKNOWN if the server does not answer. Never raises."""
+        """Return the state of each job. Never raises."""
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps, in order, after which the batch system calls vTorque on this node."""
@@ -338,32 +309,23 @@ class NodeAdapter(Protocol):
     def mark(self, healthy: bool, reason: str) -> None:
         """Set or clear the node property that VM jobs request, for ``vtorque doctor --mark``.
 
-        Idempotent. Change only this property and vTorque's own note, so that bare-metal jobs still
-        run. ``reason`` is one printable line; empty if healthy.
-
-        Raises:
-            HostFault: the server refuses the change; the message says what to do.
+        Idempotent. Bare-metal jobs must still run. ``reason`` is one printable line; empty if
+        healthy. Raises HostFault, with instructions, if the server refuses.
         """
         return
 
     def account(self, job_id: str, usage: Usage) -> None:
         """Record the guests' usage in the batch system's accounting, if possible.
 
-        Called by the epilogue after the release, on several nodes of a job concurrently.
-
-        Raises:
-            HostFault: recording failed. The error is only logged.
+        Called by the epilogues of all nodes after the release. HostFault is only logged.
         """
         return
 
     def start_again(self, job: JobAttempt, reason: str) -> None:
         """Requeue a job whose start was killed after the hook had returned.
 
-        Called by the epilogue after the release. Limit the number of starts as in :meth:`finish`.
-        Not needed if the hooks always wait.
-
-        Raises:
-            HostFault: the job was not requeued. The error is only logged.
+        Called by the epilogue after the release. Limit the number of starts. HostFault is only
+        logged.
         """
         return
 
@@ -376,33 +338,28 @@ class DrainingAdapter(Protocol):
     """
 
     def drain(self, reason: str) -> None:
-        """Drain this node: no new jobs until an admin resumes it. Running jobs continue.
+        """Drain this node until an admin resumes it. Running jobs continue.
 
         Idempotent. ``reason`` is one printable line.
         """
 
     def requeue(self, job_id: str) -> None:
-        """End a job that runs on this node, and requeue it under its id."""
+        """End a job that runs on this node, and requeue it."""
 
 
 @runtime_checkable
 class MovingAdapter(Protocol):
     """A node adapter that lets a job's guest run on a node outside the job. As root.
 
-    The job never gets that node. Instead, a job of root holds the resources there until the guest
-    has left.
-
-    All methods are idempotent, and raise HostFault if the batch system does not answer.
+    A separate job of root reserves the resources on that node until the guest has left. All methods
+    are idempotent, and raise HostFault if the batch system does not answer.
     """
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Reserve on this ``node`` the resources that the job has on the node ``left``.
+        """Reserve the same resources on this ``node`` as the job has on the node ``left``.
 
-        ``nodes`` are the job's nodes after the migration, in rank order. Return the job on this
-        node.
-
-        Raises:
-            Refused: the reservation is impossible.
+        ``nodes`` are the job's nodes after the migration, in rank order. Returns the job on this
+        node. Raises Refused.
         """
 
     def let_go(self, job_id: str, node: str) -> None:
@@ -423,9 +380,7 @@ class Started:
     """How the batch system started the job shell.
 
     Attributes:
-        job_id: the id that the root hooks were called with.
-        script: path of the script on this node; None: an interactive job.
-        cwd: the job's working directory; empty: the current directory.
+        script: path on this node; None: an interactive job.
         command: command of an interactive job; empty: a shell.
     """
 
@@ -442,17 +397,14 @@ class JobShell(Protocol):
     host_only: frozenset[str]
     """Variables of the batch system that are useless in a guest."""
     login: bool
-    """True if scripts run in a login shell, which reads the user's profile."""
+    """True if scripts run in a login shell."""
     dies_of_term: bool = False
-    """True if, after SIGTERM, the job shell kills itself with SIGTERM once the script has ended.
-
-    A bare-metal job's shell dies of SIGTERM at once. False: exit with the script's status."""
+    """True if the job shell, after a SIGTERM, ends by SIGTERM and not with the script's status."""
 
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return environment variables that must differ inside the guests.
 
-        ``environ`` is the script's environment on the host. ``guests`` are variables that context
-        items set in the guests.
+        ``environ`` has the script's variables, ``guests`` those from context items.
         """
         return {}
 
@@ -461,8 +413,7 @@ class JobShell(Protocol):
     ) -> Started:
         """Return how the batch system started this job.
 
-        Raises:
-            UsageError: the batch system did not start this process.
+        Raises UsageError if it did not start this process.
         """
 
     def content(self, script: bytes) -> bytes:
@@ -473,6 +424,5 @@ class JobShell(Protocol):
     ) -> list[str]:
         """Return a command line that runs ``command`` on each of the job's nodes, as the user.
 
-        Its exit status is nonzero if ``command`` fails on any node. ``nodes`` selects nodes; if
-        empty, the command also runs on nodes without guests.
+        It must fail if ``command`` fails on any node. ``nodes`` limits it to these nodes.
         """

@@ -1,8 +1,4 @@
-"""Boot sources: how a guest of a job starts. For acting modules.
-
-A guest boots cold unless a plugin offers another source, such as a checkpoint. The core calls the
-methods of a source in one thread per guest.
-"""
+"""Boot sources: how a guest of a job starts. For acting modules."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from vtorque_core.api.guest_plan import Identity as Identity
 
 @dataclass(frozen=True)
 class Offer:
-    """A boot source for a rendered guest, given by the guest's ``index``."""
+    """A boot source for the rendered guest with this ``index``."""
 
     index: int
     source: BootSource
@@ -27,11 +23,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class RenderedGuest:
-    """A placed guest with its domain XML, before its start.
+    """A placed guest before its start.
 
-    Attributes:
-        bare_xml: renders the domain without pluggable devices, owner and names. A warm guest with
-            equal XML can become this guest.
+    ``bare_xml`` renders the domain without pluggable devices, owner and names. A warm guest with
+    equal XML can become this guest.
     """
 
     plan: GuestPlan

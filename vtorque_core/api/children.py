@@ -1,7 +1,7 @@
-"""Run code that may hang or crash in a forked child with a time limit. As root, on the node.
+"""Run code that may hang or crash in a forked child with a time limit. As root.
 
-A child is killed with its process group at its deadline, and by the kernel when its parent dies. A
-child that survives SIGKILL (a hanging device or file system) is reported and left behind.
+A child is killed with its process group at its deadline, and dies with its parent. A child that
+survives SIGKILL is left behind.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _MAX_ERROR = 4000  # bytes; a pipe takes 65536 without a reader (pipe(7))
 
 
 class Child:
-    """A running child.
-
-    ``error`` is None until it has ended, then empty or the reason of its failure.
-    """
+    """A running child. ``error`` is None until it has ended, empty if it succeeded."""
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
         self.seconds = max(0.0, seconds)
@@ -53,7 +50,7 @@ class Child:
         return self._handle
 
     def check(self) -> bool:
-        """Return True if the child has ended. Kills it at its deadline, and never blocks long."""
+        """Return True if the child has ended. Kills it at its deadline."""
         if self.error is not None:
             return True
         if readable([self], 0):
@@ -98,7 +95,7 @@ class Child:
 
 
 def in_child(work: Callable[[], None], seconds: float) -> str:
-    """Run ``work`` in a child for at most ``seconds``. Return the error, or an empty string."""
+    """Run ``work`` in a child. Return the error, or an empty string."""
     try:
         return Child(work, seconds).wait()
     except OSError as error:

@@ -1,10 +1,7 @@
 """Claims of a plugin on a node's resources (``vtorque_plan``), and the ledger's answer.
 
 All resources come from the job's allocation. A claim that can never fit is refused. A resource in
-use by another job is a host fault. Claims of one guest for the same resource are merged
-(doc/plugins.md).
-
-``key`` is the ``-vm`` key that a refusal names.
+use by another job is a host fault. ``key`` is the ``-vm`` key that a refusal names.
 """
 
 from __future__ import annotations
@@ -20,15 +17,13 @@ Use = Literal["vcpu", "emulator", "io"]
 
 @dataclass(frozen=True)
 class CoreClaim:
-    """Claim ``count`` logical CPUs of the job's allocation for one use.
+    """Claim ``count`` logical CPUs for one use.
 
-    The core claims the CPUs for ``"vcpu"``, not exclusively. ``"emulator"`` and ``"io"`` are QEMU's
-    helper threads. With an ``io`` claim, iothreads run on its cores, and so does the emulator
-    unless it has its own claim.
+    ``"emulator"`` and ``"io"`` are QEMU's helper threads. The cores of an ``io`` claim run
+    iothreads, and the emulator unless it has its own claim.
 
     Attributes:
-        exclusive: one CPU per vCPU, on which no other guest's threads run. Other threads float over
-            the remaining CPUs.
+        exclusive: one CPU per vCPU, on which no other guest's threads run.
         at_most: maximum for a later :func:`vtorque_core.live.cores.resize`.
         cpus: exactly these CPUs, the n-th for the n-th vCPU. Implies ``exclusive``.
         whole_cores: no other guest uses the SMT siblings. Implies ``exclusive``.
@@ -45,10 +40,7 @@ class CoreClaim:
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """Claim ``mib`` MiB of the job's memory on this node. Several claims add up.
-
-    The core claims the guest's RAM (use ``"guest"``), QEMU's memory and RAM disks.
-    """
+    """Claim ``mib`` MiB of the job's memory on this node. Several claims add up."""
 
     mib: int
     use: str = "extra"
@@ -60,11 +52,10 @@ class RamClaim:
     """Set conditions for the placement of the guest's RAM. None means no condition.
 
     Attributes:
-        page_kib: use huge pages of this size that the node has reserved.
+        page_kib: use reserved huge pages of this size.
         numa: ``"preferred"``: use the NUMA node of the guest's CPUs if the RAM fits there.
             ``"strict"``: refuse a guest that does not fit one node. None: ``[node] numa``.
-        near: preferred NUMA nodes. If none is possible, the user gets a Notice.
-        advisor: who recommends ``near``, for the Notice.
+        near: preferred NUMA nodes. If none is possible, a Notice names the ``advisor``.
     """
 
     page_kib: int | None = None
@@ -78,8 +69,7 @@ class RamClaim:
 class CacheClaim:
     """Claim ``kib`` KiB of each cache of ``level`` that the guest's vCPU cores use.
 
-    Requires exclusive vCPUs, and caches that resctrl can partition
-    (``guest.host.caches[...].steps``). The answer is ``placement.caches``.
+    Requires exclusive vCPUs, and a cache that resctrl can partition.
     """
 
     kib: int
@@ -91,13 +81,13 @@ class CacheClaim:
 class PoolClaim:
     """Claim ``count`` free items of a named pool of this node.
 
-    Pools with equal names before ``/`` share their items: a lease in ``pci/vrdma`` blocks the item
-    in ``pci``, too. Items of ``pci/<plugin>`` are PCI addresses (``0000:3b:00.0``).
+    Pools with the same name before ``/`` share items: a lease in ``pci/vrdma`` blocks the item in
+    all ``pci`` pools. Items of ``pci/<plugin>`` are PCI addresses (``0000:3b:00.0``).
 
     Attributes:
         items: all items of the node, preferred ones first.
-        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``). The guest is placed
-            there if this has no other cost.
+        near: NUMA node of each item (``/sys/bus/pci/devices/*/numa_node``), preferred for the
+            guest.
     """
 
     pool: str
@@ -109,9 +99,7 @@ class PoolClaim:
 
 @dataclass(frozen=True)
 class AmountClaim:
-    """Claim ``amount`` of a quantity of which this node has ``total``: bytes, bandwidth, tokens.
-
-    The sum over all open jobs never exceeds ``total``. The answer is ``guest.amount(pool)``.
+    """Claim ``amount`` of a countable quantity, of which this node has ``total``.
 
     Attributes:
         pool: a name that no PoolClaim uses.
@@ -149,21 +137,17 @@ class Placement:
         cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); empty: all CPUs of the
             allocation.
         own: uses with exclusive cores; ``cores["vcpu"][n]`` is then the CPU of vCPU n.
-        share: host CPU ids of the job on this node; empty: the whole node.
-        memory_mib: sum of the guest's memory claims.
-        leased: items per pool.
-        amounts: amount per pool.
+        share: the job's host CPU ids; empty: the whole node.
         nodes: NUMA nodes of the guest's CPUs; empty: any.
-        memory: MiB of ordinary memory per NUMA node.
-        paged: MiB of huge pages per NUMA node.
+        memory, paged: MiB of ordinary memory and of huge pages per NUMA node.
         numa: how RAM is bound to ``nodes``; None: not bound.
-        page_kib: huge page size of the guest's RAM; None: ordinary pages.
+        page_kib: huge page size; None: ordinary pages.
         threads: SMT threads per core that the guest sees.
         caches: (level, bank, KiB) of each allocated part of a cache.
-        idle: SMT siblings of the guest's cores that stay idle (``whole_cores``).
+        idle: SMT siblings that stay idle (``whole_cores``).
         most: maximum number of cores per use, if larger than now.
         growing: the job's CPUs that the guest may grow to.
-        cells: (node, vCPUs, MiB) of each NUMA cell of a guest that spans several nodes.
+        cells: (node, vCPUs, MiB) of each NUMA cell of a guest on several nodes.
     """
 
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Run tools on untrusted disk images: as nobody, with resource limits, on open descriptors.
 
-By path, the tools can open only world-accessible files. The caller must validate the written file.
-Without root the tool runs as the caller, for tests.
+The caller must validate the written file.
 """
 
 from __future__ import annotations
@@ -49,17 +48,11 @@ def run(
 ) -> str:
     """Run a tool on open files and return its standard output.
 
-    Args:
-        argv: the tool and its arguments, with files as :func:`path_of` returns them.
-        files: descriptors that the tool inherits.
-        most: maximum size of a written file in bytes.
-        told: called with the percentage that ``qemu-img -p`` prints.
-        seconds: time limit; with ``told``, the time limit without progress.
-        good: exit statuses that mean success.
+    The tool inherits the descriptors ``files``; name them with :func:`path_of`. A written file has
+    at most ``most`` bytes. ``told`` gets the percentage that ``qemu-img -p`` prints; ``seconds``
+    then limits the time without progress. ``good`` are exit statuses that mean success.
 
-    Raises:
-        Refused: the tool fails; with the end of its output.
-        HostFault: the tool is not installed.
+    Raises Refused if the tool fails, HostFault if it is not installed.
     """
     program = shutil.which(argv[0], path=_PATH)
     if program is None:

@@ -24,13 +24,12 @@ _START = 10.0
 
 @dataclass(frozen=True)
 class Process(CoreResource):
-    """A daemon that stays in the foreground and keeps inherited descriptors open.
+    """A root daemon that stays in the foreground and keeps inherited descriptors open.
 
-    It runs as root in its own session, in ``/``, with a fixed environment. It must end its
-    children.
+    It runs in its own session, in ``/``, with a fixed environment, and must end its children.
 
     Attributes:
-        lock: path of a lock file that only this daemon uses.
+        lock: a lock file that only this daemon uses.
         log: file for its output; empty: discard it.
         grace: seconds between SIGTERM and SIGKILL.
     """
@@ -43,7 +42,7 @@ class Process(CoreResource):
     grace: float = 5.0
 
     def create(self) -> None:
-        """Start the daemon. Raises HostFault if it cannot be executed, or if the lock is held."""
+        """Start the daemon. Raises HostFault if it cannot be executed or its lock is held."""
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 
@@ -61,7 +60,7 @@ class Process(CoreResource):
         return lock_holder(descriptor)
 
     def release(self) -> None:
-        """Terminate the daemon (SIGTERM, SIGKILL after ``grace``), then remove the lock file."""
+        """Terminate the daemon, then remove the lock file."""
         end = time.monotonic() + RELEASE_TIME
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,8 +1,6 @@
 """Find ``-vm`` in a job script's directives, by the rules of PBS. Raises only Refused.
 
-Sources: qsub(1B), "Directives", and OpenPBS's ``check_job_script.c``. Directives end at the first
-executable line. Blank lines, lines that start with ``#`` after blanks, and lines with ``:`` in the
-first column are not executable.
+Sources: qsub(1B), "Directives", and OpenPBS's ``check_job_script.c``.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ _HAS_VM = re.compile(r"(?:^|\s)-vm(?:\s|$)", re.ASCII)
 def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ...]:
     """Return the text after ``prefix`` of each directive line, stripped.
 
-    Accepts CRLF, and invalid UTF-8 (``surrogateescape``). ``prefix`` is as for qsub's ``-C``;
-    empty: no directives.
+    Accepts CRLF and invalid UTF-8 (``surrogateescape``). An empty ``prefix`` matches nothing.
     """
     found = (_after(line, _bytes(prefix)) for _, line in _header(content))
     return tuple(_text(rest) for rest in found if rest is not None)
@@ -32,9 +29,8 @@ def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ..
 def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ...]:
     """Return all ``-vm`` values in ``#VSUB`` and ``#PBS`` lines, in order.
 
-    Raises:
-        Refused: a ``#VSUB`` line is not ``-vm VALUE``, or a line has ``-vm`` with other options,
-            which qsub would read as ``-v m``.
+    Raises Refused if a ``#VSUB`` line is not ``-vm VALUE``, or if ``-vm`` is not alone in a
+    ``#PBS`` line, where qsub would read it as ``-v m``.
     """
     values: list[str] = []
     for number, line in _header(content):
@@ -48,10 +44,7 @@ def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ..
 
 
 def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
-    """Return the script without its ``#PBS -vm`` lines.
-
-    Raises Refused for a line that has ``-vm`` with other options.
-    """
+    """Return the script without its ``#PBS -vm`` lines."""
 
     def without_vm(number: int, line: bytes, directive: str) -> bytes:
         if not _HAS_VM.search(directive):
@@ -67,7 +60,7 @@ def rewrite_directives(
 ) -> bytes:
     """Return the script with each directive line replaced by the result of ``rewrite``.
 
-    ``rewrite`` gets the line number, the line, and the directive without its prefix.
+    Its arguments are the line number, the line, and the directive without prefix.
     """
     done, kept = 0, bytearray()
     for number, line in _header(content):

@@ -17,14 +17,12 @@ from vtorque_core.base.run_tool import run_tool
 class DiskFile(OneFile):
     """A new sparse raw disk with an empty file system; attach it with a ``Disk`` element.
 
-    The file must not exist yet, in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim its
-    full size, although it uses space only when written to.
+    It must be in a trusted directory (:mod:`vtorque_core.base.safefs`). Claim its full size.
 
     Attributes:
         uid: the file's owner, ``guest.qemu_uid``.
-        file_system: empty: none.
         owner: uid and gid of the file system's top directory.
-        label: of the file system, at most 16 characters.
+        label: at most 16 characters.
     """
 
     kind = "disk-file"
@@ -36,10 +34,7 @@ class DiskFile(OneFile):
     label: str = unjournalled("")
 
     def create(self) -> None:
-        """Create and format the file with mke2fs(8).
-
-        Raises HostFault if it exists or mke2fs fails.
-        """
+        """Create and format the file with mke2fs(8). Raises HostFault."""
         if self.size_mib < 1:
             raise HostFault(f"{self.path}: invalid disk size {self.size_mib} MiB")
         size = self.size_mib << 20

@@ -1,7 +1,4 @@
-"""Context items: settings, files and commands in a guest, independent of its operating system.
-
-``vtorque_guest_context`` returns them, and the guest type's driver applies them.
-"""
+"""Context items: settings, files and commands in a guest, independent of its operating system."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ class ContextItem:
 class EnvVar(ContextItem):
     """An environment variable of the job and of login shells.
 
-    Attributes:
-        name: a shell identifier.
-        unless: if the job's owner has set one of these variables, the script does not get this one.
+    If the job's owner has set one of ``unless``, the script does not get it.
     """
 
     name: str
@@ -43,7 +38,7 @@ class GuestFile(ContextItem):
 class RootCommand(ContextItem):
     """A command that runs as root in the guest before the guest is ready, without a shell.
 
-    Stage ``"boot"`` is before the mounts; ``"ready"`` is after the mounts and the site's prologue.
+    Stage ``"boot"`` is before the mounts, ``"ready"`` after mounts and site prologue.
     """
 
     argv: tuple[str, ...]
@@ -54,8 +49,8 @@ class RootCommand(ContextItem):
 class OnCancel(ContextItem):
     """A command that runs as the job's owner when the job is canceled, before the script's SIGTERM.
 
-    It runs in the script's guest, with the script's environment, directory and output. All such
-    commands share half of ``[node] grace``. Their exit status is ignored.
+    It runs in the script's guest, with its environment, directory and output. All such commands
+    share half of ``[node] grace``.
     """
 
     argv: tuple[str, ...]
@@ -81,9 +76,8 @@ class Package(ContextItem):
 class Mount(ContextItem):
     """A mount in the guest.
 
-    Attributes:
-        source: virtiofs: tag of a ``Filesystem`` element; nfs: ``server:/export``; disk: serial of
-            a ``Disk`` element.
+    ``source`` is the tag of a ``Filesystem`` element, ``server:/export`` (nfs), or the serial of a
+    ``Disk`` element.
     """
 
     kind: Literal["virtiofs", "nfs", "disk"]
@@ -95,11 +89,9 @@ class Mount(ContextItem):
 
 @dataclass(frozen=True)
 class GuestDevice(ContextItem):
-    """A stable link to the ``nth`` matching device in the guest.
+    """A stable link to the ``nth`` device node below ``/dev`` that matches a glob.
 
-    Attributes:
-        match: glob of device nodes below ``/dev``, for example ``"infiniband/uverbs*"``.
-        owner: owner of the device node.
+    Example of ``match``: ``"infiniband/uverbs*"``.
     """
 
     match: str
@@ -110,14 +102,13 @@ class GuestDevice(ContextItem):
 
 @dataclass(frozen=True)
 class PciMemory(ContextItem):
-    """A stable link to a memory region of the ``nth`` matching PCI device, for mmap(2).
+    """A stable link below ``/dev`` to a memory region of a PCI device, for mmap(2).
 
-    Of the guest's users only the job's owner may open it.
+    In the guest, only root and the job's owner may open it.
 
     Attributes:
         device: vendor and device id: ``"1af4:1110"``.
         bar: number of the region.
-        link: path below ``/dev``.
     """
 
     device: str
@@ -128,14 +119,10 @@ class PciMemory(ContextItem):
 
 @dataclass(frozen=True)
 class LinePort(ContextItem):
-    """A new file in the guest whose appended lines are copied to a virtio-serial port.
+    """A new file in the guest whose appended lines are copied to the ``Channel`` element ``port``.
 
-    The job's owner owns the file. At most one per guest. Writers never block: if the host does not
-    read, the data stays in the file.
-
-    Attributes:
-        path: in a directory that root owns.
-        port: name of a ``Channel`` element.
+    The job's owner owns the file, in a directory of root. At most one per guest. Writers never
+    block.
     """
 
     path: str

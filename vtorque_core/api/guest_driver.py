@@ -1,4 +1,4 @@
-"""Interface of a guest type: build its guests, detect when they are ready, and run the script."""
+"""Interface of a guest type."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
 
 ORDER_SOCKET = "order.sock"
-"""Socket in the first guest's run directory, for the job's owner. See :class:`LateDriver`."""
+"""Socket in the first guest's run directory; see :class:`LateDriver`."""
 
 LEAVE, TELL, LEFT = "leave.fifo", "tell.fifo", "left"
-"""FIFOs and a file for job shells of saved guests, in the first guest's run directory.
-
-See :class:`LeavableDriver`."""
+"""FIFOs and a file in the first guest's run directory; see :class:`LeavableDriver`."""
 
 MAX_ORDER = 1 << 18  # bytes
 _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
@@ -32,7 +30,7 @@ _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
 @dataclass(frozen=True)
 class ReadyGuest:
-    """A ready guest, as the job shell reads it from the proof file that root wrote."""
+    """A ready guest, from the proof file that root wrote."""
 
     name: str
     hostname: str
@@ -43,21 +41,15 @@ class ReadyGuest:
 
 @dataclass(frozen=True)
 class Script:
-    """The job script, with the settings that the batch system would start it with.
-
-    All fields are user data.
+    """The job script, with the settings that the batch system would start it with. Untrusted.
 
     Attributes:
-        name: base name in the batch system.
-        interpreter: the ``-S`` shell; None: by the script's ``#!`` line, otherwise the login shell.
-        login: the batch system feeds the script to that shell (or the user's own) as a login shell.
-        environ: the exact environment of the script.
-        cwd: working directory in the guest.
+        interpreter: the ``-S`` shell; None: by the ``#!`` line, otherwise the login shell.
+        login: the batch system feeds the script to a login shell.
         limits: (soft, hard) by RLIMIT name (``"NOFILE"``); -1 is unlimited.
         merge: stdout and stderr are one stream (``-j oe``).
-        grace: seconds between SIGTERM and SIGKILL when the job is ended from outside.
-        prologue, epilogue: the user's ``vm_prologue`` and ``vm_epilogue``. If one fails, the job
-            fails.
+        grace: seconds between SIGTERM and SIGKILL.
+        prologue, epilogue: ``vm_prologue`` and ``vm_epilogue``. If one fails, the job fails.
     """
 
     name: str
@@ -91,15 +83,12 @@ class GuestDied(Exception):
 
 
 class GuestDriver(Protocol):
-    """Driver of a guest type, created by ``GuestType.driver()``. Stateless.
-
-    All methods but :meth:`run` run as root.
-    """
+    """Driver of a guest type. Stateless. All methods except :meth:`run` run as root."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterable[Element]:
         """Return the virtual hardware that this guest type needs, without side effects.
 
-        The core adds the overlay disk (if the image has a disk), NICs, rng and console.
+        The core adds the image's disk, NICs, rng and console.
         """
 
     def context(self, guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
@@ -108,40 +97,31 @@ class GuestDriver(Protocol):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return resources that the core acquires before the domain starts, such as the seed."""
+        """Return resources that the core acquires before the domain starts."""
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait until the guest reports that its context is applied.
 
-        Args:
-            guest: the guest.
-            deadline: in ``time.monotonic()`` seconds.
-            step: called with the name of each stage.
+        ``deadline`` is in ``time.monotonic()`` seconds. Call ``step`` with the name of each stage.
 
-        Raises:
-            HostFault: a stage fails or is late; the message names it.
-            Refused: the user's part of the context failed.
+        Raises HostFault if a stage fails or is late, Refused if the user's part of the context
+        failed.
         """
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
-        """Run the script in the guest, from the job shell, as the job's owner on the host.
+        """Run the script in the guest, from the job shell, as the job's owner.
 
-        Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT and SIGTSTP.
-
-        Returns:
-            The exit status; 128+n for signal n.
-
-        Raises:
-            GuestDied: the guest ended, or the connection broke.
+        Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT and SIGTSTP. Returns the exit
+        status, or 128+n for signal n. Raises GuestDied.
         """
 
 
 @runtime_checkable
 class LateDriver(GuestDriver, Protocol):
-    """A driver whose guests need the command at boot, so that they boot when the script is known.
+    """A driver whose guests need the script at boot.
 
-    The prologue acquires everything except the domains, and starts a root process that waits for
-    one order on :data:`ORDER_SOCKET`. ``run`` sends it with :func:`boot_guests`.
+    Until then, a root process waits for one order on :data:`ORDER_SOCKET`, which ``run`` sends with
+    :func:`boot_guests`.
     """
 
     def late(
@@ -149,10 +129,7 @@ class LateDriver(GuestDriver, Protocol):
     ) -> Iterable[Single | Resource]:
         """Return elements and resources that the order adds. As root, without side effects.
 
-        ``order`` is untrusted input from the job's owner.
-
-        Raises:
-            Refused: the order is invalid.
+        ``order`` is untrusted input from the job's owner. Raises Refused if it is invalid.
         """
 
 
@@ -161,10 +138,9 @@ class SpareDriver(GuestDriver, Protocol):
     """A driver whose guests can boot before a job exists and wait for its devices."""
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait, as root, until the guest waits for the job's seed, the last of its devices.
+        """Wait, as root, until the guest waits for the last of its devices, the job's seed.
 
-        Raises:
-            HostFault: the guest is not in that state at the deadline.
+        Raises HostFault at the deadline.
         """
 
 
@@ -175,10 +151,7 @@ class ClockDriver(GuestDriver, Protocol):
     def set_clock(self, run_dir: Path, deadline: float) -> None:
         """Set the clock of the guest with this run directory, as root.
 
-        ``deadline`` is in ``time.monotonic()`` seconds.
-
-        Raises:
-            HostFault: the guest does not confirm before the deadline.
+        Raises HostFault after ``deadline`` (``time.monotonic()``).
         """
 
 
@@ -186,23 +159,19 @@ class ClockDriver(GuestDriver, Protocol):
 class LeavableDriver(GuestDriver, Protocol):
     """A driver whose job shells can detach from a running script and attach to it.
 
-    If the connection to the guest breaks and root has created :data:`LEAVE`, ``run`` writes one
-    line to this FIFO until it is removed, and then ends. The line is untrusted, and starts after a
-    newline, so that a partial line is invalid. If the file :data:`LEFT` with this line exists,
-    ``run`` attaches to the running script.
+    If the connection to the guest breaks and :data:`LEAVE` exists, ``run`` writes one line to this
+    FIFO until it is removed, and then ends. The line is untrusted, and starts after a newline, so
+    that a partial line is invalid. If the file :data:`LEFT` with this line exists, ``run`` attaches
+    to the running script.
 
-    If root has created :data:`TELL` before ``expect_break``, ``run`` writes the line to it when
-    root reads it, while the guest is paused, and continues. An empty line means that ``run`` cannot
-    detach, because something other than the script runs.
+    If :data:`TELL` exists before ``expect_break``, ``run`` also writes the line to it, and
+    continues. An empty line means that ``run`` cannot detach.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell wait ``seconds`` if their connection breaks. As root.
 
-        With 0 seconds they stop waiting. ``deadline`` is in ``time.monotonic()`` seconds.
-
-        Raises:
-            HostFault: the guest does not confirm before the deadline.
+        0 ends the wait. Raises HostFault after ``deadline`` (``time.monotonic()``).
         """
 
 
@@ -218,8 +187,7 @@ class BootedGuest:
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     """Boot the job's guests on this node, and return them in rank order. In the job shell.
 
-    Raises:
-        Refused, HostFault: with the reason from the root process. No guest runs.
+    Raises Refused or HostFault with the reason.
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:

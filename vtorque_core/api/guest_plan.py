@@ -1,4 +1,4 @@
-"""A placed guest, as hooks see it: ``GuestPlan``, its owner, addresses and boot source."""
+"""A placed guest, as hooks see it, and its boot source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobUser:
 
     Attributes:
         groups: (name, gid), primary group first.
-        subordinate_id: host id that root in this user's guests is mapped to.
+        subordinate_id: host id of root in this user's guests.
     """
 
     name: str
@@ -43,9 +43,8 @@ class Address:
 
     Attributes:
         ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).
-        network: empty for ``[network]``, whose NIC is the first; otherwise the name of
-            ``[networks.<name>]``. Only the first NIC takes default route and name servers from
-            DHCP.
+        network: empty for ``[network]``, otherwise the name of ``[networks.<name>]``. Only the NIC
+            in ``[network]`` takes default route and name servers from DHCP.
         mtu, metric: None: the default.
         filtered: the node drops frames with another source MAC or source address.
     """
@@ -65,10 +64,10 @@ class Address:
 
 @dataclass(frozen=True)
 class Share:
-    """A host directory that every guest gets: ``[shares.<name>]`` of the site config.
+    """A host directory that every guest gets (``[shares.<name>]``).
 
     Attributes:
-        source: host directory (virtiofs) or ``server:/export`` (nfs), with placeholders expanded.
+        source: host directory, or ``server:/export`` (nfs).
         user_owned: the job's owner must own the source.
     """
 
@@ -86,8 +85,8 @@ class Identity:
 
     Attributes:
         name, uuid: of its libvirt domain.
-        job_id, attempt: the job attempt that its secrets are derived from.
-        leased: (pool, item) of its addresses. The new job must lease them too.
+        job_id, attempt: its secrets are derived from them.
+        leased: (pool, item) of its addresses, which the new job must lease too.
     """
 
     name: str
@@ -104,8 +103,8 @@ class Boot(Protocol):
     Every method raises HostFault if libvirt or the guest fails, or after the deadline.
 
     Attributes:
-        failed: set when another guest of the job has failed, so that waiting is pointless.
-        channels: Unix sockets of the guest's channels, on which QEMU listens.
+        failed: set when another guest of the job has failed.
+        channels: Unix sockets of the guest's channels.
     """
 
     guest: GuestPlan
@@ -127,17 +126,14 @@ class Boot(Protocol):
     def moved(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return an earlier domain's XML with this guest's files, owner and CPUs.
 
-        ``xml`` must come from a file that only root can write. The directories are the earlier
-        guest's.
-
-        Raises:
-            Refused: the job requests other virtual hardware.
+        ``xml`` must come from a root-owned file. The directories are the earlier guest's. Raises
+        Refused if the job requests other virtual hardware.
         """
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
-        """Restore a saved domain, paused, from libvirt's file ``memory``.
+        """Restore a saved domain, paused, from libvirt's file.
 
-        The directories are the earlier guest's. Raises as :meth:`moved` does.
+        The directories are as in :meth:`moved`.
         """
 
     def take_over(self) -> None:
@@ -157,16 +153,14 @@ class BootSource:
     """How one guest starts. Override the methods that differ from a cold boot.
 
     Attributes:
-        name: for messages and the log.
         forbids: operations that are impossible with the guest later. A job whose options need one
-            of them does not get the source.
+            does not get the source.
         fallback: boot the guest cold if the source raises HostFault, or if the guest is not ready
             after half of the remaining time.
-        brings_disk: :meth:`start` or the plugin's ``vtorque_pre_boot`` creates the guest's disk
+        brings_disk: :meth:`start` or ``vtorque_pre_boot`` creates the guest's disk
             (:func:`root_disk`).
         remote: the guest runs on another node until :meth:`start` returns. The start then gets its
-            full time again. If the start fails, no domain is destroyed, because the source node
-            decides which node has the guest.
+            full time again. A failed start destroys no domain.
     """
 
     name: str = "cold"
@@ -182,14 +176,11 @@ class BootSource:
 
     @property
     def adopts(self) -> str:
-        """Key of the warm guest that becomes the job's guest; empty: none.
-
-        The core claims the warm guest and releases it with the job.
-        """
+        """Key of the warm guest that becomes the job's guest; empty: none."""
         return ""
 
     def start(self, boot: Boot) -> None:
-        """Create the domain before ``boot.deadline``. The journal already has its record."""
+        """Create the domain before ``boot.deadline``."""
         boot.create()
 
     def run(self, boot: Boot) -> None:
@@ -206,28 +197,22 @@ class ColdBoot(BootSource):
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """One validated guest of the job on this node.
+    """One guest of the job on this node.
 
     Attributes:
-        index: number of the guest on this node, from 0.
-        rank: number of the guest in the job, from 0.
-        name, uuid: of the libvirt domain.
+        index, rank: number of the guest on this node and in the job, from 0.
         request: the job's options; read them with ``guest[OPTION]``.
         peers: (hostname, ip) of all guests in rank order, in the first network.
-        state_dir, run_dir: the guest's root-owned directories, on disk and in memory.
+        state_dir, run_dir: root-owned directories, on disk and in memory.
         secret: derived for this job attempt, equal on all its nodes.
         placement: the ledger's answer; empty in ``vtorque_plan``.
-        ntp: time servers; empty: the image's default.
         qemu_uid: host user of QEMU, who must be able to read files for QEMU.
-        aliases: (``<hostname>-<network>``, hostname, ip) of all guests in the other networks.
+        aliases: (``<hostname>-<network>``, hostname, ip) of all guests in other networks.
         host: hardware of this node; without ``nodes`` on a submit host.
-        supports: names of the context items that the guest supports. Any other item refuses the
-            job.
-        hostnames: of all guests in rank order; empty before ``vtorque_guest_context``.
-        slots: vCPUs of the guests in ``hostnames``. With ``vcpus=job`` they can differ between
-            nodes.
-        granted: as in :class:`vtorque_core.api.batch_system.BatchJob`.
-        bare: the job's nodes without guests. Their ranks follow those of the guests.
+        supports: names of the supported context items.
+        hostnames, slots: host names and vCPUs of all guests in rank order; empty before
+            ``vtorque_guest_context``.
+        granted, bare: see :class:`vtorque_core.api.batch_system.BatchJob`.
         source: a warm guest is known only after the phase ``render domain``.
     """
 
@@ -282,15 +267,11 @@ class GuestPlan:
 def lacks(
     guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str
 ) -> Refusal | Notice:
-    """Return the answer of ``vtorque_plan`` if this node lacks what an option requests.
+    """Return the answer of ``vtorque_plan`` if this node lacks what ``option`` requests.
 
-    Args:
-        guest: the guest.
-        what: the missing capability, as in "node n1 has no <what>".
-        option: the ``-vm`` key that requests it.
-        required: refuse the job; False: only notify the user.
-        where: the setting that decides: ``"[plugin.acme-fpga] required"``.
-        fix: what the admin or the user can do.
+    The job is refused if ``required``; otherwise the user is notified. ``what`` completes "node n1
+    has no ...". ``where`` is the deciding setting (``"[plugin.acme-fpga] required"``), and ``fix``
+    what the admin or user can do.
     """
     key, value = option.key, option.show(guest[option])
     if required:
@@ -311,6 +292,6 @@ def ramdisk_dir(guest: GuestPlan) -> Path | None:
 def root_disk(guest: GuestPlan) -> Path:
     """Return the path of the guest's writable qcow2 file, in memory with fs_type=ramdisk.
 
-    It is an overlay over the image, or a full copy with ``[images] ramdisk = "copy"``.
+    It is an overlay over the image, or a copy (``[images] ramdisk``).
     """
     return (ramdisk_dir(guest) or guest.state_dir) / ROOT_DISK

@@ -38,7 +38,7 @@ def warning(message: str, fix: str) -> HealthResult:
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A named check. ``check`` runs as the caller of ``vtorque doctor``, who may be root."""
+    """A named check. ``check`` runs as the caller of ``vtorque doctor``."""
 
     name: str
     check: Callable[[Site], Iterable[HealthResult]]

@@ -1,13 +1,14 @@
 """The plugin API: every hook, in the order of a job's life.
 
-A hook implementation is a function under ``hookimpl``, or ``always(...)`` if it takes no arguments
-and always returns the same. It may omit arguments. A hook that returns data has no side effects.
-Other hooks act once per job and node, as root, in one thread, in the sorted order of plugin names.
-An error in one plugin is reported with the plugin's name and does not stop other plugins' hooks.
+A hook implementation is a function under ``hookimpl``, or ``always(...)`` if its result is
+constant. It may omit arguments. A hook that returns data has no side effects. Other hooks run as
+root, in one thread, in the sorted order of plugin names. An error is reported with the plugin's
+name, and does not stop other plugins' hooks.
 
 ``Module`` is the module that has the hook: declaring (``vtorque1``) or acting (``vtorque1.node``).
-"Does not start" means: ``Refused`` ends the job with the reason and exit status 121; other
-exceptions are faults of the node (122), and the job may run on another node.
+In a declaring module, ``site`` has only the settings of declaring modules. "Does not start" means:
+``Refused`` ends the job with exit status 121; other exceptions are faults of the node (122), and
+the job may run on another node.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 
 @hookspec
 def vtorque_guest_types() -> Iterable[GuestType]:
-    """Return the guest types of this plugin. Their names must differ from other plugins'.
+    """Return the guest types of this plugin, under names that no other plugin uses.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -75,11 +76,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
         from vtorque_core.api import GuestType, always
 
-        def driver():
-            from acme.node import AcmeDriver
-            return AcmeDriver()
-
-        ACME = GuestType("acme", supports=frozenset({"EnvVar"}), driver=driver)
+        ACME = GuestType("acme", supports=frozenset({"EnvVar"}), driver=...)
         vtorque_guest_types = always(ACME)
     """
     return ()
@@ -97,11 +94,7 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 
         from vtorque_core.api import BatchSystem, always
 
-        def submitter(site):
-            from acme.submit import AcmeSubmitter
-            return AcmeSubmitter(site)
-
-        ACME = BatchSystem("acme", submitter=submitter, node=..., shell=...)
+        ACME = BatchSystem("acme", submitter=..., node=..., shell=...)
         vtorque_batch_systems = always(ACME)
     """
     return ()
@@ -119,11 +112,8 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
         from vtorque_core.api import ImageBuilder, always
 
-        def builder():
-            from acme.build import AcmeBuilder
-            return AcmeBuilder()
-
-        vtorque_image_builders = always(ImageBuilder("acme", "an Acme appliance", builder=builder))
+        ACME = ImageBuilder("acme", "an Acme appliance", builder=...)
+        vtorque_image_builders = always(ACME)
     """
     return ()
 
@@ -132,8 +122,8 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 def vtorque_commands() -> Iterable[Command]:
     """Return click commands of ``vmgr``, ``vtorque`` or one of their groups.
 
-    The core's command of the same name takes precedence. With ``@click.pass_obj`` a command of
-    ``vmgr`` gets the path of the site config.
+    The core's commands take precedence. With ``@click.pass_obj`` a command of ``vmgr`` gets the
+    path of the site config.
 
     Module: declaring.
     Called: by ``vmgr`` and ``vtorque``, as any user; never by ``vsub``.
@@ -156,10 +146,9 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_elsewhere(
     command: click.Command, of_job: OfJob, config: Path
 ) -> Iterable[click.Command]:
-    """Return the command that replaces a command about a job of another node.
+    """Return a replacement for a command about a job of another node.
 
-    The returned command may run on the job's node. Called only for commands with
-    ``Command.of_job``.
+    Called only for commands with ``Command.of_job``.
 
     Module: declaring.
     Called: by ``vmgr``, as the calling user.
@@ -184,8 +173,6 @@ def vtorque_elsewhere(
 def vtorque_resources() -> Iterable[type[Resource]]:
     """Return the resource classes that this plugin acquires and teardown must release.
 
-    A record whose class no plugin returns becomes an orphan.
-
     Module: acting.
     Called: at start and teardown, on the node, as root.
     Errors: jobs that need this plugin are refused, and its records stay.
@@ -193,8 +180,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
     Example::
 
         from dataclasses import dataclass
-        from vtorque_core.api import always
-        from vtorque_core.api import run_tool
+        from vtorque_core.api import always, run_tool
         from vtorque_core.api.acquired import Resource
 
         @dataclass(frozen=True)
@@ -218,7 +204,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
     Module: acting.
     Called: by ``vtorque doctor``, as its caller.
-    Errors: doctor shows a failed check of this plugin.
+    Errors: shown as a failed check.
 
     Example::
 
@@ -238,11 +224,11 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
     r"""Return steps that ``vtorque setup install`` applies for this plugin, and uninstall reverts.
 
     They run after the batch system's steps, and are reverted before them, while the node has no
-    jobs. ``vtorque doctor`` does not check them; add a health check for that.
+    jobs. ``vtorque doctor`` does not check them.
 
     Module: acting.
     Called: by ``vtorque setup``, as root.
-    Errors: the installation stops; an uninstallation reports the error and continues.
+    Errors: an installation stops; an uninstallation continues.
 
     Example::
 
@@ -267,7 +253,7 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
     Module: declaring.
     Called: at submission as the user and on the node as root.
-    Errors: the plugin is disabled, so its keys are unknown.
+    Errors: the plugin is disabled.
 
     Example::
 
@@ -284,7 +270,7 @@ def vtorque_options() -> Iterable[Option[Any]]:
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
     """Check combinations of options in the whole parsed request, and return refusals.
 
-    Each value is already within the site's limits. ``site`` has the settings of declaring modules.
+    Each value is already within the site's limits.
 
     Module: declaring.
     Called: at submission as the user and on the node as root.
@@ -307,11 +293,10 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
 @hookspec
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
-    """Return resources that the guests of one node need together besides vCPUs and RAM.
+    """Return resources that the guests of one node need besides vCPUs and RAM.
 
-    ``vsub`` requests them from the batch system. Guests with the job's size leave them free.
-    ``vtorque_plan`` claims the resources themselves. The hook may be called with several numbers of
-    vCPUs.
+    ``vsub`` requests them from the batch system; claim them in ``vtorque_plan``. The hook may be
+    called with several numbers of vCPUs.
 
     Module: declaring.
     Called: at submission as the user and on the node as root.
@@ -338,12 +323,11 @@ def vtorque_boot_sources(
 ) -> Iterable[BootSource]:
     """Return the boot sources of the job's guests on this node, in the guests' order.
 
-    Use this hook for sources that decide the names, addresses or number of the guests, because the
-    core calls it before the claims. It is not called for guests that migrate to this node. If two
-    plugins return sources, the job does not start.
+    For sources that decide the names, addresses or number of the guests. Not called for guests that
+    migrate to this node.
 
     Module: acting.
-    Called: on the node, as root.
+    Called: before the claims, on the node, as root.
     Errors: the job does not start.
 
     Example::
@@ -353,10 +337,6 @@ def vtorque_boot_sources(
 
         class Checkpoint(BootSource):
             name = "acme-checkpoint"
-
-            def start(self, boot):
-                print(f"{boot.guest.name} starts from a checkpoint")
-                boot.create()
 
         @hookimpl
         def vtorque_boot_sources(job):
@@ -369,9 +349,8 @@ def vtorque_boot_sources(
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return the claims of one guest on this node, or a refusal.
 
-    The hook may read sysfs or call a tool with a short time limit if ``guest.host`` has nodes, that
-    is, not on a submit host. A Notice is shown to the user, and the job runs. The ledger answers
-    all claims of a job in one transaction; later hooks find the answer in ``guest.placement``.
+    If ``guest.host`` has nodes, the hook may read sysfs or call a tool with a short time limit. A
+    Notice is shown to the user.
 
     Module: acting.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
@@ -393,13 +372,11 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
     """Return items that this node must not assign to these guests although they are free.
 
-    An example is the address of a guest that has migrated to another node and still uses it.
-    Include items of guests that may leave before the ledger's decision. The hook is called even if
-    the plugin is disabled for the job.
+    An example is the address of a guest that migrates, or has migrated, to another node. The hook
+    is called even if the plugin is disabled for the job.
 
     Module: acting.
-    Called: on the node, as root, before the ledger's lock is acquired, and again whenever a waiting
-    start retries.
+    Called: on the node, as root, before the claims, and whenever a waiting start retries.
     Errors: the job does not start.
 
     Example::
@@ -421,9 +398,6 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolCl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
     """Return context items: settings, files and commands inside the guest.
 
-    If the guest type does not support an item, the job is refused before anything is acquired. If
-    an item fails inside the guest, the start fails with a message that names it.
-
     Module: acting.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
@@ -443,8 +417,6 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
 @hookspec
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
     """Return virtual hardware for this guest.
-
-    A conflict with another plugin refuses the job; the message names both.
 
     Module: acting.
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
@@ -466,9 +438,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterable[Offer]:
     """Return boot sources for guests that would boot cold, based on their rendered domains.
 
-    ``guests`` are those without a source from ``vtorque_boot_sources``. Of several offers for a
-    guest, the core uses the first whose warm guest (``BootSource.adopts``) it can claim. If two
-    plugins make offers, the job does not start.
+    Of several offers for a guest, the core uses the first whose warm guest (``BootSource.adopts``)
+    it can claim.
 
     Module: acting.
     Called: once, on the node, as root.
@@ -479,16 +450,12 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
         from vtorque_core.api import hookimpl
         from vtorque_core.api.boot_source import BootSource, Offer
 
-        class Loud(BootSource):
+        class Acme(BootSource):
             name = "acme"
-
-            def start(self, boot):
-                print(f"{boot.guest.name} boots")
-                boot.create()
 
         @hookimpl
         def vtorque_rendered_sources():
-            return [Offer(0, Loud())]  # for the first guest
+            return [Offer(0, Acme())]
     """
     return ()
 
@@ -500,12 +467,11 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire resources that guests need for their boot: ``job.acquire(resource, guest=guest)``.
 
-    The core's directories, disks, shares and packet filters and the guest type's resources already
-    exist.
+    The resources of the core and of the guest type already exist.
 
     Module: acting.
     Called: once per job and node, as root.
-    Errors: everything is released, and the job does not start.
+    Errors: the job does not start.
 
     Example::
 
@@ -523,12 +489,11 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
-    ``job.acquire`` fails after ``job.deadline``, which limits the whole start. ``job.warn``
-    notifies user and admin of missing capabilities.
+    ``job.acquire`` fails after ``job.deadline``, which limits the whole start.
 
     Module: acting.
     Called: once per job and node, as root.
-    Errors: everything is released, and the job does not start.
+    Errors: the job does not start.
 
     Example::
 
@@ -563,14 +528,12 @@ def vtorque_receive(node: ReceivingNode) -> None:
 
 @hookspec
 def vtorque_teardown(job: EndedJob) -> None:
-    """Read final counters before anything is released. Release nothing.
-
-    The hook sees only what the journal contains.
+    """Read final counters before anything is released. Only the journal is available.
 
     Module: acting.
     Called: once per job and node, as root, also after a failed start, in a child process with a
     time limit.
-    Errors: the error is logged.
+    Errors: logged.
 
     Example::
 
@@ -586,12 +549,12 @@ def vtorque_teardown(job: EndedJob) -> None:
 def vtorque_ended(place: Place, site: Site) -> None:
     """Act after everything of a job attempt is released on this node.
 
-    ``place`` has the final records. The hook is also called after failed and refused starts, and
-    again if a later teardown released something. No lock is held, but the batch system waits.
+    ``place`` has the final records. Also called after failed and refused starts, and again if a
+    later teardown released something.
 
     Module: acting.
     Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
-    Errors: the error is logged.
+    Errors: logged.
 
     Example::
 
@@ -612,14 +575,13 @@ def vtorque_beside_script(
 ) -> Iterable[Sequence[str]]:
     """Return commands that run beside the script on the job's first node.
 
-    Each command starts once, when root starts the guests, in its own session, without input or
-    output. Of the job's environment it gets only the batch system's variables (``PBS_*``,
-    ``SLURM_*``). After the script or a failed start it gets SIGTERM, and SIGKILL 0.2 s later. If
-    the job shell is killed, the command continues.
+    Each command starts when root starts the guests, in its own session, without input or output. It
+    gets only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script or a failed
+    start it gets SIGTERM, and SIGKILL 0.2 s later, unless the job shell was killed.
 
     Module: declaring.
     Called: in the job shell, as the job's owner, also for interactive jobs.
-    Errors: the error is ignored.
+    Errors: ignored.
 
     Example::
 
@@ -637,13 +599,13 @@ def vtorque_beside_script(
 
 @hookspec
 def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterable[JobOnNode]:
-    """Return phase and guests of running jobs on their nodes, for ``vmgr ps --phase``.
+    """Return phase and guests of running jobs on their nodes.
 
-    ``config`` is the path of the site config. The returned text is untrusted.
+    The returned text is untrusted.
 
     Module: declaring.
     Called: by ``vmgr ps --phase``, as its caller.
-    Errors: the caller sees the error and the other plugins' answers.
+    Errors: shown to the caller.
 
     Example::
 
@@ -663,7 +625,7 @@ def vtorque_kept(site: Site) -> Iterable[Place]:
 
     Module: declaring.
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
-    Errors: the caller sees the error and the other plugins' answers.
+    Errors: shown to the caller.
 
     Example::
 
@@ -684,14 +646,13 @@ def vtorque_kept(site: Site) -> Iterable[Place]:
 def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
     """Return commands whose output is appended to the job's error output.
 
-    The guests still exist. ``code`` is the script's exit status, and ``place`` has the job's
-    records on this node. A command has no input and a fixed environment; its standard error is
-    discarded. All commands of all plugins share one second and are then killed.
+    ``code`` is the script's exit status, and ``place`` has the job's records on this node. A
+    command has no input and a fixed environment; its standard error is discarded. All commands are
+    killed after one second.
 
     Module: declaring.
-    Called: in the job shell on the first node, as the job's owner, after the script; not for
-    interactive jobs.
-    Errors: the error is ignored.
+    Called: in the job shell, as the job's owner, not for interactive jobs.
+    Errors: ignored.
 
     Example::
 

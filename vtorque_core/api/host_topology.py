@@ -1,4 +1,4 @@
-"""A node's processors, memory and caches: ``guest.host`` in all hooks on the node.
+"""A node's processors, memory and caches (``guest.host``).
 
 Source: libvirt's capabilities (https://libvirt.org/formatcaps.html).
 """
@@ -15,7 +15,6 @@ class NumaNode:
     """One NUMA node.
 
     Attributes:
-        id: as in Linux.
         cpus: online logical CPUs, ascending.
         mem_mib: without reserved huge pages.
         pages: number of reserved huge pages, used or not, by size in KiB.
@@ -33,9 +32,8 @@ class CacheBank:
 
     Attributes:
         granularity_kib: size of one way, the smallest step of an allocation; 0: not partitionable.
-        most: maximum number of allocations at a time, including the default group.
-        bandwidth_step: step of the memory bandwidth limit in percent; 0: not limitable.
-        bandwidth_least: smallest memory bandwidth limit in percent.
+        most: maximum number of allocations, including the default group.
+        bandwidth_step, bandwidth_least: step and minimum of the memory bandwidth limit in percent.
         kept: steps reserved for resctrl's default group, at least 1.
     """
 
@@ -62,7 +60,7 @@ class CacheBank:
 class Topology:
     """A node's NUMA nodes, physical cores (tuples of online SMT threads) and shared caches.
 
-    ``nodes`` is empty if the topology is unknown, as on a submit host.
+    ``nodes`` is empty on a submit host.
     """
 
     nodes: tuple[NumaNode, ...] = ()
@@ -76,7 +74,7 @@ class Topology:
 
     @property
     def mem_mib(self) -> int:
-        """Memory of all nodes without reserved huge pages."""
+        """Memory without reserved huge pages."""
         return sum(node.mem_mib for node in self.nodes)
 
     def siblings(self, cpu: int) -> tuple[int, ...]:

@@ -11,10 +11,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """Result of a builder: file names in the staging directory, and facts.
-
-    For the fields see :class:`vtorque_core.api.values.Image`.
-    """
+    """Result of a builder: file names in ``staging``, and facts as in :class:`Image`."""
 
     guest_type: str
     distro: str
@@ -34,9 +31,7 @@ class Building:
 
     Attributes:
         told: called with (done, total) of a step.
-        max_disk: size limit of a disk in bytes.
         before: the image to update; its values are the defaults.
-        notes: the builder adds notes for the person who builds the image.
     """
 
     step: Callable[[str], None]
@@ -54,12 +49,7 @@ class Builder(Protocol):
     """An image builder, created by ``ImageBuilder.builder()``."""
 
     def build(self, arguments: Mapping[str, str], staging: Path, progress: Building) -> BuiltImage:
-        """Build an image, as root.
+        """Build an image in the empty directory ``staging``. As root.
 
-        ``arguments`` are the ``-o key=value`` options of ``vmgr images build``. ``staging`` is an
-        empty root-owned directory in the pool; write nothing else in the pool.
-
-        Raises:
-            Refused: an argument is invalid.
-            HostFault: a tool fails.
+        Raises Refused if an argument is invalid, HostFault if a tool fails.
         """

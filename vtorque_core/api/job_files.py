@@ -22,12 +22,11 @@ class OneFile(CoreResource):
 
 @dataclass(frozen=True)
 class File(OneFile):
-    """A file in a trusted directory (:mod:`vtorque_core.base.safefs`) that must not exist yet.
+    """A new file in a trusted directory (:mod:`vtorque_core.base.safefs`).
 
     Attributes:
         uid, gid: -1: unchanged.
-        reader: uid of a user who may read the file, and execute it if ``mode`` lets the owner. The
-            user cannot enlarge it.
+        reader: uid of a user who may read the file, and execute it if the owner may.
         replace: the file may exist, and is replaced atomically.
     """
 
@@ -41,10 +40,7 @@ class File(OneFile):
     content: bytes = unjournalled(b"")
 
     def create(self) -> None:
-        """Write the file.
-
-        Raises HostFault if it exists, the disk is full or the directory is unsafe.
-        """
+        """Write the file. Raises HostFault, for example if it exists or the disk is full."""
         write = safefs.replace if self.replace else safefs.write_new
         with safefs.naming(f"cannot create {self.path}"):
             write(
@@ -76,7 +72,7 @@ class Tree(CoreResource):
     gid: int = -1
 
     def create(self) -> None:
-        """Create the directory. Raises HostFault if it exists or has no safe parent directory."""
+        """Create the directory. Raises HostFault if it exists or its parent is unsafe."""
         with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 

@@ -1,7 +1,4 @@
-"""Read, follow and print a job's kept log. As root, or as the job's owner.
-
-The reader limits sizes and escapes unprintable characters.
-"""
+"""Read, follow and print a job's kept log. As root, or as the job's owner."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ Entry = Mapping[str, Any]
 def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[Entry]:
     """Yield the entries of a log, and follow it until ``over()`` returns True.
 
-    Waits for a log that does not exist yet, and skips invalid lines. Calls ``over`` before each
-    read, so the last entries are not missed.
+    Waits for a log that does not exist yet, and skips invalid lines.
     """
     offset, rest, descriptor = 0, b"", -1
     try:

@@ -1,9 +1,9 @@
 """Kept records of a job on this node: facts and phases, log, samples.
 
-They are in ``<state>/kept/<uid>/<job key>/``. Root owns the files. An access list (acl(5)) lets the
-job's owner read them; without ACL support only root can.
+They are root-owned files in ``<state>/kept/<uid>/<job key>/``. Treat the contents as untrusted:
+they can include text from a guest.
 
-Treat the contents as untrusted, because they can include text from a guest.
+Privileges: root; the job's owner may read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class Place:
-    """Location of the kept files of one job attempt on this node."""
+    """Location of the kept files of one job attempt on this node.
+
+    Methods that open a file raise OSError.
+    """
 
     paths: Paths
     uid: int
@@ -49,12 +52,7 @@ class Place:
         return 0.0
 
     def append(self, name: str) -> int:
-        """Open a file for appending, and create it if missing. As root.
-
-        Raises:
-            OSError: the file cannot be opened.
-            HostFault: others can write to a parent directory.
-        """
+        """Open a file for appending, and create it if missing."""
         self._make()
         with safefs.parent_of(str(self.directory / name)) as (parent, last):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
@@ -64,17 +62,17 @@ class Place:
         return descriptor
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically. As root. Raises OSError and HostFault."""
+        """Write a file atomically."""
         self._make()
         path = str(self.directory / name)
         safefs.replace(path, content, mode=0o600, ready=lambda d: _let_read(d, self.uid))
 
     def open(self, name: str) -> int:
-        """Open a file for reading. Raises OSError."""
+        """Open a file for reading."""
         return os.open(self.directory / name, os.O_RDONLY | _FLAGS)
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raises OSError."""
+        """Return at most ``limit`` bytes of a file."""
         with os.fdopen(self.open(name), "rb") as file:
             return file.read(limit)
 
@@ -111,7 +109,7 @@ def place(paths: Paths, job: JobAttempt) -> Place:
 
 
 def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
-    """Add facts (JSON values) and the job's identity to its job.json. As root; ignores errors."""
+    """Add facts (JSON values) and the job's identity to its job.json. Ignores errors."""
     whose = dataclasses.asdict(job)
     whose["job"] = whose.pop("id")
     if not job.node:
@@ -122,7 +120,7 @@ def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
     """Return the kept attempts of a job, or of all jobs (None), the last changed one last.
 
-    ``uid`` selects one user's jobs. Users other than root can read only their own.
+    ``uid`` selects one user's jobs.
     """
     owners = [str(uid)] if uid is not None else _names(paths.kept)
     wanted = None if job_id is None else safe_name(job_id)
@@ -137,8 +135,7 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     """Remove records that are older than ``days``, then the oldest until ``mib`` MiB remain.
 
-    As root. First removes records of the user with the largest total, so that no user can displace
-    others' records. Skips open jobs. Does nothing within an hour after the last sweep. ``now`` is
+    Starts with the user who has the most. Skips open jobs. Runs at most once an hour. ``now`` is
     Unix time.
     """
     mark = paths.kept / ".swept"
@@ -166,7 +163,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
 
 
 def remove(each: Place) -> None:
-    """Remove all kept files of an attempt. As root; never raises OSError."""
+    """Remove all kept files of an attempt. Never raises OSError."""
     with contextlib.suppress(OSError, HostFault):
         safefs.remove_tree(str(each.directory))
 
@@ -186,7 +183,6 @@ def _names(directory: Path) -> list[str]:
 
 
 def _has_list(directory: Path) -> bool:
-    """Return True if the directory has its ACL. A killed creator may not have set it."""
     try:
         os.getxattr(directory, safefs.ACL, follow_symlinks=False)
     except OSError as error:

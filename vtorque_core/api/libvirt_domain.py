@@ -1,7 +1,6 @@
 """Domain elements: virtual hardware that a plugin adds to a guest, as typed data.
 
-``vtorque_render_domain`` and guest drivers return elements. doc/plugins.md describes how the core
-merges them. Names are as in libvirt's domain XML (https://libvirt.org/formatdomain.html).
+Names are as in libvirt's domain XML (https://libvirt.org/formatdomain.html).
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from vtorque_core.api.values import Act
 class Element:
     """Base of all elements. Subclass :class:`ListElement` or :class:`Single`.
 
+    doc/plugins.md describes ``section`` and ``forbids``.
+
     Attributes:
-        section: parent of the fragment, such as ``devices``; doc/plugins.md lists all.
-        template: Jinja2 fragment with its package: ``"vtorque_acme:domain/x.xml.j2"``. Empty: other
-            templates of the core use the element.
-        forbids: operations that libvirt cannot perform on a guest with this element. If a ``-vm``
-            key adds it, use ``forbids = FPGA.forbids``.
+        template: Jinja2 fragment with its package: ``"vtorque_acme:domain/x.xml.j2"``.
     """
 
     section: ClassVar[str] = "devices"
@@ -39,7 +36,7 @@ class ListElement(Element):
 
     Attributes:
         name: of ``[A-Za-z0-9_-]``.
-        unique: fields that must differ between all elements of the class in a domain, unless None.
+        unique: fields that must differ between all elements of the class, unless None.
     """
 
     unique: ClassVar[tuple[str, ...]] = ()
@@ -52,17 +49,14 @@ class Single(Element):
 
 @dataclass(frozen=True)
 class Disk(ListElement):
-    """A virtio disk.
-
-    Root creates the files, and gives QEMU's user access. libvirt does not change their owner.
+    """A virtio disk. Root creates the file, and gives QEMU's user access.
 
     Attributes:
         format: never probed.
         serial: at most 20 characters; visible as ``/dev/disk/by-id/virtio-*``.
         boot: position in the boot order, from 1; None: not bootable.
-        base: backing file of a qcow2 overlay, read-only and possibly shared.
-        user_owned: the job's owner owns the file (raw only). A daemon that runs as the owner serves
-            it to QEMU.
+        base: backing file of a qcow2 overlay, possibly shared.
+        user_owned: the job's owner owns the file (raw only), and a daemon of the owner serves it.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"
@@ -95,8 +89,8 @@ class Interface(ListElement):
     Attributes:
         kind: ``user`` is QEMU's user network, without a source.
         source: libvirt network, bridge, or host device (macvtap).
-        filtered: drop frames with another source MAC, and with another IPv4 or ARP source address
-            if ``ip`` is set. Not supported with ``direct``.
+        filtered: drop frames with another source MAC and, if ``ip`` is set, with another IPv4 or
+            ARP source address. Not with ``direct``.
         ipv6: pass IPv6, only without ``ip``.
     """
 
@@ -116,10 +110,9 @@ class Interface(ListElement):
 
 @dataclass(frozen=True)
 class Filesystem(ListElement):
-    """A host directory shared by virtiofs as ``tag``. The core runs its daemon.
+    """A host directory shared by virtiofs as ``tag``. The core runs its daemon as the job's owner.
 
-    The daemon runs as the job's owner, with guest root mapped to a subordinate id. ``user_owned``
-    allows a source path that the owner controls, and requires that the owner owns it.
+    ``user_owned``: the job's owner must own the source, and may control its path.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
@@ -136,7 +129,7 @@ class Filesystem(ListElement):
 class Channel(ListElement):
     """A virtio-serial port, connected to the Unix socket ``path`` on the host.
 
-    ``owner`` may connect to the socket: root only, or also the job's owner.
+    ``owner`` may connect: root only, or also the job's owner.
     """
 
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"
@@ -173,11 +166,7 @@ class MemoryBacking(Single):
 
 @dataclass(frozen=True)
 class Console(Single):
-    """Serial console as a Unix socket on the host, for a guest whose console is the job's output.
-
-    The guest starts paused until root has connected, so no output is lost. See
-    :class:`vtorque_core.api.guest_driver.LateDriver`.
-    """
+    """Serial console on a Unix socket, for guests of a LateDriver."""
 
     template: ClassVar[str] = ""
     path: str | None = None
@@ -185,10 +174,7 @@ class Console(Single):
 
 @dataclass(frozen=True)
 class CpuModel(Single):
-    """A CPU model of libvirt (``virsh cpu-models``) instead of the node's own.
-
-    With KVM the guest starts only if the node supports all its features.
-    """
+    """A CPU model of libvirt (``virsh cpu-models``) instead of the node's own."""
 
     template: ClassVar[str] = ""
     name: str | None = None
@@ -196,10 +182,7 @@ class CpuModel(Single):
 
 @dataclass(frozen=True)
 class IoThreads(Single):
-    """Number of QEMU I/O threads, over which the core distributes the disks.
-
-    They run on the guest's ``io`` cores if claimed, otherwise with the emulator.
-    """
+    """Number of QEMU I/O threads, over which the core distributes the disks."""
 
     section: ClassVar[str] = "domain"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/iothreads.xml.j2"
@@ -208,7 +191,7 @@ class IoThreads(Single):
 
 @dataclass(frozen=True)
 class NetQueues(Single):
-    """Number of queue pairs of each NIC (``<driver queues=>``); None: one."""
+    """Number of queue pairs of each NIC; None: one."""
 
     template: ClassVar[str] = ""
     count: int | None = None
@@ -225,10 +208,7 @@ class Clock(Single):
 
 @dataclass(frozen=True)
 class QemuArgs(ListElement):
-    """Raw QEMU arguments for hardware that libvirt does not support.
-
-    Refused unless the site sets ``[node] allow_qemu_args = true``.
-    """
+    """Raw QEMU arguments, refused unless the site sets ``[node] allow_qemu_args = true``."""
 
     section: ClassVar[str] = "qemu"
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/qemuargs.xml.j2"

@@ -22,10 +22,9 @@ _MAX_TEXT = 1024
 
 
 class Levels(int):
-    """Minimum log level per component. As an int, it grows with the amount that is logged.
+    """Minimum log level per component. The int is for the site's limit of ``-vm log``.
 
-    A site can thus limit ``-vm log`` with ``max``: 0 nothing, 60 errors, 70 warnings, 80
-    information, 90 debugging, 95 everything.
+    0 logs nothing, 60 errors, 70 warnings, 80 information, 90 debugging, 95 everything.
     """
 
     of: Mapping[str, int]
@@ -41,7 +40,7 @@ class Levels(int):
     def least(self, plugin: str, phase: str) -> int:
         """Return the minimum level for a plugin (or ``core``) in a phase of the job.
 
-        If both have a level, the more verbose one applies; if neither has one, the level of ALL.
+        The more verbose of both levels applies; if there is none, the level of ALL.
         """
         named = [self.of[name] for name in (plugin, phase.replace(" ", "-")) if name in self.of]
         return min(named, default=self.of.get(ALL, QUIET))

@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 
 class Site(Protocol):
-    """Site config for plugins: the plugin's settings, and vTorque's paths."""
+    """Site config for plugins."""
 
     @property
     def paths(self) -> Paths:
@@ -23,14 +23,14 @@ class Site(Protocol):
 
     @property
     def path(self) -> Path:
-        """Path of the config file, for a plugin's own process that reads it again."""
+        """Path of the config file."""
 
     def __getitem__(self, settings: type[S]) -> S:
         """Return the plugin's settings: ``site[Settings]``."""
 
 
 class NodeJob(Protocol):
-    """A running job in action hooks: once per job and node, as root."""
+    """A running job in action hooks, as root."""
 
     @property
     def id(self) -> str:
@@ -55,12 +55,12 @@ class NodeJob(Protocol):
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
-        """Journal ``resource``, fsync, and create it; return the record's number for ``needs``."""
+        """Journal ``resource`` and create it; return the record's number for ``needs``."""
 
     def warn(self, text: str) -> None:
-        """Notify user and admin once of a missing capability: one line, no secrets.
+        """Notify the user (before the job's standard error) and the admin (in syslog) once.
 
-        The user reads it before the job's standard error, the admin in syslog.
+        ``text`` is one line about a missing capability, without secrets.
         """
 
 
@@ -92,17 +92,11 @@ class ReceivingNode(Protocol):
     ) -> None:  # fmt: skip
         """Start the guests of ``sources`` on this node, as the prologue starts a job.
 
-        Args:
-            job_id: the job's id.
-            nodes: all nodes of the job after the migration, in rank order.
-            left: the source node.
-            name: this node.
-            sources: one per guest, in order.
-            keeps: called if the start fails: True keeps all resources, False releases them.
+        ``nodes`` are the job's nodes after the migration, in rank order. ``left`` is the source
+        node, ``name`` this node. If the start fails, resources are kept only if ``keeps()`` returns
+        True.
 
-        Raises:
-            Refused: this node may not run the guests.
-            HostFault: the start fails.
+        Raises Refused if this node may not run the guests, HostFault if the start fails.
         """
 
 

@@ -1,4 +1,4 @@
-"""Check a qcow2 header before a tool opens the file, because it can name other files."""
+"""Check a qcow2 header before a tool opens the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ _ALONE = "make it self-contained: qemu-img convert"
 def check_qcow2(header: bytes, file_size: int) -> int:
     """Return the virtual size of a qcow2 file in bytes, from its first ``HEADER`` bytes.
 
-    ``file_size`` is in bytes. Format: docs/interop/qcow2.txt of QEMU.
-
-    Raises:
-        Refused: the image refers to another file, or is encrypted, corrupt or truncated.
+    Format: docs/interop/qcow2.txt of QEMU. Raises Refused if the image refers to another file, or
+    is encrypted, corrupt or truncated.
     """
     if len(header) < 72:
         raise Refused("is a truncated qcow2")

@@ -1,8 +1,4 @@
-"""Parse data of users or guests in an unprivileged helper process. On the node, as root.
-
-The caller must validate the returned bytes. Answers come through pipes, because a socket could pass
-root a descriptor that is slow to close (SCM_RIGHTS, SO_LINGER).
-"""
+"""Parse data of users or guests in an unprivileged helper process. On the node, as root."""
 
 from __future__ import annotations
 
@@ -55,10 +51,7 @@ class ReaderGone(HostFault):
 def reader() -> Iterator[None]:
     """Start the unprivileged helper process for this context.
 
-    Enter before threads and secrets exist.
-
-    Raises:
-        HostFault: fork fails.
+    Enter before threads and secrets exist. Raises HostFault if fork fails.
     """
     global _asking  # noqa: PLW0603 - one helper per process
     before = _asking
@@ -77,7 +70,7 @@ def read_apart(
     files: Sequence[int] = (),
     most: int = _MOST,
 ) -> Iterator[bytes]:
-    """Run ``work(*args, *files)`` unprivileged and yield the values that it yields.
+    """Run ``work(*args, *files)`` unprivileged and yield the values that it yields. Validate them.
 
     Args:
         work: a module-level function; runs as nobody, with 10 s of CPU time. A value has at most
@@ -112,10 +105,6 @@ def read_apart(
 
 
 def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> socket.socket:
-    """Send a call to the helper process, and return its socket. Start a process if none exists.
-
-    A forked child uses its parent's helper, which does not have the child's later secrets.
-    """
     if _asking is not None:
         try:
             socket.send_fds(_asking[1], [call], files)
@@ -175,10 +164,6 @@ def _reading() -> Iterator[socket.socket]:
 
 
 def _live(source: socket.socket, parent: int) -> None:
-    """Run the helper: enter new namespaces as root, drop privileges, serve. Never returns.
-
-    If a namespace cannot be created, the caller gets Unreadable.
-    """
     try:
         close_files({source.fileno()})
         die_with(parent)
@@ -197,7 +182,6 @@ def _live(source: socket.socket, parent: int) -> None:
 
 
 def _serve(source: socket.socket) -> None:
-    """Fork one worker for each message until the socket closes."""
     while True:
         call, files, _, _ = socket.recv_fds(source, _MAX_CALL, 16)
         if not call:
@@ -234,7 +218,10 @@ def _tell(answers: int, kind: bytes, value: bytes) -> None:
 
 
 def close_files(keep: Collection[int]) -> None:
-    """Close all inherited descriptors except ``keep``, and leave terminal and directory."""
+    """Close all inherited descriptors except ``keep``.
+
+    Leave the terminal and the current directory.
+    """
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -247,8 +234,7 @@ def close_files(keep: Collection[int]) -> None:
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
     """Become nobody without capabilities, and die with the parent process.
 
-    Without root (in tests) the user stays the same. ``memory`` limits the additional address space,
-    ``largest_file`` a written file, in bytes.
+    Limits are in bytes: ``memory`` of additional address space, ``largest_file`` of a written file.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

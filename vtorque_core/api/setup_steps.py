@@ -1,8 +1,4 @@
-"""Steps that install a batch system's hooks on a node, and restore the previous state.
-
-They run as root in ``vtorque setup install|uninstall``. ``vtorque doctor`` checks the steps of the
-batch system.
-"""
+"""Steps that install a batch system's hooks on a node, and restore the previous state."""
 
 from __future__ import annotations
 
@@ -30,11 +26,9 @@ class Installation:
     """This installation of vTorque, as hooks call it.
 
     Attributes:
-        program: absolute path of the ``vtorque`` command.
-        config: the site config.
         jobshell: the program that the batch system starts as the job's shell.
-        start_time: maximum time of a start, including the release after a failure, in seconds.
-        end_time: maximum time of the release of a job's guests, in seconds.
+        start_time: maximum seconds for a start, including the release after a failure.
+        end_time: maximum seconds for the release of a job's guests.
         python: the interpreter of ``program``; None: hooks call ``program`` itself.
         grace: seconds from SIGTERM to SIGKILL of a job's script.
     """
@@ -49,16 +43,13 @@ class Installation:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command that root's hooks execute, without the subcommand.
-
-        Python runs in isolated mode (python(1), -I).
-        """
+        """The command that root's hooks execute, without the subcommand."""
         if self.python is None:
             return (str(self.program),)
         return (str(self.python), "-I", "-m", "vtorque_core.cli.vtorque")
 
     def call(self, command: str, *words: str) -> tuple[str, ...]:
-        """Return the command line of a ``vtorque`` command such as ``reap`` or ``jobshell``."""
+        """Return the command line of a ``vtorque`` command such as ``reap``."""
         return (*self.command, command, "--config", str(self.config), *words)
 
     def hook(self, *words: str) -> tuple[str, ...]:
@@ -68,20 +59,20 @@ class Installation:
 
 @runtime_checkable
 class SetupStep(Protocol):
-    """One change of the node. Every method may be called at any time, as root."""
+    """One change of the node. Every method runs as root, at any time, and may raise HostFault."""
 
     @property
     def text(self) -> str:
         """Description of the change: ``write /etc/slurm/prolog.d/50-vtorque``."""
 
     def done(self) -> bool:
-        """Return True if the step is already applied. Raises HostFault."""
+        """Return True if the step is already applied."""
 
     def apply(self) -> None:
-        """Apply the step. Raises HostFault."""
+        """Apply the step."""
 
     def undo(self) -> None:
-        """Restore the previous state; do nothing if not applied. Raises HostFault."""
+        """Restore the previous state; do nothing if not applied."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +106,14 @@ class Change:
 
 
 class Mark(Change):
-    """The last step, after which the batch system sends VM jobs to this node.
-
-    If it is not applied, ``vtorque doctor`` only warns; ``--mark`` applies it when all other steps
-    hold.
-    """
+    """The last step, after which the batch system sends VM jobs to this node."""
 
 
 def long_enough(key: str, now: float, least: float, why: str) -> Check:
     """Return a check that a time limit of the site is long enough.
 
-    Args:
-        key: the setting: ``"[plugin.acme] alarm"``.
-        now: its value in seconds.
-        least: the required value in seconds.
-        why: what takes that long.
+    ``now`` and ``least`` are in seconds. ``key`` is the setting (``"[plugin.acme] alarm"``), and
+    ``why`` says what takes that long.
     """
     problem = f"{key} is {now:g} s, but {why} may take {least:g} s: set it to {least:g} or more"
     return Check(f"{key} of at least {least:g} s", problem if now < least else "")
@@ -146,8 +130,8 @@ class _Whose(enum.Enum):
 class ReplacedFile:
     """A root-owned file that vTorque installs. The previous file is kept as ``NAME.orig``.
 
-    In the file's format, ``#`` must begin a comment. vTorque appends a comment with the SHA-256 of
-    the content, and never overwrites or removes a file that was edited since.
+    vTorque appends a ``#`` comment with the SHA-256 of the content, and never overwrites or removes
+    a file that was edited since.
     """
 
     path: Path
@@ -167,7 +151,7 @@ class ReplacedFile:
         return f"write {self.path}"
 
     def done(self) -> bool:
-        """Return True if the file has this content and mode. Raises HostFault."""
+        """Return True if the file has this content and mode."""
         if self._read() != _sealed(self.content):
             return False
         status = self.path.lstat()
@@ -193,8 +177,7 @@ class ReplacedFile:
     def undo(self) -> None:
         """Restore the site's own file, or remove vTorque's.
 
-        Raises:
-            HostFault: the file was edited or replaced; nothing is changed.
+        Raises HostFault if the file was edited or replaced.
         """
         whose = self._whose()
         kept = os.path.lexists(self.kept)
@@ -216,7 +199,6 @@ class ReplacedFile:
                 self.path.unlink(missing_ok=True)
 
     def _kept_already(self) -> bool:
-        """Return True if the site's file is linked to ``kept``, and is not yet replaced."""
         try:
             return os.path.samestat(self.path.lstat(), self.kept.lstat())
         except FileNotFoundError:
@@ -249,11 +231,7 @@ def systemd_unit(
 ) -> list[ReplacedFile]:
     """Return the step that writes a systemd unit; none if systemd does not run.
 
-    Args:
-        name: ``vtorque-acme.service``; the admin enables it.
-        text: contents (systemd.unit(5)); build command lines with :func:`unit_line`.
-        units: directory of the site's units.
-        booted: path that exists if systemd runs.
+    The admin enables the unit. Build command lines in ``text`` with :func:`unit_line`.
     """
     if not booted.is_dir():
         return []
@@ -272,11 +250,7 @@ def edit_file(
 ) -> bool:
     """Edit a file of the site atomically, keep owner and mode, and return True if it changed.
 
-    Follows links. ``change`` maps old to new contents. ``may_be_missing``: treat a missing file as
-    an empty one.
-
-    Raises:
-        HostFault: the file cannot be read or written.
+    Follows links. Raises HostFault.
     """
     with safefs.naming(path):
         target = path.resolve()
@@ -308,6 +282,6 @@ def _sealed(content: bytes) -> bytes:
 def hook_script(*lines: str) -> bytes:
     """Return a POSIX sh hook script of these lines, with vTorque's mark.
 
-    The first line should exit, without starting a process, if the job is not a VM job.
+    The first line should exit if the job is not a VM job.
     """
     return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()

@@ -1,4 +1,4 @@
-"""Types that a declaring module returns: guest types, batch systems, image builders, commands."""
+"""Types that a declaring module returns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ class GuestType:
 
     Attributes:
         name: as in image sidecars: ``"linux"``.
-        supports: class names of the supported items of :mod:`vtorque_core.api.guest_context`, which
-            declaring modules must not import.
-        driver: called on the node and in the job shell, never by ``vsub``.
-        check_script: called by ``vsub`` before submission; returns why the script cannot run in a
-            guest of the image. The driver must check again.
+        supports: class names of supported context items. Do not import these classes.
+        check_script: called by ``vsub``; returns why the script cannot run in a guest of the image.
+            The driver must check again.
     """
 
     name: str
@@ -38,7 +36,7 @@ class GuestType:
 
 
 StepOf = Callable[[str, str, Sequence[str], bool], list[str]]
-"""Function of job id, node, command and terminal flag; see :class:`BatchSystem`."""
+"""Function of job id, node, command and terminal flag."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,10 @@ class BatchSystem:
     """One batch system.
 
     Attributes:
-        submitter: for ``vsub`` and ``vmgr``.
-        node: for root's hooks.
-        shell: for the job shell.
-        facts: those of queue, partition, account and qos that its BatchJob sets. Only these work in
+        facts: those of queue, partition, account and qos that its BatchJob sets, for
             ``[[limits]]``.
-        step: returns a function that wraps a command to run on a node of a running job, from any
-            host, as the job's owner, with its streams and exit status. None, also as result: not
-            available.
+        step: returns a function that wraps a command to run on a node of a running job, as the
+            job's owner, with its streams and exit status; None if not available.
         knows_all_nodes: if ``node`` reports a job as gone, it is gone on all nodes.
     """
 
@@ -82,12 +76,11 @@ class OfJob:
     A plugin can then run it there (``vtorque_elsewhere``).
 
     Attributes:
-        travels: names of the other parameters that may be forwarded. Requests come from the job's
-            owner or from code in the guests. With these parameters the command must not write
-            files, read files that they name, or run anything except on behalf of the guest.
-        terminal: the command uses the terminal unless it has trailing words.
-        output: the parameter for an output file. ``-`` is forwarded instead, and the output is
-            written to the file on the calling host.
+        travels: other parameters that may be forwarded. Requests can come from code in the guests.
+            With these parameters the command must not write files, read files that they name, or
+            run anything except on behalf of the guest.
+        terminal: the command uses the terminal if it has no trailing arguments.
+        output: the parameter for an output file, which the calling host writes.
     """
 
     travels: tuple[str, ...] = ()
@@ -99,9 +92,8 @@ class OfJob:
 class Command:
     """A click command added to ``vmgr`` or ``vtorque``.
 
-    Attributes:
-        words: program, groups and the command's own name: ``"vmgr images sync"``.
-        load: imports the command when it is used or listed.
+    ``words`` are program, groups and name (``"vmgr images sync"``). ``load`` is called when the
+    command is used or listed.
     """
 
     words: str

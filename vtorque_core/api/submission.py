@@ -26,10 +26,7 @@ def malformed(problem: str) -> NoReturn:
 
 
 def to_token(blob: bytes) -> str:
-    """Return a request as ``vt1:`` and unpadded base64url (RFC 4648, 5), compressed if shorter.
-
-    The caller checks the length against the batch system's limit.
-    """
+    """Return a request as ``vt1:`` and unpadded base64url (RFC 4648, 5), compressed if shorter."""
     packed = zlib.compress(blob, 9)
     data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
     return "vt1:" + urlsafe_b64encode(data).decode().rstrip("=")
@@ -38,9 +35,7 @@ def to_token(blob: bytes) -> str:
 def from_token(token: str) -> bytes:
     """Decode an untrusted token in an unprivileged process. On the node, as root.
 
-    Raises:
-        Refused: the token is invalid.
-        HostFault: fork fails.
+    Raises Refused if it is invalid, HostFault if fork fails.
     """
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
@@ -77,10 +72,7 @@ def unpacked(token: str) -> Iterator[bytes]:
 def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a command, whose program is an absolute path.
 
-    ``stdin`` becomes its standard input; None leaves it unchanged.
-
-    Raises:
-        UsageError: the program cannot be executed.
+    ``stdin`` becomes its standard input. Raises UsageError if the program cannot be executed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

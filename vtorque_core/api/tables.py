@@ -1,4 +1,4 @@
-"""Print tables: with colors on a terminal, plain otherwise and if very long."""
+"""Print tables, with colors on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def show(
 ) -> None:
     """Print rows below their column names, then notes about problems.
 
-    Without rows, prints no column names. ``right`` names the columns of numbers.
+    ``right`` names the columns of numbers.
     """
     if os.isatty(1) and len(rows) + len(notes) <= _MOST_RICH:
         _show_rich(columns, rows, notes, right)

@@ -1,7 +1,4 @@
-"""Values for declaring modules: options, files, images.
-
-Every ``vsub`` imports this module, so it imports only the standard library and pluggy.
-"""
+"""Values for declaring modules. Every ``vsub`` imports this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
 def always(*items: T) -> Callable[[], tuple[T, ...]]:
-    """Return a hook implementation that always returns the same items.
-
-    Write ``vtorque_options = always(FPGA)`` instead of a function under ``@hookimpl``.
-    """
+    """Return a hook implementation that always returns the same items."""
     return hookimpl(lambda: items)
 
 
@@ -59,17 +53,15 @@ class Option(Generic[T]):
     Attributes:
         key: ``[a-z][a-z0-9_]*``.
         parse: text to value; raises ValueError ("is not a size: ...").
-        default: value if neither the user nor ``[options.<key>] default`` sets one.
-        help: one line for ``vsub -h``.
-        metavar: placeholder of the value in help.
         show: value to text, as a user would write it.
         is_file: the text is a path that ``vsub`` reads as the user. The value is a
             :class:`FileData` or None, and ``parse`` is not called.
-        words: with ``is_file``: texts, in any case, that are parsed instead of read.
+        words: with ``is_file``: texts (case ignored) that are parsed instead of read.
         separator: of the items of a list. The site's ``allow`` and ``deny`` apply to each item.
-        forbids: operations that are impossible with guests of a job with this option, unless its
-            value is empty, 0 or false.
-        needs: operations that must be possible with guests of a job whose value is not ``default``.
+        forbids: operations that are impossible with the job's guests unless the value is empty, 0
+            or false.
+        needs: operations that must be possible with the job's guests unless the value is
+            ``default``.
         needs_root: returns True if root must act on the node for a value. Personal sites refuse it.
     """
 
@@ -93,16 +85,13 @@ class Option(Generic[T]):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The user's request after parsing and site policy, with a value for every option.
+    """The user's request after parsing and site policy.
 
     Attributes:
         values: by key; use ``request[OPTION]``.
         given: keys that the user wrote.
-        shell: the user's ``-S``, if any.
-        of_job: keys whose values follow the batch system's grant (``vcpus``, ``ram``).
+        of_job: keys whose values follow the batch system's grant.
         forbids: forbidden operations by the keys that forbid them.
-        needs: operations that must be possible.
-        nodes: number of nodes, if known.
     """
 
     values: Mapping[str, Any]
@@ -122,10 +111,7 @@ class JobRequest:
 class Extra:
     """Resources per node in addition to the guests' vCPUs, RAM and QEMU's memory.
 
-    ``vsub`` requests them (``vtorque_needs``).
-
     Attributes:
-        cpus: host CPUs.
         own: the vCPUs claim exclusive CPUs, which cannot be those reserved for the host.
         resources: counts by the batch system's names (Slurm: ``gres/gpu``, OpenPBS: ``ngpus``).
         licenses: counts per job, not per node.
@@ -145,7 +131,6 @@ class Image:
     Attributes:
         distro: member of the family: ``debian``, ``rocky``, ``micro``.
         disk: None for a guest that runs from its initrd.
-        labels: free text.
     """
 
     name: str

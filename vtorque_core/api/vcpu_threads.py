@@ -1,8 +1,4 @@
-"""Find the threads of a guest's QEMU in /proc, for a plugin's node-wide process. As root.
-
-A thread is represented by its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` for a
-kernel thread. An ended process has no threads.
-"""
+"""Find the threads of a guest's QEMU in /proc. As root."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h: no user can fo
 
 
 def threads(process: Path) -> list[Path]:
-    """Return the threads of a process from its ``/proc/<pid>``."""
+    """Return the threads of a process, as directories in /proc."""
     return _numbered(process / "task")
 
 
@@ -31,7 +27,7 @@ def own_vhost_threads(process: Path) -> list[Path]:
 
 
 def kernel_vhost_threads(process: Path) -> list[Path]:
-    """Return vhost workers that are kernel threads (before 6.4, or fork_from_owner_default=0)."""
+    """Return vhost kernel threads (before Linux 6.4, or with fork_from_owner_default=0)."""
     name = f"vhost-{process.name}"
     return [p for p in _numbered(process.parent) if thread_name(p) == name and _of_kernel(p)]
 
@@ -54,7 +50,7 @@ RUNNING = Path("/run/libvirt/qemu")
 
 
 def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU, or None if it has ended. Does not ask libvirt."""
+    """Return ``/proc/<pid>`` of the guest's QEMU without libvirt, or None if it has ended."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:

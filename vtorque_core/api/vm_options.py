@@ -1,6 +1,6 @@
 """The core's own ``-vm`` keys. Plugins read them with ``guest[RAM]``.
 
-If the value of IMG is empty, the core selects an image by distro and architecture.
+The functions that parse a value raise ValueError.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ MAX_VCPUS = 1024  # more than any machine type of QEMU 7.2 takes with KVM on x86
 MAX_VMS_PER_NODE = 64  # the default of [network] per_node
 
 JOB = 0
-"""The value of RAM and VCPUS for the word ``job``: as the batch system grants.
-
-The core replaces it by a number before any hook gets the request.
-"""
+"""The word ``job`` as a value of RAM and VCPUS. Hooks get the granted number instead."""
 UNLIMITED = {"vcpus": 1, "ram": 1024}
-"""The replacement if neither batch system nor site define a number; RAM in MiB."""
+"""The number for ``job`` if neither batch system nor site define one; RAM in MiB."""
 
 _ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names of the same
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
@@ -30,14 +27,14 @@ _MAX_PATH = 1024
 
 
 def image_name(value: str) -> str:
-    """Return the name of an image in the pool. Raises ValueError."""
+    """Return the name of an image in the pool."""
     if "/" in value:
         raise ValueError("is a path: write the name of an image in the pool (vmgr images list)")
     return plain_name(value)
 
 
 def plain_name(value: str) -> str:
-    """Return a short name of letters, digits and ``. _ + -``. Raises ValueError."""
+    """Return a short name of letters, digits and ``. _ + -``."""
     if not _NAME.fullmatch(value):
         raise ValueError(
             "is not a name: use 1 to 100 letters, digits, dots, dashes, plus signs or underscores"
@@ -46,12 +43,12 @@ def plain_name(value: str) -> str:
 
 
 def distro_name(value: str) -> str:
-    """Return a distribution or family in lower case. Raises ValueError."""
+    """Return a distribution or family in lower case."""
     return plain_name(value).lower()
 
 
 def arch_name(value: str) -> str:
-    """Return the architecture as in ``uname -m``. Raises ValueError."""
+    """Return the architecture as in ``uname -m``."""
     name = _ARCH_ALIASES.get(value.strip().lower(), value.strip().lower())
     if name not in ARCHES:
         raise ValueError(f"is not an architecture: write one of {', '.join(ARCHES)}")
@@ -59,22 +56,22 @@ def arch_name(value: str) -> str:
 
 
 def vcpu_count(value: str) -> int:
-    """Return a number of vCPUs up to MAX_VCPUS, or JOB. Raises ValueError."""
+    """Return a number of vCPUs up to MAX_VCPUS, or JOB."""
     return JOB if _is_job(value) else _between(value, MAX_VCPUS)
 
 
 def ram_mib(value: str) -> int:
-    """Return MiB, or JOB. Raises ValueError."""
+    """Return MiB, or JOB."""
     return JOB if _is_job(value) else size_mib(value)
 
 
 def guest_count(value: str) -> int:
-    """Return a number of guests up to MAX_VMS_PER_NODE. Raises ValueError."""
+    """Return a number of guests up to MAX_VMS_PER_NODE."""
     return _between(value, MAX_VMS_PER_NODE)
 
 
 def fs_type(value: str) -> str:
-    """Return ``sharedfs`` or ``ramdisk``. Raises ValueError."""
+    """Return ``sharedfs`` or ``ramdisk``."""
     name = value.strip().lower()
     if name not in FS_TYPES:
         raise ValueError(f"is not a file system type: write one of {', '.join(FS_TYPES)}")
@@ -82,10 +79,7 @@ def fs_type(value: str) -> str:
 
 
 def disk_path(value: str) -> str:
-    """Return an absolute path without ``..``. Raises ValueError.
-
-    Only checks the text. The file is opened later, as the job's owner.
-    """
+    """Return an absolute path without ``..``. The file is opened later, as the job's owner."""
     if not value.startswith("/"):
         raise ValueError("is not an absolute path: start it with /")
     if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
