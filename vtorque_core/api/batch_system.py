@@ -392,7 +392,7 @@ class Started:
 
 
 class JobShell(Protocol):
-    """Describes the job to the job shell. Runs as the user."""
+    """Gives the job shell the properties of its job. Runs as the user."""
 
     host_only: frozenset[str]
     """Variables of the batch system that are useless in a guest."""

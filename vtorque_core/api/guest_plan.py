@@ -39,7 +39,7 @@ class JobUser:
 
 @dataclass(frozen=True)
 class Address:
-    """One guest NIC with its address.
+    """One guest NIC.
 
     Attributes:
         ip: None with DHCP, or if the NIC has no address (``dhcp`` is then False).

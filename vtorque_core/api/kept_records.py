@@ -30,9 +30,9 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class Place:
-    """Location of the kept files of one job attempt on this node.
+    """Location of the kept files of one job attempt.
 
-    Methods that open a file raise OSError.
+    Methods that open a file raise OSError or HostFault.
     """
 
     paths: Paths

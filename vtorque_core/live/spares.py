@@ -1,6 +1,6 @@
 """Boot and end warm guests.
 
-The core ends them if a job needs their memory, and after the plugin's process.
+The core ends them if a job needs their memory, and when the plugin's process has ended.
 
 Privileges: root.
 """
