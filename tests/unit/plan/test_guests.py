@@ -26,7 +26,7 @@ from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.job_context import JobContext, job_user
 from vtorque_core.plan.placement.demand import demand
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.refusals import check_memory
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_size import Granted
@@ -339,7 +339,7 @@ def test_a_root_disk_that_does_not_fit_the_job_is_refused_with_limit_and_key(pla
     share = NodeShare(flat((0, 1), 8192), cpus=(0, 1), mem_mib=1024)
     (guest, _), _, _ = planned(fs_type="ramdisk")
     with pytest.raises(NoFit) as caught:
-        check_memory([demand(guest.claims)], share, Taken())
+        check_memory([demand(guest.claims)], Free(share, Taken()))
     refusal = caught.value.refusal
     assert (refusal.key, refusal.value, refusal.limit) == ("fs_type", "900M", "1G")
     assert "more than the job's memory on this node" in refusal.message

@@ -15,6 +15,7 @@ from vtorque_core.api.claims import (
     PoolClaim,
     RamClaim,
 )
+from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.sizes import show_mib
 
@@ -81,6 +82,16 @@ class Demand:
     def fixed(self) -> tuple[int, ...]:
         """CPUs that the guest requests by id."""
         return tuple(cpu for cores in self.cores.values() for cpu in cores.cpus)
+
+    @property
+    def own_key(self) -> str:
+        """``-vm`` key that requests exclusive CPUs."""
+        return next((c.key for c in self.cores.values() if c.own), "vcpus")
+
+    def idle_beside(self, machine: Topology) -> tuple[int, ...]:
+        """Return the SMT siblings of the CPUs that a guest with whole cores requests by id."""
+        cores = [machine.siblings(cpu) for cpu in self.fixed] if self.whole else []
+        return tuple(sorted({cpu for core in cores for cpu in core} - set(self.fixed)))
 
     @property
     def shared(self) -> int:

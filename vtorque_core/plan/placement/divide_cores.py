@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 
 from vtorque_core.api.claims import Claim, Placement
 from vtorque_core.plan.placement.demand import Demand, demand
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.packing import Cut, Room, Search, take
 from vtorque_core.plan.placement.pool_items import amounts, caches, misfits, pools
-from vtorque_core.plan.placement.refusals import (
-    check_cores,
-    check_fixed,
-    check_memory,
-    check_numa,
-    idle_beside,
-)
+from vtorque_core.plan.placement.refusals import check_memory, check_numa, require_fit
 
 
 def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
@@ -29,44 +23,28 @@ def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> l
     Raises NoFit if they do not fit, Refused for contradicting claims.
     """
     demands = [demand(guest) for guest in claims]
-    check_memory(demands, share, taken)
-    ownable = _ownable(share, taken)
-    check_fixed(demands, share, ownable)
-    floating = frozenset(share.usable) - taken.own
-    check_cores(demands, share, len(ownable), len(floating))
-    rooms = _rooms(demands, share, taken, ownable, floating)
-    homes = _homes(demands, share, taken, rooms)
-    cuts = _cuts(demands, share, homes, rooms)
-    return _Finish(demands, share, taken, homes, cuts).placements()
+    free = Free(share, taken)
+    require_fit(demands, free)
+    rooms = _rooms(demands, free)
+    homes = _homes(demands, free, rooms)
+    cuts = _cuts(demands, free, homes, rooms)
+    return _Finish(demands, free, homes, cuts, rooms).placements()
 
 
-def _ownable(share: NodeShare, taken: Taken) -> frozenset[int]:
-    others = {cpu for cpu, jobs in taken.shares.items() if jobs}
-    return frozenset(share.usable) - taken.own - others - set(share.reserved)
-
-
-def _rooms(
-    demands: Sequence[Demand],
-    share: NodeShare,
-    taken: Taken,
-    ownable: frozenset[int],
-    floating: frozenset[int],
-) -> list[Room]:
-    machine = share.machine
-    named = {cpu for d in demands for cpu in (*d.fixed, *idle_beside(d, machine))}
+def _rooms(demands: Sequence[Demand], free: Free) -> list[Room]:
+    machine, taken = free.share.machine, free.taken
+    named = {cpu for d in demands for cpu in (*d.fixed, *d.idle_beside(machine))}
     rooms = []
     for node in machine.nodes:
         mine = [tuple(c for c in core if c in node.cpus) for core in machine.cores]
-        groups = tuple(tuple(c for c in core if c in ownable - named) for core in mine)
-        huge = {kib: kib * n // 1024 - taken.pages.get((node.id, kib), 0)
-                for kib, n in node.pages.items()}  # fmt: skip
+        groups = tuple(tuple(c for c in core if c in free.ownable - named) for core in mine)
         rooms.append(
             Room(
                 id=node.id,
                 groups=tuple(group for group in groups if group),
-                mib=max(0, share.capacity(node.mem_mib) - taken.mib_on.get(node.id, 0)),
-                pages=huge,
-                floating=len((floating - named) & set(node.cpus)),
+                mib=free.mib_on(node),
+                pages=free.pages_on(node),
+                floating=len((free.floating - named) & set(node.cpus)),
             )
         )
     return _less_unplaced(rooms, taken.mib - sum(taken.mib_on.values()))
@@ -81,19 +59,14 @@ def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
     return rooms
 
 
-def _full(share: NodeShare, group: tuple[int, ...]) -> bool:
-    return len(group) == len(share.machine.siblings(group[0]))
-
-
-def _homes(
-    demands: Sequence[Demand], share: NodeShare, taken: Taken, rooms: list[Room]
-) -> dict[int, int]:
+def _homes(demands: Sequence[Demand], free: Free, rooms: list[Room]) -> dict[int, int]:
+    share = free.share
     strict = [(d.numa or share.numa) == "strict" for d in demands]
     search = Search(
         demands=demands,
-        full=lambda group: _full(share, group),
+        full=free.is_whole,
         fixed_nodes=[share.machine.nodes_of(d.fixed) for d in demands],
-        misfits=[misfits(d, taken, share.machine) for d in demands],
+        misfits=[misfits(d, free) for d in demands],
         strict=strict,
     )
     homes = search.homes(rooms)
@@ -103,17 +76,13 @@ def _homes(
 
 
 def _cuts(
-    demands: Sequence[Demand], share: NodeShare, homes: Mapping[int, int], rooms: Sequence[Room]
+    demands: Sequence[Demand], free: Free, homes: Mapping[int, int], rooms: Sequence[Room]
 ) -> list[Cut]:
     groups = {room.id: room.groups for room in rooms}
     cuts: dict[int, Cut] = {}
-
-    def full(group: tuple[int, ...]) -> bool:
-        return _full(share, group)
-
     for guest, home in homes.items():
         d = demands[guest]
-        cut = take(groups[home], d.open_own, d.whole, full)
+        cut = take(groups[home], d.open_own, d.whole, free.is_whole)
         assert cut is not None  # noqa: S101 - the search has done the same
         groups[home], cuts[guest] = cut.rest, cut
     for guest, d in enumerate(demands):
@@ -121,13 +90,13 @@ def _cuts(
             continue
         order = sorted(groups, key=lambda n: (-sum(map(len, groups[n])), n))
         joined = tuple(group for node in order for group in groups[node])
-        cut = take(joined, d.open_own, d.whole, full)
+        cut = take(joined, d.open_own, d.whole, free.is_whole)
         if cut is None:
             raise NoFit(
                 f"{d.own} CPUs in whole cores, with all SMT siblings",
-                key=_own_key(d),
+                key=d.own_key,
                 value=str(d.own),
-                limit=f"{sum(len(g) for g in joined if full(g))} such CPUs are free here",
+                limit=f"{sum(len(g) for g in joined if free.is_whole(g))} such CPUs are free here",
                 where="the batch system's share of the job",
                 fix="ask the batch system for whole cores, or for more of them",
             )
@@ -137,38 +106,34 @@ def _cuts(
             n: tuple(p for g in parts if (p := tuple(c for c in g if c in left)))
             for n, parts in groups.items()
         }
-    beside = [idle_beside(d, share.machine) for d in demands]
+    beside = [d.idle_beside(free.share.machine) for d in demands]
     return [replace(cuts[g], idle=(*cuts[g].idle, *beside[g])) for g in range(len(demands))]
-
-
-def _own_key(d: Demand) -> str:
-    return next((c.key for c in d.cores.values() if c.own), "vcpus")
 
 
 @dataclass
 class _Finish:
     demands: Sequence[Demand]
-    share: NodeShare
-    taken: Taken
+    free: Free
     homes: Mapping[int, int]
     cuts: Sequence[Cut]
+    rooms: Sequence[Room]
 
     def placements(self) -> list[Placement]:
+        self.share, self.taken = self.free.share, self.free.taken
         self.machine = self.share.machine
         self.own = {c for cut in self.cuts for c in (*cut.cpus, *cut.idle)}
         self.own |= {cpu for d in self.demands for cpu in d.fixed}
         self._check_count()
         self.floating = self._floating()
         memory = self._memory()
-        leased = pools(self.demands, self.taken, [self._nodes(g) for g in range(len(self.cuts))])
+        leased = pools(self.demands, self.free, [self._nodes(g) for g in range(len(self.cuts))])
         used: set[str] = set()
-        amount = amounts(self.demands, self.taken)
-        return [
-            replace(
-                self._placement(guest, memory[guest], leased[guest], used), amounts=amount[guest]
-            )
+        counted = amounts(self.demands, self.free)
+        found = [
+            self._placement(guest, memory[guest], leased[guest], used)
             for guest in range(len(self.demands))
         ]
+        return [replace(at, amounts=mine) for at, mine in zip(found, counted, strict=True)]
 
     def _check_count(self) -> None:
         """Count idle siblings too, because they belong to the job."""
@@ -176,7 +141,7 @@ class _Finish:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(
                 f"{len(self.own)} CPUs with the SMT siblings that stay idle: more than the job has",
-                key=_own_key(d),
+                key=d.own_key,
                 value=str(d.own),
                 limit=f"{self.share.limit} CPUs",
                 where="the batch system's share of the job",
@@ -184,7 +149,7 @@ class _Finish:
             )
 
     def _floating(self) -> tuple[int, ...]:
-        free = [c for c in self.share.usable if c not in self.own and c not in self.taken.own]
+        free = [c for c in self.share.usable if c in self.free.floating and c not in self.own]
         if not self.share.counted:
             return tuple(free)
         room = self.share.limit - len(self.own)
@@ -232,9 +197,8 @@ class _Finish:
         return self.machine.nodes_of(own or self.floating)
 
     def _memory(self) -> list[tuple[dict[int, int], dict[int, int]]]:
-        rooms = _rooms(self.demands, self.share, self.taken, frozenset(), frozenset())
-        free = {room.id: room.mib for room in rooms}
-        huge = {room.id: dict(room.pages) for room in rooms}
+        free = {room.id: room.mib for room in self.rooms}
+        huge = {room.id: dict(room.pages) for room in self.rooms}
         result: list[tuple[dict[int, int], dict[int, int]]] = [({}, {}) for _ in self.demands]
         for guest in (*self.homes, *(g for g in range(len(result)) if g not in self.homes)):
             d, nodes = self.demands[guest], self._nodes(guest)
@@ -243,7 +207,7 @@ class _Finish:
             pages = {node: sizes.get(page, 0) for node, sizes in huge.items()}
             paged = _spread(d.paged_mib, pages, nodes, max(1, page // 1024))
             if sum(spread.values()) < d.mib or sum(paged.values()) < d.paged_mib:
-                check_memory(self.demands, self.share, self.taken, exact=True)
+                check_memory(self.demands, self.free, exact=True)
             for node in free:
                 free[node] -= spread.get(node, 0)
                 huge[node][page] = pages[node] - paged.get(node, 0)
@@ -263,8 +227,7 @@ class _Finish:
         cores = self._cores(guest)
         own = frozenset(use for use, wanted in d.cores.items() if wanted.own)
         alone = cores["vcpu"] if "vcpu" in own else ()
-        got, items = caches(d, alone, self.machine, self.taken, used)
-        ownable = _ownable(share, self.taken)
+        got, items = caches(d, alone, self.free, used)
         everything = set(share.machine.cpus)
         if not share.cpus:  # the whole node is no restriction
             shared = {u for u, c in cores.items() if u not in own and set(c) == everything}
@@ -287,7 +250,7 @@ class _Finish:
             caches=got,
             idle=self.cuts[guest].idle,
             most={use: c.most for use, c in d.cores.items() if c.own and c.most > c.count},
-            growing=tuple(c for c in self.floating if c in ownable),
+            growing=tuple(c for c in self.floating if c in self.free.ownable),
             cells=self._cells(d, alone, total) if crossing and alone else (),
         )
 

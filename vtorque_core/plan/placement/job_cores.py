@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import Refusal
 from vtorque_core.site.job_size import Granted
 
@@ -119,3 +119,56 @@ class Taken:
     def own(self) -> frozenset[int]:
         """Exclusive CPUs of other jobs."""
         return frozenset(int(item) for item in self.items.get("core", ()))
+
+    def held(self, pool: str) -> frozenset[str]:
+        """Return the items in use of the pool, and of all pools with the same items."""
+        mine = family(pool)
+        return frozenset(
+            item for name, items in self.items.items() if family(name) == mine for item in items
+        )
+
+
+@dataclass(frozen=True)
+class Free:
+    """Resources of the job's share that no other job holds: what demands must fit into."""
+
+    share: NodeShare
+    taken: Taken
+
+    @cached_property
+    def floating(self) -> frozenset[int]:
+        """CPUs for sharing threads."""
+        return frozenset(self.share.usable) - self.taken.own
+
+    @cached_property
+    def ownable(self) -> frozenset[int]:
+        """CPUs that a guest can have exclusively."""
+        others = {cpu for cpu, jobs in self.taken.shares.items() if jobs}
+        return self.floating - others - set(self.share.reserved)
+
+    @property
+    def mib(self) -> int:
+        """MiB of the whole node, of ordinary memory and huge pages."""
+        share = self.share
+        return max(0, share.machine.mem_mib - share.reserve_mib - self.taken.mib)
+
+    def mib_on(self, node: NumaNode) -> int:
+        """Return the free ordinary memory of a NUMA node in MiB."""
+        return max(0, self.share.capacity(node.mem_mib) - self.taken.mib_on.get(node.id, 0))
+
+    def pages_on(self, node: NumaNode) -> dict[int, int]:
+        """Return the MiB in free huge pages of a NUMA node, by size in KiB."""
+        pages = self.taken.pages
+        return {
+            kib: kib * count // 1024 - pages.get((node.id, kib), 0)
+            for kib, count in node.pages.items()
+        }
+
+    def is_whole(self, group: tuple[int, ...]) -> bool:
+        """Return True if the CPUs are a whole physical core."""
+        return len(group) == len(self.share.machine.siblings(group[0]))
+
+
+def family(pool: str) -> str:
+    """Return the common name of pools with the same items: ``pci`` of ``pci/vrdma``."""
+    return pool.partition("/")[0]

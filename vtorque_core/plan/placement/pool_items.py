@@ -6,71 +6,58 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from vtorque_core.api.claims import CacheClaim
-from vtorque_core.api.host_topology import Topology
 from vtorque_core.plan.placement.demand import Demand
-from vtorque_core.plan.placement.job_cores import NoFit, Taken
+from vtorque_core.plan.placement.job_cores import Free, NoFit, family
 
 _WAIT = "request less, or wait until other jobs have ended"
 _FIX = {True: "request less: this never fits this node", False: _WAIT}  # by: it never fits
 
 
-def family(pool: str) -> str:
-    """Return the common name of pools with the same items: ``pci`` of ``pci/vrdma``."""
-    return pool.partition("/")[0]
-
-
-def _held(taken: Taken) -> dict[str, set[str]]:
-    held: dict[str, set[str]] = {}
-    for pool, items in taken.items.items():
-        held.setdefault(family(pool), set()).update(items)
-    return held
-
-
-def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
+def misfits(d: Demand, free: Free) -> dict[int, int]:
     """Return by NUMA node how many of a guest's preferences (items, nodes) it does not meet."""
     result: Counter[int] = Counter()
-    held = _held(taken)
-    for node in machine.nodes if d.near else ():
+    nodes = free.share.machine.nodes
+    for node in nodes if d.near else ():
         result[node.id] = int(node.id not in d.near)
     for claim in d.pools:
-        free = [item for item in claim.items if item not in held.get(family(claim.pool), ())]
-        for node in machine.nodes if claim.near else ():
-            here = sum(claim.near.get(item, node.id) == node.id for item in free)
+        items = set(claim.items) - free.taken.held(claim.pool)
+        for node in nodes if claim.near else ():
+            here = sum(claim.near.get(item, node.id) == node.id for item in items)
             result[node.id] += max(0, claim.count - here)
     return dict(result)
 
 
 def pools(
-    demands: Sequence[Demand], taken: Taken, nodes: Sequence[tuple[int, ...]]
+    demands: Sequence[Demand], free: Free, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
     """Return each guest's items by pool, near its nodes if possible. Raises NoFit."""
-    used = _held(taken)
+    used: dict[str, set[str]] = {}
     wanted: Counter[str] = Counter()
     result: list[dict[str, tuple[str, ...]]] = []
     for d, home in zip(demands, nodes, strict=True):
         mine: dict[str, tuple[str, ...]] = {}
         for claim in d.pools:
-            held = used.setdefault(family(claim.pool), set())
-            free = [item for item in dict.fromkeys(claim.items) if item not in held]
+            held = used.setdefault(family(claim.pool), set(free.taken.held(claim.pool)))
+            items = [item for item in dict.fromkeys(claim.items) if item not in held]
             wanted[claim.pool] += claim.count
-            if len(free) < claim.count:
+            if len(items) < claim.count:
                 raise NoFit(
                     f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
                     key=claim.key or claim.pool,
                     value=str(wanted[claim.pool]),
-                    limit=f"{len(set(claim.items))} on this node, {len(free)} free",
+                    limit=f"{len(set(claim.items))} on this node, {len(items)} free",
                     fix=_FIX[wanted[claim.pool] > len(set(claim.items))],
                 )
             near = claim.near
-            free.sort(key=lambda item: item in near and near[item] not in home)
-            got = tuple(free[: claim.count])
+            items.sort(key=lambda item: item in near and near[item] not in home)
+            got = tuple(items[: claim.count])
             held.update(got)
             mine[claim.pool] = (*mine.get(claim.pool, ()), *got)
         result.append(mine)
     return result
 
 
-def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
+def amounts(demands: Sequence[Demand], free: Free) -> list[dict[str, int]]:
     """Return each guest's amounts by pool. Raises NoFit."""
     wanted: Counter[str] = Counter()
     result: list[dict[str, int]] = []
@@ -79,14 +66,14 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
         for claim in d.amounts:
             wanted[claim.pool] += claim.amount
             mine[claim.pool] += claim.amount
-            free = max(0, claim.total - taken.amounts.get(claim.pool, 0))
-            if wanted[claim.pool] > free:
+            rest = max(0, claim.total - free.taken.amounts.get(claim.pool, 0))
+            if wanted[claim.pool] > rest:
                 raise NoFit(
                     f"the guests of this node need {claim.show(wanted[claim.pool])} of "
                     f"{claim.pool}",
                     key=claim.key or claim.pool,
                     value=claim.show(claim.amount),
-                    limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
+                    limit=f"{claim.show(rest)} free of {claim.show(claim.total)} on this node",
                     where=claim.where or None,
                     fix=_FIX[wanted[claim.pool] > claim.total],
                 )
@@ -95,7 +82,7 @@ def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
 
 
 def caches(
-    d: Demand, vcpus: tuple[int, ...], machine: Topology, taken: Taken, used: set[str]
+    d: Demand, vcpus: tuple[int, ...], free: Free, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
     """Return (level, bank, KiB) of each cache part of the guest, and their items. Raises NoFit.
 
@@ -105,11 +92,15 @@ def caches(
     parts = []
     items: list[str] = []
     for claim in d.caches:
-        banks = [b for b in machine.caches if b.level == claim.level and set(b.cpus) & set(vcpus)]
+        banks = [
+            b
+            for b in free.share.machine.caches
+            if b.level == claim.level and set(b.cpus) & set(vcpus)
+        ]
         if not banks or not all(bank.granularity_kib for bank in banks):
             why = "the guest has no own core" if not vcpus else "this node cannot divide its caches"
             raise _no_cache(claim, why, "0 KiB")
-        held = taken.items.get("cache", frozenset()) | used
+        held = free.taken.held("cache") | used
         groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
         items += _free(claim, groups, held, 1, "allocations are free on this node")
         for bank in banks:

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.plan.placement.demand import Cores, Demand
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.job_cores import Free, NodeShare, NoFit
 from vtorque_core.plan.placement.packing import Room
 
 
-def check_memory(
-    demands: Sequence[Demand], share: NodeShare, taken: Taken, exact: bool = False
-) -> None:
+def require_fit(demands: Sequence[Demand], free: Free) -> None:
+    """Raise NoFit if the demands exceed what is free on the node as a whole."""
+    check_memory(demands, free)
+    _check_fixed(demands, free)
+    _check_cores(demands, free)
+
+
+def check_memory(demands: Sequence[Demand], free: Free, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
     ``exact``: raise in any case, because the sum fits, but not by NUMA node.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
-    node = max(0, share.machine.mem_mib - share.reserve_mib - taken.mib)
-    limit, what, where = node, "the node's memory", None
-    if share.mem_mib is not None and (share.mem_mib < node or need > share.mem_mib):
+    share = free.share
+    limit, what, where = free.mib, "the node's memory", None
+    if share.mem_mib is not None and (share.mem_mib < limit or need > share.mem_mib):
         limit, what, plain = share.mem_mib, "the job's memory on this node", need
     elif share.reserve_mib:
         where = "[node] host_reserve_ram"
@@ -40,21 +44,22 @@ def check_memory(
         )
     for page in sorted({d.page_kib for d in demands if d.page_kib}):
         users = [d for d in demands if d.page_kib == page]
-        held = sum(mib for (_, kib), mib in taken.pages.items() if kib == page)
+        left = sum(free.pages_on(node).get(page, 0) for node in share.machine.nodes)
         there = sum(n.pages.get(page, 0) * page // 1024 for n in share.machine.nodes)
         paged = sum(d.paged_mib for d in users)
-        if paged > there - held:
+        if paged > left:
             raise NoFit(
                 f"the guests of this node need {show_mib(paged)} in huge pages of {page} KiB",
                 key=users[0].ram_key,
                 value=show_mib(users[0].paged_mib),
-                limit=f"{show_mib(max(0, there - held))} of {show_mib(there)} free",
+                limit=f"{show_mib(max(0, left))} of {show_mib(there)} free",
                 where="vm.nr_hugepages of the node",
                 fix="ask for less ram, or for no huge pages",
             )
 
 
-def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, floating: int) -> None:
+def _check_cores(demands: Sequence[Demand], free: Free) -> None:
+    share, ownable, floating = free.share, len(free.ownable), len(free.floating)
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
     one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
@@ -81,22 +86,16 @@ def _who_limits(share: NodeShare) -> str | None:
     return "[node] host_reserve_cores" if share.reserved else None
 
 
-def idle_beside(d: Demand, machine: Topology) -> tuple[int, ...]:
-    """Return the SMT siblings of the CPUs that a guest with whole cores requests by id."""
-    cores = [machine.siblings(cpu) for cpu in d.fixed] if d.whole else []
-    return tuple(sorted({cpu for core in cores for cpu in core} - set(d.fixed)))
-
-
-def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[int]) -> None:
+def _check_fixed(demands: Sequence[Demand], free: Free) -> None:
     """Raise NoFit for the first requested CPU, or its sibling, that is not available."""
-    beside = [idle_beside(d, share.machine) for d in demands]
+    beside = [d.idle_beside(free.share.machine) for d in demands]
     named = Counter(
         cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
     )
     for d, idle in zip(demands, beside, strict=True):
         for cores in d.cores.values():
             for cpu in (*cores.cpus, *(idle if cores.cpus else ())):
-                why, limit, where = _why_not(cpu, named[cpu], share, ownable)
+                why, limit, where = _why_not(cpu, named[cpu], free)
                 if why:
                     raise NoFit(
                         f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
@@ -108,9 +107,8 @@ def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[
                     )
 
 
-def _why_not(
-    cpu: int, times: int, share: NodeShare, ownable: frozenset[int]
-) -> tuple[str, str, str | None]:
+def _why_not(cpu: int, times: int, free: Free) -> tuple[str, str, str | None]:
+    share = free.share
     usable = [c for c in share.usable if c not in share.reserved]
     can = _ids(usable)
     if cpu not in share.machine.cpus:
@@ -121,8 +119,8 @@ def _why_not(
         return "is not the job's", can, "the batch system's share of the job"
     if times > 1:
         return f"is named for {times} guests", can, None
-    if cpu not in ownable:
-        return "is another job's", _ids(sorted(ownable)), None
+    if cpu not in free.ownable:
+        return "is another job's", _ids(sorted(free.ownable)), None
     return "", "", None
 
 
