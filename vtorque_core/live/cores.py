@@ -5,15 +5,28 @@ Privileges: root.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from vtorque_core.api.host_topology import Topology
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.ledger import Resized
-from vtorque_core.plan.placement.node_hardware import ask_qemu
-from vtorque_core.records.reading import JournalState, walk
+from vtorque_core.plan.placement import node_hardware
+from vtorque_core.plan.placement.job_cores import Taken
+from vtorque_core.plan.placement.ledger import CORE, SHARE, taken_by
+from vtorque_core.plan.placement.topology import cpu_list
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import DOMAIN, JournalState, Record, lock_name, read, walk
+from vtorque_core.resources.lease import Lease
+
+T = TypeVar("T")
+
+_ANSWER = 5.0  # seconds for what needs an answer of QEMU: a resize asks under the node's lock
+_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
 
 
 @dataclass(frozen=True)
@@ -36,30 +49,43 @@ class GuestCores:
     most: int
 
 
+@dataclass(frozen=True)
+class Resized:
+    """Current CPUs of a use, and the remaining CPUs for sharing threads."""
+
+    cores: tuple[int, ...]
+    floating: tuple[int, ...]
+
+
 def guests_with(paths: Paths, use: str) -> list[GuestCores]:
     """Return this node's guests with exclusive cores for a use. Raises JournalError."""
     found = []
     for state in walk(paths):
         for guest, domain in _domains(state).items():
-            mine = [
-                r.args
-                for r in state.leases
-                if r.guest == guest and r.args["pool"] == ledger.CORE and r.args.get("use") == use
-            ]
-            if mine:
+            if mine := _leases(state, guest, use):
                 found.append(
                     GuestCores(
-                        state.key,
-                        guest,
-                        domain["name"],
-                        domain["uuid"],
-                        domain["uri"],
-                        tuple(int(args["item"]) for args in mine),
-                        int(mine[0]["least"]),
-                        int(mine[0]["most"]),
+                        job=state.key,
+                        guest=guest,
+                        name=domain["name"],
+                        uuid=domain["uuid"],
+                        uri=domain["uri"],
+                        cores=_ids(mine),
+                        least=int(mine[0].args["least"]),
+                        most=int(mine[0].args["most"]),
                     )
                 )
     return found
+
+
+def _leases(state: JournalState, guest: int | None, use: str) -> list[Record]:
+    """Return the leases of exclusive cores of a guest for a use."""
+    cores = (r for r in state.leases if r.args["pool"] == CORE)
+    return [r for r in cores if r.guest == guest and r.args.get("use") == use]
+
+
+def _ids(leases: Iterable[Record]) -> tuple[int, ...]:
+    return tuple(int(record.args["item"]) for record in leases)
 
 
 def resize(
@@ -70,10 +96,57 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    Raises FileNotFoundError if the job has ended, Busy if the lock is held, Refused if the guest
+    Pins after an increase and before a decrease is journaled. If pinning fails, the journal has the
+    larger number.
+
+    Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest
     has no such claim, HostFault if libvirt or the journal fails.
     """
-    return ledger.resize(paths, job, guest, use, count, pin=_pin, wait=wait)
+    path = paths.journal / f"{job}.jsonl"
+    with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
+        held = list(walk(paths))
+        (state,) = (s for s in held if s.path == path)
+        mine = _growing(state, guest, use)
+        new = _more(state, mine, count, taken_by([s for s in held if s.path != path]))
+        if new:
+            fields = {k: mine[0].args[k] for k in ("use", "least", "most", "cpus")}
+            j.acquire_leases([(Lease(CORE, str(c), **fields), guest) for c in new], phase="run")
+            state = read(path)
+        least = int(mine[0].args["least"])
+        fewer = [] if new else mine[max(count, least) :]
+        left = set(_ids(fewer))
+        now = tuple(core for core in (*_ids(mine), *new) if core not in left)
+        resized = Resized(now, tuple(sorted({*_floating(state)[0], *left})))
+        _pin(state, guest, use, resized)
+        for record in fewer:
+            j.released(record.seq)
+        return resized
+
+
+def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
+    most = int(mine[0].args["most"])
+    floating, keep = _floating(state)
+    busy = {cpu for cpu, jobs in others.shares.items() if jobs}
+    room = [c for c in cpu_list(str(mine[0].args["cpus"])) if c in floating and c not in busy]
+    return room[: max(0, min(count, most) - len(mine))][: max(0, len(floating) - keep)]
+
+
+def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
+    mine = _leases(state, guest, use)
+    if not mine or not mine[0].args["most"]:
+        raise Refused(
+            f"guest {guest} of job {state.header.job.id} has no {use} cores that can be extended"
+        )
+    return mine
+
+
+def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
+    own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
+    for lease in state.leases:
+        if lease.args["pool"] == SHARE:
+            cpus = cpu_list(str(lease.args["cpus"]))
+            return tuple(c for c in cpus if c not in own), int(lease.args["least"])
+    return (), 0
 
 
 def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
@@ -83,7 +156,7 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
     for index, domain in domains.items():
         own = {r.args.get("use") for r in state.leases if r.guest == index} - {""}
         near = _near(state, index, now.floating, machine)
-        count = 0 if "vcpu" in own else node_hardware.vcpu_count(domain["uri"], domain["uuid"])
+        count = 0 if "vcpu" in own else _vcpu_count(domain["uri"], domain["uuid"])
         vcpus = dict.fromkeys(range(count), near)
         threads: tuple[int, ...] = ()
         emulator = () if own & {"emulator", "io"} else near
@@ -92,7 +165,7 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
             emulator = () if "emulator" in own else now.cores
         elif index == guest and use == "emulator":
             emulator = now.cores
-        node_hardware.pin(domain["uri"], domain["uuid"], vcpus, emulator, threads)
+        _pin_domain(domain["uri"], domain["uuid"], vcpus, emulator, threads)
 
 
 def _near(
@@ -107,7 +180,7 @@ def _domains(state: JournalState) -> dict[int, dict[str, str]]:
     return {
         r.guest: {key: str(value) for key, value in r.args.items()}
         for r in state.open
-        if r.kind == "domain" and r.guest is not None
+        if r.kind == DOMAIN and r.guest is not None
     }
 
 
@@ -123,4 +196,63 @@ def moved_bytes(uri: str, uuid: str) -> int | None:
         found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
         return sum(value for name, value in found[0][1].items() if name.endswith(ends))
 
-    return ask_qemu(uri, uuid, "I/O of a guest", work)
+    return _ask_qemu(uri, uuid, "I/O of a guest", work)
+
+
+def _vcpu_count(uri: str, uuid: str) -> int:
+    return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
+
+
+def _pin_domain(
+    uri: str,
+    uuid: str,
+    vcpus: Mapping[int, tuple[int, ...]],
+    emulator: tuple[int, ...],
+    iothreads: tuple[int, ...],
+) -> None:
+    """Pin threads of a running guest (``virsh vcpupin``, ...), unless it has ended.
+
+    ``vcpus`` maps vCPU numbers to CPUs; ``iothreads`` are the CPUs of all I/O threads. Threads
+    without CPUs are not changed. Raises HostFault.
+    """
+
+    def work(domain: Any) -> None:
+        # First what may take for ever: nothing old is pinned by a call that nobody waits for.
+        threads = domain.ioThreadInfo(0) if iothreads else ()
+        if time.monotonic() > end:
+            return
+        named = {*emulator, *iothreads, *(c for s in vcpus.values() for c in s)}
+        size = 1 + max(named, default=0)
+        for number, cpus in vcpus.items():
+            if cpus:
+                domain.pinVcpu(number, _map(cpus, size))
+        if emulator:
+            domain.pinEmulator(_map(emulator, size), 0)
+        for thread in threads:
+            domain.pinIOThread(thread[0], _map(iothreads, size), 0)
+
+    end = time.monotonic() + _ANSWER
+    _ask_qemu(uri, uuid, "pin", work)
+
+
+def _ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
+
+    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs when guest root makes
+    it wait for a daemon that the user has stopped.
+    """
+
+    def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
+        state, _details, waiting = domain.controlInfo(0)  # state 0: no call waits for QEMU
+        return () if state and waiting > _STUCK else (work(domain),)
+
+    found = hypervisor.on_domain(uri, uuid, what, unless_stuck, _ANSWER)
+    if found is None:
+        return None
+    if not found:
+        raise HostFault(f"{what}: QEMU does not answer libvirt", stage=hypervisor.STAGE)
+    return found[0]
+
+
+def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:
+    return tuple(number in cpus for number in range(size))

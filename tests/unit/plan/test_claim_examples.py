@@ -12,10 +12,12 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.live import cores
+from vtorque_core.live.cores import resize
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, Taken
-from vtorque_core.plan.placement.ledger import place, resize
+from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
@@ -88,9 +90,9 @@ def test_more_cores_while_it_runs(shown, tmp_path, monkeypatch):
     """What doc/plugins.md shows of ``resize``, for a guest as its journal has it."""
     pins = []
     monkeypatch.setattr(node_hardware, "topology", lambda _: HOST)
-    monkeypatch.setattr(node_hardware, "vcpu_count", lambda *_: 4)
+    monkeypatch.setattr(cores, "_vcpu_count", lambda *_: 4)
     monkeypatch.setattr(
-        node_hardware, "pin", lambda _uri, uuid, *threads: pins.append((uuid, threads))
+        cores, "_pin_domain", lambda _uri, uuid, *threads: pins.append((uuid, threads))
     )
     paths = Paths(tmp_path / "state", tmp_path / "run")
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:

@@ -11,11 +11,13 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.sizes import show_mib
+from vtorque_core.live import cores as live_cores
+from vtorque_core.live.cores import Resized, resize
 from vtorque_core.plan.job_context import node_share
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.ledger import InUse, Resized, resize, taken_by
+from vtorque_core.plan.placement.ledger import InUse, taken_by
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read, walk
 from vtorque_core.site.config import Site
@@ -271,7 +273,7 @@ def test_grown_cores_are_not_given_away_and_nobody_elses_are_taken(paths):
     assert resize(paths, "1.0", 0, "io", 3).cores == (0, 1, 3)
 
 
-def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths):
+def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths, monkeypatch):
     journal = with_io(paths, "1", (0, 1, 2))
     seen = []
 
@@ -279,18 +281,19 @@ def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths):
         on_disk = [r.args["item"] for r in read(journal.path).leases if r.args["use"] == "io"]
         seen.append((on_disk, now.cores, now.floating))
 
-    resize(paths, "1.0", 0, "io", 2, pin=pin)
-    resize(paths, "1.0", 0, "io", 2, pin=pin)
-    resize(paths, "1.0", 0, "io", 1, pin=pin)
+    monkeypatch.setattr(live_cores, "_pin", pin)
+    for count in (2, 2, 1):
+        resize(paths, "1.0", 0, "io", count)
     more = (["0", "1"], (0, 1), (2,))
     assert seen == [more, more, (["0", "1"], (0,), (1, 2))]  # also where nothing changes: it mends
 
     def fail(*_):
         raise HostFault("libvirtd is away")
 
+    monkeypatch.setattr(live_cores, "_pin", fail)
     for count in (2, 1):
         with pytest.raises(HostFault, match="away"):
-            resize(paths, "1.0", 0, "io", count, pin=fail)
+            resize(paths, "1.0", 0, "io", count)
         assert len([r for r in read(journal.path).leases if r.args["use"] == "io"]) == 2
 
 

@@ -14,12 +14,12 @@ belongs to one job at a time. Besides the pools of claims, the ledger has::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
 from vtorque_core.base.errors import InUse, Refused
-from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.divide_cores import plan
@@ -29,9 +29,6 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import (
     CORES,
     JournalState,
-    Record,
-    lock_name,
-    read,
     spares,
     taken_spares,
     walk,
@@ -185,89 +182,3 @@ def _leases(placement: Placement, index: int, share: NodeShare) -> list[Lease]:
     leases += [Lease(pool, item) for pool, items in placement.leased.items() for item in items]
     leases += [Lease(pool, f"g{index}", amount=n) for pool, n in placement.amounts.items()]
     return leases
-
-
-# -- more or fewer cores while the job runs ---------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Resized:
-    """Current CPUs of a use, and the remaining CPUs for sharing threads."""
-
-    cores: tuple[int, ...]
-    floating: tuple[int, ...]
-
-
-def resize(
-    paths: Paths,
-    key: str,
-    guest: int,
-    use: str,
-    count: int,
-    *,
-    pin: Callable[[JournalState, int, str, Resized], None] = lambda *_: None,
-    wait: float = 5.0,
-) -> Resized:
-    """Change the number of a guest's exclusive cores, within its claim and the job's share.
-
-    As root. Acquires the job's lock, for which it waits ``wait`` seconds, then the node's. ``use``
-    is that of a claim with ``at_most``. The result is as near to ``count`` as possible. Existing
-    cores are pinned again, which repairs an interrupted resize. ``pin`` is called after an increase
-    and before a decrease is journaled. If it raises, the journal has the larger number.
-
-    Raises:
-        Busy: a lock is held.
-        FileNotFoundError: the job has ended.
-        Refused: there is no such claim.
-        HostFault: the journal cannot be written.
-    """
-    path = paths.journal / f"{key}.jsonl"
-    with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
-        held = list(walk(paths))
-        (state,) = (s for s in held if s.path == path)
-        mine = _growing(state, guest, use)
-        cores = [int(record.args["item"]) for record in mine]
-        new = _more(state, mine, count, taken_by([s for s in held if s.path != path]))
-        if new:
-            fields = {k: mine[0].args[k] for k in ("use", "least", "most", "cpus")}
-            j.acquire_leases([(Lease(CORE, str(c), **fields), guest) for c in new], phase="run")
-            state = read(path)
-        least = int(mine[0].args["least"])
-        fewer = [] if new else mine[max(count, least) :]
-        left = {int(record.args["item"]) for record in fewer}
-        now = tuple(core for core in (*cores, *new) if core not in left)
-        resized = Resized(now, tuple(sorted({*_floating(state)[0], *left})))
-        pin(state, guest, use, resized)
-        for record in fewer:
-            j.released(record.seq)
-        return resized
-
-
-def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
-    most = int(mine[0].args["most"])
-    floating, keep = _floating(state)
-    busy = {cpu for cpu, jobs in others.shares.items() if jobs}
-    room = [c for c in cpu_list(str(mine[0].args["cpus"])) if c in floating and c not in busy]
-    return room[: max(0, min(count, most) - len(mine))][: max(0, len(floating) - keep)]
-
-
-def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
-    mine = [
-        r
-        for r in state.leases
-        if r.guest == guest and r.args["pool"] == CORE and r.args.get("use") == use
-    ]
-    if not mine or not mine[0].args["most"]:
-        raise Refused(
-            f"guest {guest} of job {state.header.job.id} has no {use} cores that can be extended"
-        )
-    return mine
-
-
-def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
-    own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
-    for lease in state.leases:
-        if lease.args["pool"] == SHARE:
-            cpus = cpu_list(str(lease.args["cpus"]))
-            return tuple(c for c in cpus if c not in own), int(lease.args["least"])
-    return (), 0

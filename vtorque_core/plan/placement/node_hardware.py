@@ -1,11 +1,10 @@
-"""The node's hardware by libvirt, and the pinning of running guests."""
+"""The node's hardware by libvirt."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from xml.etree import ElementTree
 
 from vtorque_core.api.host_topology import Topology, flat
@@ -13,11 +12,7 @@ from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.plan.placement.topology import parse, with_default_group
 
-T = TypeVar("T")
-
 _SCHEMATA = Path("/sys/fs/resctrl/schemata")
-_ANSWER = 5.0  # seconds for what needs an answer of QEMU: a resize asks under the node's lock
-_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
 
 
 def host_cpus(uri: str) -> tuple[int, ...]:
@@ -55,63 +50,3 @@ def security_models(uri: str) -> Mapping[str, str]:
         model.findtext("model", ""): model.findtext("baselabel[@type='qemu']", "")
         for model in ElementTree.fromstring(text).findall("host/secmodel")  # noqa: S314 - libvirt's
     }
-
-
-def vcpu_count(uri: str, uuid: str) -> int:
-    return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
-
-
-def pin(
-    uri: str,
-    uuid: str,
-    vcpus: Mapping[int, tuple[int, ...]],
-    emulator: tuple[int, ...],
-    iothreads: tuple[int, ...],
-) -> bool:
-    """Pin threads of a running guest (``virsh vcpupin``, ...); return False if it has ended.
-
-    ``vcpus`` maps vCPU numbers to CPUs; ``iothreads`` are the CPUs of all I/O threads. Threads
-    without CPUs are not changed. Raises HostFault.
-    """
-
-    def work(domain: Any) -> bool:
-        # First what may take for ever: nothing old is pinned by a call that nobody waits for.
-        threads = domain.ioThreadInfo(0) if iothreads else ()
-        if time.monotonic() > end:
-            return False
-        named = {*emulator, *iothreads, *(c for s in vcpus.values() for c in s)}
-        size = 1 + max(named, default=0)
-        for number, cpus in vcpus.items():
-            if cpus:
-                domain.pinVcpu(number, _map(cpus, size))
-        if emulator:
-            domain.pinEmulator(_map(emulator, size), 0)
-        for thread in threads:
-            domain.pinIOThread(thread[0], _map(iothreads, size), 0)
-        return True
-
-    end = time.monotonic() + _ANSWER
-    return ask_qemu(uri, uuid, "pin", work) or False
-
-
-def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
-    """Return ``work(domain)``, or None if it has ended. Raises HostFault soon if QEMU hangs.
-
-    Otherwise libvirt would wait forever, and each later call 30 s. QEMU hangs when guest root makes
-    it wait for a daemon that the user has stopped.
-    """
-
-    def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
-        state, _details, waiting = domain.controlInfo(0)  # state 0: no call waits for QEMU
-        return () if state and waiting > _STUCK else (work(domain),)
-
-    found = hypervisor.on_domain(uri, uuid, what, unless_stuck, _ANSWER)
-    if found is None:
-        return None
-    if not found:
-        raise HostFault(f"{what}: QEMU does not answer libvirt", stage=hypervisor.STAGE)
-    return found[0]
-
-
-def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:
-    return tuple(number in cpus for number in range(size))
