@@ -1,7 +1,4 @@
-"""Check a node. Plugins add checks with ``vtorque_health_checks``.
-
-A check yields results with fixes and never raises.
-"""
+"""Check a node. Plugins add checks with ``vtorque_health_checks``."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ _CONFINES = {  # by default all are on
     "clear_emulator_capabilities": "QEMU keeps its parent's capabilities",
 }
 
-# Debian's packages. The first are for jobs that root starts; the others for those of a user's own
-# site, whose first job also builds an image.
+# Debian packages: for jobs that root starts, and (_OWN) for jobs of a personal site, whose first
+# job also builds an image.
 _PACKAGES = {
     "qemu-img": "qemu-utils",
     "nft": "nftables",
@@ -61,8 +58,6 @@ Look = Callable[[Site], Iterable[HealthResult]]
 
 @dataclass(frozen=True)
 class Finding:
-    """A result with its check and plugin."""
-
     check: str
     plugin: str
     status: str
@@ -71,7 +66,6 @@ class Finding:
 
 
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Set or clear the node's mark in the batch system. Raises HostFault."""
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))
     plugins.batch_system(site.batch.system).node(site).mark(not reason, reason)
@@ -81,10 +75,9 @@ def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Itera
 def examine(
     site: Site, plugins: Plugins, user: str | None = None, *, marks: bool = False
 ) -> Iterator[Finding]:
-    """Run all checks.
+    """Run all checks, with ``user`` also of this user's requirements.
 
-    ``user``: also check the requirements of this user's jobs. ``marks``: omit the check of the
-    node's mark, because :func:`set_mark` follows.
+    ``marks``: omit the node's mark, because :func:`set_mark` follows.
     """
     checks: list[tuple[str, Look]] = [
         ("code", check_code),
@@ -95,7 +88,7 @@ def examine(
         ("shares", check_shares),
         ("directories", check_directories),
     ]
-    if site.owner:  # nobody does root's part on a user's own site
+    if site.owner:  # a personal site has no root processes
         checks.append(("user namespaces", check_namespaces))
     else:
         checks += [
@@ -127,7 +120,6 @@ def _run(plugin: str, name: str, check: Look, site: Site) -> Iterator[Finding]:
 
 
 def check_libvirt(site: Site) -> Iterator[HealthResult]:
-    """Check that libvirt answers, and report the version of QEMU."""
     uri = site.node.libvirt_uri
     try:
         cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
@@ -151,7 +143,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
-    """Check the confinement of QEMU against a guest that breaks out."""
+    """Check that QEMU is confined, in case a guest breaks out of it."""
     try:
         models = node_hardware.security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
@@ -184,7 +176,6 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
 
 
 def qemu_settings(conf: Path) -> dict[str, str]:
-    """Return the settings in libvirt's qemu.conf, without quotes."""
     if not conf.exists():
         return {}
     lines = (line.strip() for line in conf.read_text("utf-8", "replace").splitlines())
@@ -208,7 +199,6 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 
 def check_namespaces(_: Site) -> Iterator[HealthResult]:
-    """Check that users may create user namespaces, in which virtiofsd confines itself."""
     problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _CHILD_TIMEOUT)
     if problem:
         yield failed(
@@ -296,12 +286,11 @@ def check_alike(site: Site) -> Iterator[HealthResult]:
         return
     yield ok(f"subordinate ids: {subordinate_ids.rule(site.node.subordinate_ids)}")
     if site.paths.secret.exists():
-        digest = derive(site.paths.secret.read_bytes(), "doctor", length=8).hex()  # tells nothing
+        digest = derive(site.paths.secret.read_bytes(), "doctor", length=8).hex()  # reveals nothing
         yield ok(f"site secret: {digest}")
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:
-    """Check that vTorque's directories exist and only root can write them."""
     for path in (site.paths.state, site.paths.run):
         if not path.is_dir():
             missing = failed(f"{path} does not exist", "run vtorque setup install")
@@ -331,10 +320,6 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
-    """Check that all installation steps of the batch system still hold.
-
-    ``marks``: omit the node's mark, which is set later.
-    """
     batch = site.batch.system
     found = setup_batch.steps_of(site, plugins, batch, site.path)
     steps = [step for step in found if not (marks and isinstance(step, Mark))]
@@ -359,7 +344,6 @@ def _not_done(step: SetupStep, batch: str) -> HealthResult:
 
 
 def check_user(site: Site, name: str) -> Iterator[HealthResult]:
-    """Check the requirements of one user's jobs: account, home, not root."""
     try:
         user = pwd.getpwnam(name)
     except KeyError:

@@ -26,19 +26,18 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.schema import ExtraNetwork, Network
 
 Say = Callable[[str], None]
-_MADE = "https://vtorque.org/xmlns/network/1"  # marks a network of libvirt's as ours
-_LEAST_SECRET = 32  # bytes, as a job's start demands
+_MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTorque created
+_LEAST_SECRET = 32  # bytes; a job's start requires this too
 
-# libvirt writes the MACs of every network's guests here, but makes it only for its first dnsmasq,
-# which our network does without (libvirt 9.0, src/network/bridge_driver.c).
+# libvirt writes guests' MACs here, but creates the directory only with its first dnsmasq, which
+# vTorque's networks do not use (libvirt 9.0, src/network/bridge_driver.c).
 _MACS = Path("/var/lib/libvirt/dnsmasq")
 
 
 def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
-    """Make this node ready for guests, with the site secret of other nodes or this node's (None).
+    """Prepare this node for guests. ``secret`` is the site secret of the other nodes, if any.
 
-    Raises HostFault if libvirt does not answer, root does not own a path, or jobs use another
-    secret.
+    Raises HostFault if a path does not belong to root, or jobs use another secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.wanted(site):
@@ -103,7 +102,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
     uri = site.node.libvirt_uri
     for network in libvirt_networks(site):
         made = _MADE in (hypervisor.network_xml(uri, network.source) or "")
-        if network is site.network or made:  # others are the site's own
+        if network is site.network or made:  # other networks are the site's
             hypervisor.remove_network(uri, network.source)
             say(f"removed network {network.source}")
         netfilter.unguard(network.source)
@@ -127,7 +126,6 @@ def _take_secret(site: Site, secret: bytes) -> None:
 
 
 def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
-    """Return the guests' distinct libvirt networks, ``[network]`` first."""
     wanted: dict[str, Network | ExtraNetwork] = {}
     for network in of_site(site).values():
         if network.kind == "network":
@@ -143,8 +141,8 @@ def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
 def network_xml(network: Network | ExtraNetwork) -> str:
     """Return the libvirt XML of a guest network, without DHCP and DNS.
 
-    ``[network]`` and networks with a gateway use NAT. Other networks connect only the guests of the
-    node. See https://libvirt.org/formatnetwork.html.
+    ``[network]`` and networks with a gateway use NAT. Others connect only the node's guests.
+    Format: https://libvirt.org/formatnetwork.html.
     """
     extra = isinstance(network, ExtraNetwork)
     forward = "" if extra and not network.gateway else "<forward mode='nat'/>"

@@ -1,7 +1,6 @@
 """Install the batch system's hooks, the job shell and plugins' steps. As root.
 
-``<state>/setup.json`` (0600) records the steps and the previous config, so that an interrupted
-installation can be uninstalled.
+``<state>/setup.json`` (0600) records the steps and the previous config for an uninstallation.
 """
 
 from __future__ import annotations
@@ -33,10 +32,6 @@ Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
-    """Return the installation steps of the batch system and of plugins, in order.
-
-    Raises HostFault and ConfigError.
-    """
     place = installation(site, config)
     own = plugins.batch_system(batch).node(site).setup_steps(place)
     if not own:
@@ -57,8 +52,8 @@ def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts as the user, instead of the user's shell.
 
-    PYTHON* variables and the user's files have no effect (:attr:`Installation.command`). A script's
-    sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
+    The user's PYTHON* variables and files have no effect (:attr:`Installation.command`). In a
+    script, sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
@@ -68,8 +63,7 @@ def install(
 ) -> None:
     """Apply all missing steps, and set ``batch`` in the config.
 
-    Raises HostFault before any change if the admin must act first. A failed installation continues
-    at the next call.
+    Raises HostFault before any change if the admin must act first. After a failure, call it again.
     """
     steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"
@@ -100,10 +94,7 @@ def install(
 
 
 def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
-    """Undo the steps in reverse order, and restore previous files unless they were edited.
-
-    Raises HostFault at the end if a step failed.
-    """
+    """Undo the steps in reverse order, and restore previous files unless they were edited."""
     memory = site.paths.state / "setup.json"
     record = _load(memory)
     if told := _restore_config(config, record):
@@ -177,7 +168,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Return the config from before the installation with later edits; None: there was none."""
+    """Undo the installation's change in the config, but keep later edits; None: no config."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

@@ -1,8 +1,7 @@
-"""Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users, with completion.
+"""Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users.
 
-Creates links in ``[paths] commands``, completion files for bash, zsh and fish in ``../share``, and
-the module ``vtorque`` in ``[paths] modulefiles`` (Environment Modules and Lmod). ``vsub`` takes the
-batch system's options and has no completion. Never changes other files.
+Creates links in ``[paths] commands``, completion files in ``../share``, and modules for Environment
+Modules and Lmod. ``vsub`` takes the batch system's options and has no completion.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 
 Say = Callable[[str], None]
-Content = Path | bytes  # a link's target, or what is in a file
+Content = Path | bytes  # a link's target, or a file's content
 
 COMMANDS = ("vsub", "vmgr", "vtorque")
 _COMPLETED = ("vmgr", "vtorque")
-# Where each shell looks beside its own files: bash-completion's README, zshcompsys(1) with Debian's
-# fpath, fish-completions(1).
+# Directories that each shell searches: bash-completion's README, zshcompsys(1) with Debian's fpath,
+# fish-completions(1).
 _PLACES = {
     "bash": "bash-completion/completions/{}",
     "zsh": "zsh/site-functions/_{}",
@@ -35,7 +34,6 @@ _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
-    """Link the commands and write completion files; report problems. Empty ``commands``: none."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
@@ -53,7 +51,7 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
 
 
 def uninstall(commands: str, modulefiles: str, say: Say) -> None:
-    """Remove the files of :func:`install` only."""
+    """Remove only the files that :func:`install` created."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
@@ -90,7 +88,7 @@ def _completion(shell: str, program: str) -> bytes:
     if found is None:
         raise HostFault(f"this click has no completion for {shell}")
     complete = found(click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
-    # Not bash's own source(): it runs the bash that root has.
+    # Not BashComplete.source(), which runs root's bash.
     return ShellComplete.source(complete).encode() + _mark()
 
 
@@ -108,7 +106,7 @@ def _present(path: Path) -> Content | None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # It may have become a link, or a FIFO whose writer never comes (open(2)).
+    # It may have become a link, or a FIFO, whose open would block (open(2)).
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

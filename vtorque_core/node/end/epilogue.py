@@ -41,21 +41,20 @@ _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
-    If a guest died, this first prints the end of its console, which only root can read. If the site
-    config is invalid or others can write it, this uses the default directories: a user could put
-    forged journals into other directories. With a valid config, accounting, leftovers and
-    ``vtorque_ended`` follow. ``status`` is the job's exit status, if known.
+    If a guest died, first prints the end of its console. With an invalid or untrusted site config,
+    uses the default directories, because a user could put forged journals into others. ``status``
+    is the job's exit status, if known.
     """
     paths = _paths(config)
     states = _states(paths, job_id)
     if status == str(EXIT_GUEST_DIED):
         said = "".join(f"{line}\n" for line in _last_words(paths, states))
-        # A full disk of the user's keeps nothing from release; in a buffer it would, at each fork.
+        # Not buffered: each fork would flush the buffer again and fail on a user's full disk.
         with contextlib.suppress(OSError):
             os.write(1, os.fsencode(said))
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
-    # The job shell has seen that the start was killed: nothing was run.
+    # The job shell reported that the start was killed, so no script ran.
     lost = status == str(EXIT_HOST_FAULT) and proof.starter_pid(paths, job_id) > 0
     try:
         _stop_start(paths, job_id)
@@ -79,7 +78,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
 def _stop_start(paths: Paths, job_id: str) -> None:
     starter = proof.starter_pid(paths, job_id)
     with contextlib.suppress(OSError), safefs.closing(os.pidfd_open(starter)) as handle:
-        if starter == job_lock_holder(paths, job_id):  # the pid is not reused
+        if starter == job_lock_holder(paths, job_id):  # so the pid was not reused
             signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
@@ -87,7 +86,7 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
     try:
         return find(paths, job_id)
     except JournalError:
-        return []  # the release says it
+        return []  # the release reports it
 
 
 def _after(
@@ -95,7 +94,7 @@ def _after(
 ) -> None:
     """Update accounting, kill leftovers and call plugins, each in a child with a time limit.
 
-    Failures are only reported. ``lost``: requeue the job, because its start was killed.
+    ``lost``: requeue the job, because its start was killed.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
@@ -139,7 +138,7 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
                     if lines := console.tail(log, console.PANIC):
                         yield console.heading(record.args["name"])
                         yield from (f"| {line}" for line in lines)
-    except VtorqueError as error:  # libvirtd is down: the release says so too
+    except VtorqueError as error:  # libvirtd is down: the release reports it too
         sys.stderr.write(f"vtorque: {error}\n")
 
 

@@ -1,7 +1,6 @@
-"""Kill processes that a job's owner leaves on a node after a whole-node job.
+"""Kill processes that a job's owner leaves on a node after a whole-node job. As root.
 
-As root in the epilogue, with ``[batch] kill_leftovers``. uid and ``whole_node`` come from the
-journal, which users cannot write.
+The uid is from the journal, which users cannot write.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from vtorque_core.base.names import Paths, boot_id
 from vtorque_core.records.reading import JobHeader, JournalError, walk
 
 LEAST_UID = 1000
-"""Below are the system's own users (Debian Policy, 9.2.2)."""
+"""Lowest uid of ordinary users (Debian Policy, 9.2.2)."""
 SESSIONS = Path("/run/systemd/users")
-_SECONDS = 5.0  # a user who forks faster than we kill keeps some
+_SECONDS = 5.0  # limit against a user who forks faster than this kills
 
 
 def kill(paths: Paths, job: JobHeader) -> str:
-    """Kill the owner's processes on this node, and return a line about it or an empty string.
+    """Kill the owner's processes, and return a line about it or an empty string.
 
-    Spares them if the job did not have the whole node, another job of the owner has resources on
-    it, the owner is logged in, or the node was rebooted.
+    Spares them if the job did not have the whole node, the owner has another job on it or is logged
+    in, or the node was rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""

@@ -1,4 +1,4 @@
-"""Reaper: release the resources of jobs that no longer exist, according to the journals."""
+"""Reaper: release the journaled resources of jobs that no longer exist. As root."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
-_LOCK = 3.0  # seconds for who changes a job that is gone: who saves it begins again at once
+_LOCK = 3.0  # seconds to wait for a process that still changes the ended job, such as a checkpoint
 
 Action = Literal["released", "partial", "would release", "alive", "unknown", "busy", "unreadable"]
 
@@ -53,9 +53,9 @@ class ReapResult:
     """Result for one journal, in a form for ``--json``.
 
     Attributes:
-        action: ``partial``: some records stay open, see ``report``; ``unknown``: the batch system
-            does not know if the job exists; ``busy``: the job's prologue or epilogue runs.
-        open: numbers of the records that were open before.
+        action: ``partial``: some records stay open; ``unknown``: the batch system does not know if
+            the job exists; ``busy``: the job's prologue or epilogue runs.
+        open: records that were open before.
     """
 
     job: str
@@ -68,7 +68,6 @@ class ReapResult:
 
     @property
     def ok(self) -> bool:
-        """True if the admin need not act."""
         return self.action not in ("partial", "unreadable")
 
 
@@ -85,11 +84,7 @@ def release_job(
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[TeardownReport]:
-    """Tear down all attempts of a job on this node, and remove its proof.
-
-    For the epilogue, as root. Raises JournalError, or Busy if the prologue does not end within
-    ``deadline`` seconds.
-    """
+    """Tear down all attempts of a job on this node, and remove its proof."""
     reports = []
     with job_lock(paths, job_id, deadline):
         name = paths.job_lock(job_id).name
@@ -116,12 +111,11 @@ def reap(
     only: str | None = None,
     abandon: Collection[str] = (),
 ) -> list[ReapResult]:
-    """Tear down the journals of jobs that no longer exist. As root.
+    """Tear down the journals of jobs that no longer exist.
 
-    ``alive`` returns the state of the jobs of the site's batch system; jobs of other batch systems,
-    and jobs that it omits, are unknown. ``only`` is a job id. ``abandon`` names records of ended
-    jobs to treat as released: ``"42.srv:7"`` or ``"42.srv.0:7"``. Raises UsageError if ``abandon``
-    does not name exactly one open record.
+    ``alive`` returns the state of jobs of the site's batch system; all other jobs count as unknown.
+    ``only`` is a job id. ``abandon`` has records to mark as released, such as ``"42.srv:7"`` or
+    ``"42.srv.0:7"``.
     """
     paths = site.paths
     results: list[ReapResult] = []
@@ -133,7 +127,7 @@ def reap(
         else:
             results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
 
-    # First the journals, then the question: a job that starts in between is not in the list.
+    # Read the journals before calling alive(), to not reap a job that starts in between.
     for state in walk(paths, troubled=troubled):
         states.append(state)
     taken = taken_spares(states)
@@ -170,9 +164,9 @@ def reap_until_clean(
     job_id: str,
     alive: Callable[[Sequence[str]], Mapping[str, Life]],
 ) -> None:
-    """Reap in a separate process until the job holds nothing, for at most a day. As root.
+    """Reap in a separate process until the job holds nothing, for at most a day.
 
-    For an epilogue that could not release everything. One process per node handles all such jobs.
+    One process per node does this for all jobs.
     """
 
     def go_on(begun: Callable[[], None]) -> int:
@@ -273,14 +267,13 @@ def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[
     return found
 
 
-AFTER = 30.0  # seconds for each thing that is done after the release
+AFTER = 30.0  # timeout in seconds of each step after the release
 
 
 def tell_ended(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]) -> list[str]:
-    """Call ``vtorque_ended`` for each completely released attempt, and return errors. As root.
+    """Call ``vtorque_ended`` for each completely released attempt, and return errors.
 
-    Each plugin runs in a child. Uses the site's current plugins, without those disabled for the
-    job.
+    Each plugin runs in a child.
     """
     faults = []
     for report in reports:

@@ -1,4 +1,4 @@
-"""Release the resources in a journal in reverse order, for epilogue and reaper.
+"""Release the resources in a journal in reverse order. As root, in epilogue and reaper.
 
 Needs only the journal: no plan, site config or batch system.
 
@@ -6,7 +6,7 @@ Needs only the journal: no plan, site config or batch system.
 2. Records are released in reverse order, in parallel for several guests. A record waits for later
    records of its guest and of the whole job. Plugin code and blocking releases run in a child with
    a time limit.
-3. A failed release leaves its record open, and the records that it needs.
+3. A failed release leaves open its record and the records that it needs.
 4. When no record is open, the journal is deleted.
 """
 
@@ -55,7 +55,7 @@ from vtorque_core.site.plugins import Plugins
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
-ENDS = "spare ends"  # a phase: no job may take the spare guest any more
+ENDS = "spare ends"  # journal phase: no job may claim the warm guest any more
 _MOST = 16  # children at the same time
 _LOOK_AGAIN = 0.1  # seconds
 _THREADS_END = 1.0  # seconds until a thread counts as one that hangs in a call to libvirtd
@@ -95,11 +95,9 @@ class TeardownReport:
 
     @property
     def clean(self) -> bool:
-        """True if the job holds nothing on this node."""
         return not (self.held or self.failed or self.orphaned)
 
     def lines(self) -> list[str]:
-        """Return lines for the admin; empty on success."""
         lines = [f"{self.job}: {note}" for note in self.notes]
         for word, outcomes in (("failed", self.failed), ("orphaned", self.orphaned)):
             lines += [f"{self.job}:{o.seq} {o.kind} {word}: {o.message}" for o in outcomes]
@@ -119,15 +117,12 @@ def teardown(
     abandon: Collection[int] = (),
     keep: str = "",
 ) -> TeardownReport:
-    """Release all resources in the journal, and then delete the journal. As root.
+    """Release all resources in the journal, and then delete the journal.
 
-    Acquires the job's lock unless this process holds it. Forks, so no other thread may run. Times
-    are in seconds, for one record and for everything. Raises Busy if another process holds the
-    lock, JournalError if the journal is corrupt.
-
-    ``plugins`` are those that the journal names, loaded with ``node=True``, even if disabled.
-    Records in ``abandon`` are marked as released without releasing them. The file ``keep`` is kept,
-    and then also the journal.
+    Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
+    ``plugins`` are those that the journal names, even if disabled. ``release_timeout`` is for one
+    record, ``deadline`` for all. Records in ``abandon`` are only marked as released. With ``keep``,
+    that file and the journal are kept.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
@@ -152,7 +147,7 @@ def teardown(
                 timeline.say(read(journal_path), time.time())
                 journal.delete()
                 report.ended = None if state.header.spare else state.header
-        if report.clean and state.header.spare:  # nobody's, so nobody will look at it
+        if report.clean and state.header.spare:  # no user's, so nobody will read it
             kept_records.remove(kept_records.place(paths, state.header.job))
         return report
 
@@ -166,10 +161,10 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 
 
 def retired(paths: Paths, key: str) -> bool:
-    """Mark a warm guest as not claimable. Return False if a job has it.
+    """Make a warm guest unclaimable and return True, or return False if a job has claimed it.
 
-    Hold the lock of the guest's journal. Raises Busy, HostFault, and JournalError even for another
-    unreadable journal, because its job may have the guest.
+    The caller holds the lock of the guest's journal. Raises JournalError for any unreadable
+    journal, because its job may have the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
@@ -201,7 +196,7 @@ class _Teardown:
                 self.report.notes.append(f"plugin {each.plugin}: {each.error}")
             else:
                 self.kinds[each.item.kind] = each.item
-        self.kinds.update(CORE_KINDS)  # the core's own are never replaced
+        self.kinds.update(CORE_KINDS)  # plugins cannot replace the core's
 
     def left(self) -> float:
         return min(self.release_timeout, max(0.0, self.end - time.monotonic()))
@@ -278,7 +273,7 @@ class _Teardown:
             together = None in (record.guest, other.guest) or record.guest == other.guest
             if LEASE in (record.kind, other.kind) and record.kind != other.kind:
                 if record.kind == LEASE and together:
-                    return False  # also one that was got while the guest ran
+                    return False  # also leases acquired while the guest ran
                 continue
             if other.seq > record.seq and (together or record.seq in other.needs):
                 return False
@@ -375,8 +370,7 @@ def _outcome(record: Record, message: str = "") -> Outcome:
 def _drop_connections() -> None:
     """Close libvirt connections before a fork, and wait for the threads that used them.
 
-    A finished Python thread may still hold a lock of a C library, which would stay locked in the
-    child.
+    A finished Python thread may still hold a lock of a C library, which stays locked in the child.
     """
     hypervisor.close()
     end = time.monotonic() + _THREADS_END
@@ -389,7 +383,7 @@ def _age(record: Record) -> float:
 
 
 def _until_settled(release: Callable[[], None], seconds: float) -> None:
-    """Release repeatedly until requests of a killed creator to other processes have ended."""
+    """Release repeatedly, because a killed creator's request to libvirtd may take effect later."""
     end = time.monotonic() + seconds
     release()
     while time.monotonic() < end:
@@ -402,13 +396,12 @@ def _error_of(release: Callable[[], None]) -> str:
         release()
     except HostFault as error:
         return str(error) or "HostFault"
-    except Exception as error:  # a defect in one kind must not keep the others
+    except Exception as error:  # a bug in one kind must not block the others
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def guest_usage(name: str, uuid: str) -> Usage | None:
-    """Return the resource usage of a guest from /proc; None if its QEMU has ended."""
     process = process_of(name, uuid)
     if process is None:
         return None

@@ -1,4 +1,4 @@
-"""Run plugins' commands beside the job script and after it: ``vtorque_{beside,after}_script``.
+"""Run plugins' commands during and after the job script: ``vtorque_{beside,after}_script``.
 
 In the job shell, as the job's owner. The commands do not change the job's exit status.
 """
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     from vtorque_core.api.strategies import BatchSystem
 
 BESIDE, AFTER = 0.2, 1.0
-"""Seconds, once the script has ended, for all commands beside it, and for all that then begin."""
+"""Timeouts in seconds after the script: of commands that ran beside it, and of later ones."""
 
 _GONE = 0.1  # seconds until a killed command is gone, unless its disk or terminal hangs
-_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # the user's may want colours, or less
+_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # a user's may enable colors or a pager
 
 
 def beside(
     proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins
 ) -> contextlib.AbstractContextManager[None]:
-    """Run the commands of all plugins in this context."""
     given = {"job": proof.job, "batch": batch, "site": site}
     return running(_commands("vtorque_beside_script", proof, plugins, **given))
 
 
 def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
-    """Run the commands of all plugins after the script, and ignore signals from now on.
+    """Run all plugins' commands after the script, and block signals from now on.
 
     Otherwise the end of the walltime could change the exit status.
     """
@@ -51,8 +50,7 @@ def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
 
 @contextlib.contextmanager
 def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Run the commands in this context. Never raises."""
-    # Guests run by now, and code in them writes where the user's LD_LIBRARY_PATH leads.
+    # Guests already run, and can write to directories in the user's LD_LIBRARY_PATH.
     kept = {name: v for name, v in os.environ.items() if name.startswith(("PBS_", "SLURM_"))}
     children = []
     for argv in commands:
@@ -69,7 +67,6 @@ def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
 
 
 def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = AFTER) -> None:
-    """Run commands one after the other with ``output`` as stdout. Never raises."""
     until = time.monotonic() + seconds
     for argv in commands:
         if time.monotonic() < until:

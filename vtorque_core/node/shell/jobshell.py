@@ -65,17 +65,13 @@ HOST_ONLY = frozenset(
         "_",
     }
 )
-# Variables that hold a path of the user's and follow the home where the guest has it elsewhere.
+# Variables with paths in which the host's home is replaced by the guest's.
 _PATHS = ("PBS_O_WORKDIR", "PBS_O_INITDIR", "PBS_O_HOME", "PWD")
-# Not DATA, which pbs_mom makes of -l mem, also of vsub's own: a guest has its RAM for that.
+# Not DATA: pbs_mom sets it from -l mem, also from vsub's. A guest is limited by its RAM.
 _LIMITS = ("CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
 def import_drivers(plugins: Plugins) -> None:
-    """Import guest types' drivers while guests start.
-
-    Never raises: a failed import is repeated later.
-    """
     with contextlib.suppress(Exception):
         for guest_type in plugins.guest_types().values():
             guest_type.driver()
@@ -110,10 +106,9 @@ def run_job(
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
 ) -> int:
-    """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``. As the user.
+    """Run the job in its guest; return its exit status, or an ``errors.EXIT_*``.
 
-    Reports errors of user, root and guest without raising. ``owner_uid`` is the required owner of
-    the proof.
+    Prints errors instead of raising them. ``owner_uid`` must own the proof.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, functools.partial(_say, streams))
@@ -122,7 +117,7 @@ def run_job(
     waiting = [calls.beside]
 
     def seen(found: Proof) -> None:
-        if job.script is not None:  # an interactive job has its terminal to itself
+        if job.script is not None:  # nothing is printed into the terminal of an interactive job
             shown.start(found)
         if waiting and found.state in ("starting", "ready"):
             around.enter_context(waiting.pop()(found))
@@ -148,7 +143,7 @@ def run_job(
     except UsageError as error:
         _say(streams, str(error))
         code = errors.EXIT_USAGE
-    except KeyboardInterrupt:  # before the driver has its own handlers
+    except KeyboardInterrupt:  # before the driver installs its handlers
         code = errors.EXIT_SIGNAL + signal.SIGINT
     finally:
         around.close()
@@ -199,7 +194,7 @@ def _await_proof(
         if found.state == "host_fault":
             detail = [printable(line) for line in found.detail]
             raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
-        if ended:  # and this proof was read after that
+        if ended:  # the starter had ended before this proof was read
             why = "root's prologue ended while it was starting the guests (was it killed?)"
             raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
         if found.state == "requeued" and not locked:
@@ -226,7 +221,7 @@ def _await_sisters(
     environ: Mapping[str, str],
     streams: Streams,
 ) -> None:
-    """Wait until all nodes have ready guests, or fail the whole job.
+    """Wait until the guests of all nodes are ready, or fail the whole job.
 
     Uses the batch system to run a command on each node, which checks that node's proof.
     """
@@ -257,7 +252,7 @@ def _await_sisters(
 
 
 def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
-    """Wait for this node's proof; return 0, or print why it is missing. As the user.
+    """Wait for this node's proof; return 0, or print why it is missing.
 
     The job shell on the first node runs this on each node.
     """
@@ -401,17 +396,14 @@ def _say(streams: Streams, message: str) -> None:
         while data:
             data = data[os.write(streams.stderr, data) :]
     except OSError:
-        return  # a full disk or a closed terminal: the exit code still tells
+        return  # a full disk or a closed terminal: the exit status still reports it
 
 
-_LAST_LINES = 2.0  # seconds for the last lines; an error output that nobody reads takes no more
+_LAST_LINES = 2.0  # seconds to print the last lines; a stderr that nobody reads would block
 
 
 class ShownLog:
-    """Thread that prints the job's log, with ``-vm show_log=true``. As the user.
-
-    ``say`` prints a message or drops it.
-    """
+    """Thread that prints the job's log, with ``-vm show_log=true``."""
 
     def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:
         self._paths = paths
@@ -420,7 +412,6 @@ class ShownLog:
         self._thread: threading.Thread | None = None
 
     def start(self, proof: Proof) -> None:
-        """Start at the first call, if the job requests it."""
         if not proof.show_log or self._thread is not None:
             return
         place = kept_records.place(self._paths, proof.job)
@@ -434,7 +425,6 @@ class ShownLog:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """Print the rest and stop."""
         if self._thread is not None:
             self._over.set()
             self._thread.join(_LAST_LINES)

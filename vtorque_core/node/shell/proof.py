@@ -1,8 +1,7 @@
 """Proof file, in which root tells the job shell that the guests are ready, or why not.
 
-Root writes it below ``<run>/proof``. The job shell reads it as the job's owner, and runs no script
-without it. It is a JSON object (RFC 8259) with the fields of :class:`Proof`. The user's own scripts
-are separate files, whose checksums are in the proof.
+Root writes it below ``<run>/proof``: a JSON object (RFC 8259) with the fields of :class:`Proof`.
+The user's prologue and epilogue are separate files, whose checksums are in the proof.
 """
 
 from __future__ import annotations
@@ -47,17 +46,13 @@ class Proof:
         deadline: the end of ``starting`` in seconds of CLOCK_MONOTONIC (clock_gettime(2)).
         starter: pid of the process that starts the guests; 0: unknown.
         namespace: its pid namespace, the inode of ``/proc/self/ns/pid`` (namespaces(7)).
-        nodes: the batch system's names of the job's nodes with guests, by rank.
+        nodes: names of the job's nodes with guests, by rank.
         guest_type, plugin: of the driver that runs the script.
         off: plugins that are disabled for this job.
         grace: seconds between TERM and KILL.
-        shell: the user's own ``-S``.
-        files: SHA-256 in hex of the job's :data:`USER_FILES`.
-        keep: keep the guests after the script, until the user deletes the job.
-        show_log: print the job's log.
-        environ: variables to add to the script's environment.
+        shell: the user's ``-S``.
+        files: SHA-256 of the job's :data:`USER_FILES`.
         unless: for a name in ``environ``, the user's variables that replace it.
-        guests: the guests of this node.
     """
 
     job: JobAttempt
@@ -81,7 +76,6 @@ class Proof:
     detail: tuple[str, ...] = ()
 
     def environ_beside(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables to add to the script's environment ``given``."""
         return {
             name: value
             for name, value in self.environ.items()
@@ -89,7 +83,6 @@ class Proof:
         }
 
     def starter_has_ended(self) -> bool:
-        """Return True if the starting process is known to have ended. As any user."""
         if self.starter == 0 or self.namespace != pid_namespace():
             return False
         try:
@@ -106,7 +99,6 @@ class Proof:
 
     @classmethod
     def decode(cls, data: bytes) -> Proof:
-        """Parse a proof. Raises ValueError."""
         try:
             document = json.loads(data)
             if document.pop("schema") != SCHEMA:
@@ -126,16 +118,14 @@ class Proof:
 
 
 def pid_namespace() -> int:
-    """Return the inode of this process's pid namespace."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
-    """Replace the job's proof atomically. As root, on the node.
+    """Replace the job's proof atomically. As root.
 
-    The file (0640) is readable by the group ``gid``, the owner's primary group, because it may
-    contain plugins' variables and the end of a console. Only root can write or list the directory
-    (0711). Raises OSError and HostFault.
+    Only root and the owner's primary group ``gid`` can read it: it may contain plugins' variables
+    and the end of a console. Only root can write or list the directory (0711).
     """
     target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o711, exist_ok=True)
@@ -143,7 +133,6 @@ def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
 
 
 def remove(paths: Paths, job_id: str) -> None:
-    """Remove the job's proof if it exists. As root."""
     path = str(paths.proof(job_id))
     for each in (path, safefs.beside(path)):
         safefs.remove_file(each)
@@ -152,8 +141,8 @@ def remove(paths: Paths, job_id: str) -> None:
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
     """Return the proof of the caller's job, or None. As the job's owner.
 
-    ``owner_uid`` is the required owner of the file, which differs only in tests. Raises HostFault
-    if the file or a directory is not trusted, or the proof is invalid or of another job or user.
+    Raises HostFault if the proof is invalid or of another job or user, or if ``owner_uid`` (0
+    except in tests) does not own the file and its directories.
     """
     target = paths.proof(job_id)
     try:
@@ -186,7 +175,6 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
 
 
 def is_current(paths: Paths, proof: Proof) -> bool:
-    """Return True if the proof file still has this content. As root."""
     try:
         return paths.proof(proof.job.id).read_bytes() == proof.encode()
     except FileNotFoundError:
@@ -194,10 +182,7 @@ def is_current(paths: Paths, proof: Proof) -> bool:
 
 
 def starter_pid(paths: Paths, job_id: str) -> int:
-    """Return the pid of the process that starts the job's guests, or 0. As root.
-
-    The pid may have been reused.
-    """
+    """Return the pid of the process that starts the job's guests, or 0. It may have been reused."""
     try:
         proof = Proof.decode(paths.proof(job_id).read_bytes())
     except (OSError, ValueError):
@@ -207,9 +192,9 @@ def starter_pid(paths: Paths, job_id: str) -> int:
 
 
 def lock(paths: Paths, job_id: str) -> bool:
-    """Lock the job's proof until this process ends; return True on success. As the job's owner.
+    """Lock the job's proof until this process ends; return True on success.
 
-    Uses flock(2). A lock of fcntl(2) would end when this process closes the file after a read.
+    A lock of fcntl(2) would end when this process closes the file after a read.
     """
     try:
         descriptor = os.open(paths.proof(job_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -224,7 +209,7 @@ def lock(paths: Paths, job_id: str) -> bool:
 def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
     """Return True when a job shell has locked this proof, False on timeout or if it is replaced.
 
-    The job's owner controls the lock, so treat the result as untrusted input. As root.
+    The job's owner controls the lock, so treat the result as untrusted input.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end and is_current(paths, proof):
@@ -236,15 +221,11 @@ def await_lock(paths: Paths, proof: Proof, seconds: float) -> bool:
 
 
 def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:
-    """Return the path of one of :data:`USER_FILES`, readable by the owner only."""
     return paths.job_run(job.key) / name
 
 
 def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
-    """Return one of :data:`USER_FILES`, or None. As the job's owner.
-
-    Raises HostFault if the file does not match its checksum.
-    """
+    """Return one of :data:`USER_FILES`, or None. Raises HostFault if its checksum is wrong."""
     if name not in proof.files:
         return None
     path = user_file_path(paths, proof.job, name)
@@ -260,7 +241,6 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
 
 
 def digest(content: bytes) -> str:
-    """Return the checksum in the proof of a user's file."""
     import hashlib  # noqa: PLC0415 - few jobs have such files
 
     return hashlib.sha256(content).hexdigest()

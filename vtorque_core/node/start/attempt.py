@@ -1,4 +1,4 @@
-"""State of one start of a job on this node: job, deadline, phase, journal."""
+"""State of one start of a job on this node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Start:
-    """One start of a job on this node; ``job`` of action hooks (api.node_job.NodeJob)."""
+    """One start of a job on this node.
+
+    Action hooks receive it as :class:`vtorque_core.api.node_job.NodeJob`.
+    """
 
     job: JobAttempt
     user: JobUser
@@ -39,11 +42,9 @@ class Start:
 
     @property
     def id(self) -> str:
-        """As in api.node_job.NodeJob."""
         return self.job.id
 
     def warn(self, text: str) -> None:
-        """As in api.node_job.NodeJob."""
         if text not in self.warnings:
             self.warnings.append(text)
             _log.warning("%s", text)
@@ -53,7 +54,6 @@ class Start:
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
-        """As in api.node_job.NodeJob."""
         if time.monotonic() > self.deadline:
             raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
         if resource.needs_root and self.site.owner:
@@ -69,7 +69,6 @@ class Start:
         return seq
 
     def enter(self, phase: str) -> None:
-        """Begin a phase: for the timeline, and for the message of a failure."""
         self.phase = phase
         self.journal.phase(phase)
         log.enter(phase)

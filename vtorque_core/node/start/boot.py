@@ -1,6 +1,6 @@
-"""Boot the guests of a start, at once or when the script orders it.
+"""Boot a job's guests, at once or when the job shell orders it.
 
-As root, in the prologue or the process that it leaves (:mod:`vtorque_core.resources.starter`).
+Runs as root, in the prologue or in the process of :mod:`vtorque_core.resources.starter`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ from vtorque_core.site.config import Site
 
 T = TypeVar("T")
 ARRIVAL_TIME = 3700.0
-"""Seconds for a guest to arrive from another node: more than its sender allows."""
-_DESTROYED = 10.0  # seconds for the guest of a source that has failed
+"""Timeout in seconds of a migration to this node; longer than the source node's."""
+_DESTROYED = 10.0  # seconds to destroy the guest of a failed boot source
 _log = logging.getLogger(__name__)
 
 
 def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
-    """Start a process that boots the guests when the job shell sends its order."""
     first = start.guests[0]
 
     def boot(order: bytes) -> list[BootedGuest]:
@@ -92,7 +91,7 @@ def _told(each: Prepared, order: bytes, site: Site) -> Prepared:
 def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
-    Returns the descriptors of those guests' consoles that are the job's output (``Console``).
+    Returns a descriptor of each guest's :class:`Console`, or None if it has none.
     """
     start.enter("boot")
     site = start.site
@@ -113,7 +112,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
                 each = _fallen_back(each, error)
                 return each, boot_one(each)
         except BaseException:
-            failed.set()  # a guest that waits for the others of the job waits no longer
+            failed.set()  # ends the wait of guests that wait for the job's other guests
             raise
 
     def ready(each: GuestBoot) -> None:
@@ -126,7 +125,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
                     raise
                 each = _fallen_back(each, error)
                 boot_one(each)
-                if stopped.is_set():  # stop() came before there was the new domain
+                if stopped.is_set():  # stop() ran before the new domain existed
                     _end(start, each)
                     raise
         return await_ready(each)
@@ -146,9 +145,9 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
 
 class GuestBoot:
-    """Start of one guest by its source (:class:`vtorque_core.api.guest_plan.Boot`).
+    """Boot of one guest; a :class:`vtorque_core.api.guest_plan.Boot` for its boot source.
 
-    ``ports`` is the number of devices that can be plugged in later.
+    ``ports`` is the number of slots for hotplugged devices.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class GuestBoot:
 
     @property
     def deadline(self) -> float:
-        """Deadline of the current step: the start's, or the earlier ``until``."""
         return min(self.start.deadline, self.until)
 
     @property
@@ -184,24 +182,23 @@ class GuestBoot:
         return render(spec, self.each.merged, **files, overrides=own)
 
     def left(self, least: float = 0.0) -> float:
-        """Return the remaining seconds. Raises HostFault unless more than ``least``."""
         left = self.deadline - time.monotonic()
         if left <= least:
             raise HostFault("no time left", stage=self.start.phase)
         return left
 
     def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
-        """Kill the user's stopped daemons while QEMU waits for them."""
+        """Kill the user's stopped daemons in this context, because QEMU would wait for them."""
         return stopped_daemons.ended(self._locks, seconds)
 
     def worker(self) -> AbstractContextManager[None]:
         return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
 
     def create(self) -> None:
-        """Boot the domain, paused if root must first connect to its console."""
+        """Create the domain; paused if root must connect to its console first."""
         xml = self.rendered
         self.left()
-        # A call that is given up early could create the domain after the teardown has looked.
+        # No timeout: an abandoned call could create the domain after the teardown looked for it.
         with self.watched():
             hypervisor.create_domain(self.uri, xml, paused=self.console is not None)
 
@@ -210,7 +207,7 @@ class GuestBoot:
 
     def restore(self, memory: Path, state_dir: Path, run_dir: Path) -> None:
         xml = self.moved(hypervisor.saved_xml(self.uri, str(memory)), state_dir, run_dir)
-        # QEMU reads all of the memory between its first and its last word to the daemons.
+        # QEMU reads all memory between its first and its last message to the daemons.
         with self.watched(seconds := self.left(Domain.settle)):
             hypervisor.restore_domain(self.uri, str(memory), xml, seconds)
 
@@ -227,48 +224,41 @@ class GuestBoot:
             hypervisor.take_domain(self.uri, guest.uuid, taken)
 
     def resume(self) -> None:
-        """Resume the restored domain. QEMU first contacts the user's daemons, as in a boot."""
+        """Resume the restored domain. QEMU contacts the user's daemons first, as in a boot."""
         with self.worker(), self.watched():
             hypervisor.resume_domain(self.uri, self.guest.uuid)
 
     def await_ready(self) -> None:
-        """Wait until the guest reports READY."""
         self.each.driver.await_ready(self.guest, self.deadline, self.reached)
 
     def reached(self, stage: str) -> None:
-        """Log that the guest has reached a stage of its start, and add it to the timeline."""
         self.start.journal.phase(stage, guest=self.guest.index)
         _log.info("%s after %.1f s", stage, time.monotonic() - self.begun)
 
     def set_clock(self) -> None:
-        """Set the guest's clock, if its driver can."""
         if isinstance(self.each.driver, ClockDriver):
             self.each.driver.set_clock(self.guest.run_dir, self.deadline)
 
 
 def boot_one(boot: GuestBoot) -> int | None:
-    """Start a guest from its source. Returns the same as :func:`boot_all`.
-
-    Raises HostFault, Refused.
-    """
     guest, source, start = boot.guest, boot.source, boot.start
     domain = Domain(guest.name, guest.uuid, boot.uri, start=partial(_do, boot, source.start))
     if source.remote:
         start.enter(ARRIVES)
-    # The libvirtd of the node that sends a guest needs the workers: none is held meanwhile.
+    # During a migration, the source node's libvirtd needs this node's workers: hold none.
     with boot.watched(ARRIVAL_TIME) if source.remote else boot.worker():
         try:
             start.acquire(domain, guest=guest)
         except BaseException:
             if not source.fallback:
                 boot.failed.set()
-            # Free the worker for guests that others count on; the teardown reports what fails. A
-            # remote guest may have arrived: the sender settles who has it.
+            # Free the worker for other guests; the teardown reports failures. A remote guest may
+            # have arrived: the source node settles which node owns it.
             with contextlib.suppress(HostFault):
                 if not source.remote:
                     domain.release()
             raise
-    if source.remote:  # it may have taken longer than any start
+    if source.remote:  # a migration may take longer than a start
         start.deadline = time.monotonic() + start.site.node.start_timeout
     for tap in boot.taps.values():
         netfilter.filter_reserved_macs(tap)
@@ -293,7 +283,6 @@ def _hand_over_channels(boot: GuestBoot) -> None:
 
 
 def await_ready(boot: GuestBoot) -> None:
-    """Wait until the guest is ready. Raises HostFault with the end of its console."""
     boot.begun = time.monotonic()
     try:
         _do(boot, boot.source.ready)
@@ -316,7 +305,7 @@ def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
 def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     start, source = boot.start, boot.source
     _log.warning("boot source %s: %s: the guest is booted anew", source.name, error)
-    boot.until = 0.0  # should the source still be at work, it can do nothing more
+    boot.until = 0.0  # if the source's step still runs, its next deadline check fails
     hypervisor.destroy_domain(boot.uri, boot.guest.uuid, _DESTROYED)
     for record in read(start.journal.path).open:
         if record.kind == DOMAIN and record.guest == boot.guest.index:
@@ -324,7 +313,7 @@ def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     cold = replace(boot.each, plan=replace(boot.guest, source=ColdBoot()))
     (cold.plan.state_dir / "console.log").unlink(missing_ok=True)
     resources = [*root_disks(cold, start.site), *daemons(cold)]
-    for resource in reversed(resources):  # the disk before the tmpfs that it lies in
+    for resource in reversed(resources):  # the disk before the tmpfs that contains it
         resource.release()
     for resource in resources:
         start.acquire(resource, guest=cold.plan)
@@ -332,19 +321,17 @@ def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
 
 
 def with_last_words(each: Prepared, error: HostFault) -> HostFault:
-    """Return the error with the last lines of the guest's console, if it still exists."""
     lines = console.tail(each.plan.state_dir / "console.log")
     said = (console.heading(each.plan.hostname), *(f"| {line}" for line in lines))
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
 def _end(start: Start, boot: GuestBoot) -> None:
-    with contextlib.suppress(HostFault):  # the teardown will say it
+    with contextlib.suppress(HostFault):  # the teardown reports it
         hypervisor.destroy_domain(start.site.node.libvirt_uri, boot.guest.uuid, 5.0)
 
 
 def connect_console(path: str) -> int:
-    """Return a descriptor connected to a guest's console. Raises HostFault if QEMU has ended."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)

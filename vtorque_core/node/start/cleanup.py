@@ -1,6 +1,6 @@
 """Release resources of killed and failed starts, and of jobs that ended without an epilogue.
 
-As root in the prologue, under the job's lock.
+Runs as root in the prologue, which holds the job's lock.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 def earlier_attempts(job: BatchJob, site: Site, plugins: Plugins) -> None:
-    """Release the resources of a killed prologue of this job. Raises as :func:`release_job`."""
     _tell(site, plugins, release_job(site.paths, job.id))
 
 
 def ended_jobs(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter) -> None:
-    """Release the resources of jobs that ended without an epilogue on this node."""
     results = reap(site, lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE})
     _tell(site, plugins, [result.report for result in results])
 
@@ -43,9 +41,9 @@ def _tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None]
 
 
 def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
-    """Release the resources of the failed start, but keep the proof with the reason.
+    """Release a failed start's resources, and write the reason into the proof.
 
-    The proof always exists: without it, a job shell would report a skipped prologue (120).
+    Without a proof, the job shell would report a skipped prologue (exit status 120).
     """
     path = site.paths.journal / f"{told.job.key}.jsonl"
     try:
@@ -58,7 +56,7 @@ def failed_start(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, tol
         _, its = for_job(site, plugins, facts_of_job(job, user))
         with Journal.start(site.paths, header(job, user, site, its)) as journal:
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
-    except VtorqueError:  # a full disk, mostly: tell the user all the same. The epilogue
-        # takes the proof away, journalled or not.
+    except VtorqueError:  # mostly a full disk: report to the user anyway. The epilogue
+        # removes the proof even if it is not journaled.
         log.defect(job.id)
         proof.write(site.paths, told, gid=user.gid)

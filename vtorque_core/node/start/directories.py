@@ -14,7 +14,6 @@ from vtorque_core.site.config import Site
 
 
 def wanted(site: Site) -> list[tuple[Path, int]]:
-    """Return vTorque's directories and their modes. The site's owner owns all."""
     paths = site.paths
     modes = [
         (paths.state, 0o755),
@@ -30,10 +29,9 @@ def wanted(site: Site) -> list[tuple[Path, int]]:
 
 
 def after_a_reboot(site: Site) -> None:
-    """Create the directories that a reboot removes (``/run`` is in memory). For every root hook.
+    """Create directories that a reboot removed from ``/run``. Every root hook calls this.
 
-    Does not repair directories on disk that others can write, because their contents may have been
-    changed.
+    Does not repair directories on disk that others could write: their contents may be forged.
     """
     for directory, mode in wanted(site):
         in_memory = directory.is_relative_to(site.paths.run)
@@ -46,7 +44,6 @@ def after_a_reboot(site: Site) -> None:
 
 
 def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
-    """Return True if the directory exists with this owner and mode."""
     try:
         status = directory.lstat()
     except FileNotFoundError:
@@ -55,7 +52,6 @@ def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
 
 
 def make(directory: Path, mode: int, owner: int = 0) -> None:
-    """Create the directory or correct its mode. Raises HostFault if the path is something else."""
     make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")

@@ -34,16 +34,16 @@ def domain_spec(
 
 
 def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
-    """Return the resources of a guest's own disk; none for a warm guest.
+    """Return the resources of a guest's root disk; none for a warm guest.
 
-    If the boot source brings the disk, only its tmpfs.
+    If the boot source provides the disk, returns only the tmpfs of a RAM disk.
     """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
     if image.disk is None or each.plan.source.adopts:
         return
     if ram is not None:
-        # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
+        # A separate tmpfs limits the guest's writes to its claim, so they cannot fill /run.
         limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
         yield Mount("tmpfs", str(ram), "tmpfs", limits)
@@ -57,7 +57,6 @@ def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
 
 
 def daemons(each: Prepared) -> Iterable[Resource]:
-    """Return the daemons that serve shares and the user's disk to a guest."""
     user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
     shares = each.merged.lists(Filesystem)
     most = file_limit(each.plan.ram_mib // max(1, len(shares)))
@@ -74,9 +73,9 @@ def daemons(each: Prepared) -> Iterable[Resource]:
 
 
 def acquire_all(start: Start, prepared: Sequence[Prepared], *, guard: bool = True) -> None:
-    """Acquire the directories, images and resources of all guests, and journal each one.
+    """Acquire and journal the directories, images and resources of all guests.
 
-    ``guard``: keep guests from the node's services, on each of the site's networks.
+    ``guard``: load packet filters that keep guests from the node's services.
     """
     paths, key = start.site.paths, start.job.key
     for top in (paths.job_state(key), paths.job_run(key)):

@@ -1,13 +1,12 @@
 """Root prologue: start a job's guests, and write the proof for the job shell.
 
-Runs as root on the node, once per job attempt and node, under the job's lock. If the start fails,
-its resources are released, the adapter reports the outcome to the batch system, and the proof has
-the reason.
+Runs as root with the job's lock, once per job attempt and node. A failed start is released and
+reported to the batch system, with the reason in the proof.
 
-If the hook returns before the guests are ready (:class:`Detach`), a failed start is requeued in
-this order: release all resources, write the proof ``requeued``, release the job's lock, wait until
-the job shell runs, ask the server. If the server refuses, the proof becomes ``host_fault``, and the
-job shell ends the job.
+With :class:`Detach`, the hook may return before the guests are ready. A start that fails later
+requeues the job in this order: release all resources, write the proof ``requeued``, release the
+job's lock, wait for the job shell, ask the server. If the server refuses, the proof becomes
+``host_fault``, and the job shell ends the job.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from vtorque_core.records.reading import ARRIVES, JournalError, find, journals, 
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 
-# What the proof calls a failed start: for the job shell one on the wrong node is a host fault.
+# Proof states of failed starts. The job shell treats a job on a wrong node as a host fault.
 _WORDS: Mapping[Outcome, State] = {
     Outcome.REFUSED: "refused",
     Outcome.HOST_FAULT: "host_fault",
     Outcome.NOT_HERE: "host_fault",
     Outcome.IN_USE: "host_fault",
 }
-_REQUEUE = 300.0  # seconds to wait for the job shell, which starts after users' own prologues
+_REQUEUE = 300.0  # seconds to wait for the job shell, which starts after the user's prologue
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +58,7 @@ def run(
 ) -> int:
     """Start the guests of the hook's job, and return the hook's exit status.
 
-    Never raises. A bug is reported as a host fault, with its traceback in the job's log and syslog.
+    Never raises. A bug counts as a host fault; its traceback is in the job's log and syslog.
     """
     with reader():
         job = adapter.job(argv, environ)
@@ -80,10 +79,10 @@ def run(
 
 
 class Hook:
-    """The hook that called this start.
+    """The batch system's hook that called this start.
 
-    ``let_return`` lets the hook return 0; None with Detach.NEVER, where this process is the hook.
-    ``pid`` is the hook's process, or 0 if its exit code is ignored.
+    ``let_return`` makes it return 0; None with Detach.NEVER, where this process is the hook.
+    ``pid`` is its process, or 0 if its exit status is ignored.
     """
 
     def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:
@@ -91,11 +90,11 @@ class Hook:
 
     @property
     def waits(self) -> bool:
-        """True if the hook's exit code can still report a failure, because the hook still runs."""
+        """True if the hook still runs and can report a failure by its exit status."""
         return self._own or self._pid == os.getppid()
 
     def let_return(self) -> None:
-        """Let the hook return 0 now. Does nothing with Detach.NEVER, or after the first call."""
+        """Let the hook return 0 now. Does nothing with Detach.NEVER or after the first call."""
         if self._let_return is not None:
             self._let_return()
             self._let_return, self._pid = None, 0
@@ -105,12 +104,12 @@ def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook
     failed: Proof | None = None
     try:
         with job_lock(site.paths, job.id), _logged(job, site):
-            if _has_come(job, site):  # a release would end it
+            if _has_come(job, site):  # a release would end that guest
                 where = "a guest of this job has come here from another node: it is left alone"
                 _log.warning(where)
                 return adapter.finish(job, Outcome.NOT_OURS, where, hook_waits=hook.waits)
             outcome, reason, failed = _attempt(job, site, plugins, adapter, hook)
-    except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
+    except Busy as error:  # the job's epilogue or another prologue runs
         outcome, reason = Outcome.NOT_HERE, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
@@ -126,8 +125,8 @@ def _requeue(
 ) -> int:
     """Requeue a job whose hook has returned, or let its job shell report the failure.
 
-    Asks the server only while the job shell runs. Torque and OpenPBS lose track of a job that is
-    requeued before it has processes. Torque's qrerun even requeues a job that has ended.
+    Waits for the job shell: Torque and OpenPBS lose track of a job that is requeued before it has
+    processes, and Torque's qrerun even requeues an ended job.
     """
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):
@@ -154,7 +153,7 @@ def _has_journal(job: BatchJob, site: Site) -> bool:
 def _logged(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
     try:
         uid = pwd.getpwnam(job.owner).pw_uid
-    except (KeyError, ValueError):  # the start will say it
+    except (KeyError, ValueError):  # the start reports it
         return contextlib.nullcontext()
     mine = JobAttempt(job.id, job.attempt, job.owner, uid, job.node)
     return log.opened(Log(site.paths, mine, parse(site.log.level)))

@@ -1,6 +1,6 @@
-"""Receive migrating guests on the destination node, for a plugin. As root.
+"""Receive migrating guests on the destination node. As root.
 
-``vtorque hook receive`` calls ``vtorque_receive`` of the plugin, which defines the protocol.
+``vtorque hook receive`` calls a plugin's ``vtorque_receive``, which implements the protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Receiving:
-    """This node as :class:`vtorque_core.api.node_job.ReceivingNode`."""
+    """Implements :class:`vtorque_core.api.node_job.ReceivingNode`."""
 
     adapter: NodeAdapter
     site: Site
@@ -61,7 +61,7 @@ class Receiving:
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
         sources: Sequence[BootSource], keeps: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Start the job's guests. A failed start is released unless the plugin ``keeps`` it."""
+        """Start the migrating guests. Releases a failed start unless ``keeps()`` returns True."""
         if not isinstance(self.adapter, MovingAdapter):
             system = self.site.batch.system
             raise Refused(f"{system} cannot hold a node for a guest of another node's job")
@@ -86,10 +86,6 @@ class Receiving:
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
-    """Let the plugin receive guests, and return the exit status.
-
-    ``requests`` and ``answers`` are the descriptors for both directions.
-    """
     try:
         with reader():
             receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]

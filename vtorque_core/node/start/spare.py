@@ -1,9 +1,8 @@
 """Claim a warm guest for a job, or end it to make room. As root.
 
-A warm guest has its own journal without a job (``JobHeader.spare``). It is paused, has free device
-slots, and has no user, share, address or secret. A plugin chooses it for a guest
-(``vtorque_rendered_sources``). Only one job can claim it, because its journal is marked under the
-node's lock.
+A warm ("spare") guest is booted and paused before its job exists, and has its own journal. It has
+free device slots, but no user, share, address or secret. A claim marks its journal under the node's
+lock, so only one job gets it.
 """
 
 from __future__ import annotations
@@ -36,20 +35,19 @@ from vtorque_core.resources.lease import SpareUse
 from vtorque_core.site.config import Site
 
 PREFIX = "spare-"
-"""Of the ids of spare guests' journals."""
+"""Prefix of the job ids of warm guests."""
 
 WAITS, TAKEN = SPARE, "taken"
-"""Phases: it may be taken from now on; it is a job's, and never waits again."""
+"""Journal phases of a warm guest: jobs can claim it; a job has claimed it."""
 
 _PATIENCE, _DESTROYED, _LOOK_AGAIN = 30.0, 10.0, 0.1  # seconds
 _log = logging.getLogger(__name__)
 
 
 def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
-    """Return the guests with the sources that plugins offer, and the domains that these adopt.
+    """Return the guests with the boot sources that plugins offer, including claimed warm guests.
 
-    Ends the warm guests in ``gone``, whose memory the job needs, unless the job adopts them. Raises
-    Conflict, or InUse if one does not end.
+    Ends the warm guests in ``gone``, whose memory the job needs, unless the job claims them.
     """
     paths, site = start.site.paths, start.site
     cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]
@@ -58,7 +56,7 @@ def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str])
         hooks.vtorque_rendered_sources, guests=rendered, site=site
     )
     _require_possible(offers, {each.plan.index for each in cold})
-    offers.sort(key=lambda offer: offer.source.adopts not in gone)  # these end in any case
+    offers.sort(key=lambda offer: offer.source.adopts not in gone)  # prefer those that end anyway
     chosen = list(prepared)
     if offers:
         with node_lock(paths):
@@ -111,9 +109,9 @@ def _make_room(paths: Paths, key: str) -> None:
 
 
 def end_unless_taken(paths: Paths, key: str) -> bool:
-    """End a warm guest, even during its boot; return True if no job had it. Raises HostFault.
+    """End a warm guest and return True, or return False if a job has claimed it.
 
-    Waits for the booting process, which fails without its domain.
+    A booting guest's domain is destroyed, which makes the process that boots it fail.
     """
     name = lock_name(paths.journal / f"{key}.jsonl")
     until = time.monotonic() + _PATIENCE
@@ -122,7 +120,7 @@ def end_unless_taken(paths: Paths, key: str) -> bool:
             try:
                 stack.enter_context(job_lock(paths, name, _LOOK_AGAIN))
                 break
-            except Busy:  # it is being booted
+            except Busy:  # it still boots
                 if time.monotonic() > until:
                     raise
             _stop(paths, key)
@@ -168,7 +166,6 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
 
 
 def main(state: str, run: str, key: str) -> int:
-    """End a warm guest unless a job has it, and print the result."""
     try:
         gone = end_unless_taken(Paths(Path(state), Path(run)), key)
     except VtorqueError as error:

@@ -2,9 +2,9 @@
 
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
-``KEEPER`` names a node-wide process (``<run>/<name>.lock``); when it has ended, the reaper ends the
-guest. ``KEY=VALUE`` is as with ``-vm``. When the guest is paused, prints its key and exits with 0.
-Otherwise prints the reason, releases everything and exits with 1.
+KEEPER is a process that holds ``<run>/KEEPER.lock``; after it ends, the reaper ends the guest.
+PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the paused guest's key, or
+else the reason of the failure.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import Request
 
 _LOW = 19  # the nice value of a guest that nobody waits for (setpriority(2))
-_SHARE = 64  # and the part of what its control group had: the weights of 0 and 19 (sched(7))
+_SHARE = 64  # divisor of its CPU shares: the ratio of the weights of nice 0 and 19 (sched(7))
 _NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
 
 
 def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
-    """Boot a warm guest and return its key. On Refused and HostFault, everything is released."""
     node = socket.gethostname()
     job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
     with job_lock(site.paths, job.id):
@@ -67,7 +66,7 @@ def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[
                 start = Start(header.job, _NOBODY, site, until, journal, plugins)
                 _boot(start, job, wanted, ports)
         except BaseException:
-            if retired(site.paths, header.job.key):  # else it waited, and a job has it
+            if retired(site.paths, header.job.key):  # otherwise a job has claimed it
                 end_spare(site.paths, header.job.key)
             raise
     return header.job.key
@@ -90,7 +89,7 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
     share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
     (placement,), _ = ledger.place(start.journal, [claims], share, site.paths)
-    if placement.own:  # no job's guest would have the same
+    if placement.own:  # no job's guest could have the same cores
         raise Refused("guests with cores of their own cannot be booted before their job")
     guest = replace(planned.plan, placement=placement)
     guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
@@ -119,7 +118,7 @@ def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
     A nice value applies only within a control group (sched(7)).
     """
     had = hypervisor.cpu_shares(uri, guest.uuid)
-    hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the least in version 1
+    hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the minimum of cgroup v1
     _schedule(guest, _LOW)
     yield
     _schedule(guest, 0)

@@ -1,7 +1,4 @@
-"""Start a job's guests on this node, phase by phase and journaled.
-
-As root in the prologue, which handles the exceptions.
-"""
+"""Start a job's guests on this node, and journal each phase. As root in the prologue."""
 
 from __future__ import annotations
 
@@ -48,22 +45,20 @@ from vtorque_core.site.job_limits import facts_of_job
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import read as read_request
 
-# Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
-# kill their own daemons or have their guest hang.
+# Phases that the user cannot disturb. Later on, the user can break a disk, kill the daemons of
+# shares or make the guest hang.
 _NODES_OWN = ("plan", "render domain")
-_REAPED = 30  # one of so many looks is for jobs that are gone
-_AGAIN = 1.0  # seconds between two looks for what other jobs have: all journals are read for one
+_REAPED = 30  # ended jobs are reaped at every 30th attempt
+_AGAIN = 1.0  # seconds between two attempts, because each one reads all journals
 _log = logging.getLogger(__name__)
 
 
 def proof_file(told: Proof, user: JobUser, site: Site) -> File:
-    """Return the proof as a resource: root's, readable by the user's primary group."""
     path = str(site.paths.proof(told.job.id))
     return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
 
 
 def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
-    """Return the first line of the journal."""
     return JobHeader(
         job=attempt_of(job, user),
         batch=site.batch.system,
@@ -85,8 +80,7 @@ def start_job(
     """Boot all guests of the job on this node and write the ready proof.
 
     Calls ``reap_gone`` if resources are in use, and ``let_hook_return`` when the hook may return
-    (:class:`Detach`). ``arriving`` are sources of guests that migrate to this node. Raises Refused
-    and HostFault; the journal then names the resources to release.
+    (:class:`Detach`). ``arriving`` are boot sources of guests that migrate to this node.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -110,7 +104,7 @@ def start_job(
 
 @contextlib.contextmanager
 def blame(start: Start) -> Iterator[None]:
-    """Set in a HostFault of this context whether it blames the node, depending on the phase."""
+    """Clear ``blames_node`` of a HostFault in phases that the user can disturb."""
     try:
         yield
     except HostFault as error:
@@ -186,8 +180,8 @@ def _lease(
 ) -> tuple[list[Placement], list[str]]:
     """Place the guests. If resources are in use, reap ended jobs and retry for ``seconds``.
 
-    Also returns the keys of the warm guests that must end. ``let_hook_return`` is called before the
-    wait, which must not block the batch system.
+    Also returns the keys of warm guests that must end. Calls ``let_hook_return`` before it waits,
+    to not block the batch system.
     """
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
@@ -195,9 +189,9 @@ def _lease(
     until = time.monotonic() + seconds
     looks = 0
     while True:
-        plugins = start.plugins.without({})  # also of one that this job may not use
+        plugins = start.plugins.without({})  # also those disabled for this job
         found = plugins.collect(hooks.vtorque_reserved, guests=guests, site=start.site)
-        away = [each.item for each in found]  # before the node's lock: they may have to wait for it
+        away = [each.item for each in found]  # before the lock in place(), which plugins may need
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, away)
         except InUse as error:
