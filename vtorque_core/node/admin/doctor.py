@@ -184,7 +184,6 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
-    """Check that KVM works and, on a personal site, that the user may open it."""
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if not chosen.warning:
         yield ok(f"guests run with {chosen.type}")

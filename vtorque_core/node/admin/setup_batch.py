@@ -1,6 +1,6 @@
 """Install the batch system's hooks, the job shell and plugins' steps. As root.
 
-``<state>/setup.json`` (0600) records the steps and the previous config for an uninstallation.
+``<state>/setup.json`` (0600) records the steps and the previous config, for uninstallation.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts as the user, instead of the user's shell.
 
-    The user's PYTHON* variables and files have no effect (:attr:`Installation.command`). In a
-    script, sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
+    The user's PYTHON* variables and files have no effect (:attr:`Installation.command`). For
+    scripts, sh ignores ENV and BASH_ENV (POSIX sh, 2.5.3; bash(1), INVOCATION).
     """
     return hook_script(f'exec {shlex.join(place.call("jobshell"))} "$@"')
 
@@ -63,7 +63,7 @@ def install(
 ) -> None:
     """Apply all missing steps, and set ``batch`` in the config.
 
-    Raises HostFault before any change if the admin must act first. After a failure, call it again.
+    Changes nothing if the admin must act first. After a failure, call it again.
     """
     steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
     again = f"after fixing this, run vtorque setup install --batch {batch} again"

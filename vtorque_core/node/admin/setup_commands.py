@@ -1,7 +1,7 @@
 """Install the commands ``vsub``, ``vmgr`` and ``vtorque`` for all users.
 
 Creates links in ``[paths] commands``, completion files in ``../share``, and modules for Environment
-Modules and Lmod. ``vsub`` takes the batch system's options and has no completion.
+Modules and Lmod. ``vsub`` has no completion.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
     If a guest died, first prints the end of its console. With an invalid or untrusted site config,
-    uses the default directories, because a user could put forged journals into others. ``status``
-    is the job's exit status, if known.
+    uses the default directories, because other directories could contain journals that a user
+    forged. ``status`` is the job's exit status, if known.
     """
     paths = _paths(config)
     states = _states(paths, job_id)

@@ -72,7 +72,6 @@ class ReapResult:
 
 
 def plugins_of(state: JournalState) -> Plugins:
-    """Load the plugins that the journal names, even if disabled."""
     return Plugins.load(node=True, only=frozenset(state.header.plugins))
 
 

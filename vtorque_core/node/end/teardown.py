@@ -122,7 +122,7 @@ def teardown(
     Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
     ``plugins`` are those that the journal names, even if disabled. ``release_timeout`` is for one
     record, ``deadline`` for all. Records in ``abandon`` are only marked as released. With ``keep``,
-    that file and the journal are kept.
+    that file and the journal stay.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):
@@ -163,8 +163,8 @@ def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
 def retired(paths: Paths, key: str) -> bool:
     """Make a warm guest unclaimable and return True, or return False if a job has claimed it.
 
-    The caller holds the lock of the guest's journal. Raises JournalError for any unreadable
-    journal, because its job may have the guest.
+    The caller holds the lock of its journal. Raises JournalError for any unreadable journal,
+    because that job may have the guest.
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):

@@ -1,6 +1,6 @@
 """Run plugins' commands during and after the job script: ``vtorque_{beside,after}_script``.
 
-In the job shell, as the job's owner. The commands do not change the job's exit status.
+In the job shell, as the job's owner. They do not change the job's exit status.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _await_sisters(
 ) -> None:
     """Wait until the guests of all nodes are ready, or fail the whole job.
 
-    Uses the batch system to run a command on each node, which checks that node's proof.
+    The batch system runs a command on each node, which checks that node's proof.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
@@ -274,9 +274,9 @@ def make_script(
     The environment is that of the batch system, with these changes:
 
     - :data:`HOST_ONLY`, and ``host_only`` of the batch system, are removed.
-    - SHELL is the login shell, because the batch system sets it to the job shell.
-    - The proof's variables are added, except those that the user's own variables replace.
-    - In paths (``PBS_O_WORKDIR``), the home on the host becomes the home in the guest.
+    - SHELL is the login shell instead of the job shell.
+    - The proof's variables are added, unless the user's variables replace them.
+    - In paths (``PBS_O_WORKDIR``), the guest's home replaces the host's.
     """
     try:
         account = pwd.getpwuid(os.getuid())

@@ -81,8 +81,8 @@ def run(
 class Hook:
     """The batch system's hook that called this start.
 
-    ``let_return`` makes it return 0; None with Detach.NEVER, where this process is the hook.
-    ``pid`` is its process, or 0 if its exit status is ignored.
+    ``let_return`` makes it return 0; None if this process is the hook. ``pid`` is its process, or 0
+    if its exit status is ignored.
     """
 
     def __init__(self, let_return: Callable[[], None] | None = None, pid: int = 0) -> None:

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Receiving:
-    """Implements :class:`vtorque_core.api.node_job.ReceivingNode`."""
+    """Implementation of :class:`vtorque_core.api.node_job.ReceivingNode`."""
 
     adapter: NodeAdapter
     site: Site
