@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from vtorque_core.site.config import Site
 
 POOL = "address"
-"""The ledger's pool of ``[network]``'s addresses; ``address-<name>`` of ``[networks.<name>]``."""
+"""Ledger pool of addresses in ``[network]``; ``address-<name>`` for ``[networks.<name>]``."""
 
 AnyNetwork = Network | ExtraNetwork
 
-# What QEMU's own network gives each guest, which is alone in it: qemu-options, "-netdev user".
+# Addresses in QEMU's user network, which has only one guest: qemu-options, "-netdev user".
 _OF_QEMU: dict[str, Any] = {"ip": "10.0.2.15", "gateway": "10.0.2.2", "dns": ("10.0.2.3",)}
-# Of a second default route: behind every first one (ip-route(8), "metric"; DHCP clients use 100 to
-# 1024 for theirs).
+# Metric of a second default route: larger than that of the first (ip-route(8); DHCP clients use
+# 100 to 1024).
 _METRIC = 2000
 
 
@@ -43,17 +43,14 @@ def of_site(site: Site) -> dict[str, AnyNetwork]:
 
 
 def pool(name: str) -> str:
-    """Return the ledger's pool for a network's addresses."""
     return f"{POOL}-{name}" if name else POOL
 
 
 def table(name: str) -> str:
-    """Return the config table of a network."""
     return f"[networks.{name}]" if name else "[network]"
 
 
 def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolClaim]:
-    """Yield the claims for a guest's addresses. Raises HostFault if the subnet is too small."""
     for name, network in of_site(site).items():
         wanted = claim(network, job, guests, index, name)
         if wanted is not None:
@@ -61,7 +58,7 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 
 
 def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
-    """Return True if the site can assign this address for the claim, also on another node."""
+    """Return True if the site can assign this address for the claim, on any node."""
     network = next(each for name, each in of_site(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items
@@ -71,7 +68,6 @@ def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:
-    """Yield the addresses of a placed guest's NICs, in order."""
     for number, (name, network) in enumerate(of_site(site).items()):
         lease = guest.leased(pool(name))
         mac = names.guest_mac(site_secret, guest.name, number, site.network.mac_prefix)
@@ -97,10 +93,9 @@ def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
 def peers(
     site: Site, job: BatchJob, guests: Sequence[GuestPlan], name: str = ""
 ) -> tuple[tuple[str, str], ...]:
-    """Return (hostname, ip) of all guests of the job in one network, by rank.
+    """Return (hostname, ip) of the job's guests in one network, by rank.
 
-    The ip is empty for guests on other nodes without an assigned address; a single-node job omits
-    them. Raises HostFault if the subnet is too small, Refused if two guests get the same address.
+    If the site assigns no addresses, the ip is empty, or the result is for a single-node job.
     """
     network = of_site(site).get(name)
     if network is None:
@@ -149,9 +144,9 @@ def aliases(
 
 
 def node_address(node: str) -> str:
-    """Return another node's IPv4 address by this node's name service; empty: none.
+    """Return a node's IPv4 address from the name service; empty if none or loopback.
 
-    Can take the resolver's timeout (resolv.conf(5)). Loopback addresses are ignored.
+    Can take the resolver's timeout (resolv.conf(5)).
     """
     try:
         found = socket.gethostbyname(node)
@@ -161,7 +156,7 @@ def node_address(node: str) -> str:
 
 
 def node_number(node: str, pattern: str) -> int:
-    """Return the number in a node's name, or 0 if ``[network] node_number`` does not match."""
+    """Return the number in a node's name, or 0 if ``pattern`` does not match."""
     match = re.search(pattern, node.split(".", maxsplit=1)[0])
     return int(match[1]) if match else 0
 
@@ -171,8 +166,7 @@ def claim(
 ) -> PoolClaim | None:
     """Return the claim for a guest's address, or None if the site assigns none.
 
-    A single-node job gets any free address of this node; otherwise see :func:`address_of`. Raises
-    HostFault if the subnet is too small.
+    A single-node job gets any free address of this node.
     """
     if not assigns(network):
         return None
@@ -185,11 +179,10 @@ def claim(
 def address_of(
     network: AnyNetwork, job: BatchJob, node: str, guests: int, index: int, name: str = ""
 ) -> str:
-    """Return the address of a guest on any node of the job, the same on all nodes.
+    """Compute the address of a guest, with the same result on every node of the job.
 
-    A static address is computed from the job id, in the upper half of the node's addresses.
-    Therefore consecutive jobs get different ones, and single-node jobs start at the lower end. If
-    the address is in use, the start fails on that node. Raises HostFault.
+    A static address is derived from the job id, in the upper half of the node's addresses;
+    single-node jobs start at the lower end.
     """
     if network.addressing == "command":
         return _from_command(network, node, guests, index, name)
@@ -205,7 +198,7 @@ def address_of(
 
 
 def _number(job_id: str) -> int:
-    """Return the number of ``22.server``, the sum of ``22[3].server``, otherwise a hash."""
+    """Return 22 for ``22.server``, 25 for ``22[3].server``, otherwise a hash."""
     match = re.match(r"([0-9]+)(?:\[([0-9]*)\]|_([0-9]+))?(?:\.|$)", job_id, re.ASCII)
     if match is None:
         return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4], "big")
@@ -213,9 +206,9 @@ def _number(job_id: str) -> int:
 
 
 def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
-    """Return a NIC's address and settings. macvtap is never filtered.
+    """Return a NIC's address and settings.
 
-    Only ``[network]`` has name servers, search domains, and a default gateway.
+    Only ``[network]`` has name servers, search domains and a default gateway.
     """
     extra = isinstance(network, ExtraNetwork)
     if network.kind == "user":

@@ -1,7 +1,7 @@
-"""Run each guest's QEMU with its own uid from the site's range.
+"""Run each guest's QEMU with its own uid, leased from the site's range.
 
-A guest that breaks out of QEMU can then open no file of other guests, even without AppArmor or
-SELinux. The uid is leased until everything of the job is released.
+A guest that breaks out of QEMU then cannot open files of other guests, even without AppArmor or
+SELinux.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from vtorque_core.site.config import Site
 
 COUNT = 1000  # guests of a node at the same time
 POOL = "qemu-uid"
-"""The pool that the uids are leased from."""
 
 
 def free(site: Site) -> tuple[str, ...]:
@@ -38,15 +37,14 @@ def free(site: Site) -> tuple[str, ...]:
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the guest's uid, if the site has a range.
 
-    An aarch64 guest that boots a disk gets none, because libvirt creates its UEFI variables for the
-    user in qemu.conf.
+    Omits aarch64 guests that boot a disk: libvirt creates their UEFI variables for the user in
+    qemu.conf.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(POOL, uids)
 
 
 def of_guest(guest: GuestPlan, site: Site) -> int:
-    """Return the uid of a placed guest's QEMU. Raises HostFault if an account has it."""
     leased = guest.leased(POOL)
     if not leased:
         return hypervisor.qemu_uid(site.node.qemu_user) if site.node.qemu_user else site.owner

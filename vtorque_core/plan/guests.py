@@ -1,7 +1,4 @@
-"""Plan a job's guests: image, names, shares, claims, context. As root on the node.
-
-Acquires nothing.
-"""
+"""Plan a job's guests: image, names, shares, claims, context. As root on the node."""
 
 from __future__ import annotations
 
@@ -43,14 +40,11 @@ from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 
 SAVED = "saved-guest"
-"""The ledger's pool of guests with an identity from before: a lease of the UUID, so that no two
-jobs have one at the same time."""
+"""Ledger pool of restored guests' UUIDs, so that no two jobs run the same guest."""
 
 
 @dataclass(frozen=True)
 class PlannedGuest:
-    """A guest with its driver, its claims and notices."""
-
     plan: GuestPlan
     driver: GuestDriver
     claims: tuple[Claim, ...]
@@ -59,10 +53,7 @@ class PlannedGuest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A placed guest with its domain elements and driver.
-
-    ``owner`` is the plugin of its guest type.
-    """
+    """A placed guest with its domain elements. ``owner`` is the plugin of its guest type."""
 
     plan: GuestPlan
     driver: GuestDriver
@@ -74,7 +65,6 @@ class Prepared:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Variables among its context items."""
         return {item.name: item.value for item in self.items if isinstance(item, EnvVar)}
 
     @property
@@ -87,10 +77,9 @@ class Prepared:
 def plan_guests(
     context: JobContext, request: JobRequest, arriving: Sequence[BootSource] = ()
 ) -> list[PlannedGuest]:
-    """Return this node's guests with all claims, before placement.
+    """Return this node's guests with all claims, before placement. Acquires nothing.
 
-    ``arriving`` are sources of guests that migrate to this node, in order. Raises Refused if this
-    node can never satisfy the request, otherwise HostFault.
+    ``arriving`` are boot sources of guests that migrate to this node, in order.
     """
     site = context.site
     image = _image(request, site)
@@ -126,10 +115,7 @@ def _ram_disk_mib(request: JobRequest, image: Image) -> int:
 
 
 def _offered(context: JobContext, request: JobRequest, image: Image) -> list[BootSource]:
-    """Return the boot sources that a plugin offers before placement.
-
-    Raises Refused unless their number is 0 or that of the guests.
-    """
+    """Return the boot sources that a plugin offers before placement: none, or one per guest."""
     sources = context.plugins.collect_from_one(
         hooks.vtorque_boot_sources,
         job=context.job,
@@ -150,7 +136,7 @@ def require_possible(
 ) -> None:
     """Raise HostFault for a source that may not be offered at this point.
 
-    ``adopts``: sources may adopt a warm guest. ``remote``: sources must be remote.
+    ``adopts``: it may claim a warm guest. ``remote``: it must be remote.
     """
     for source in sources:
         what = ""
@@ -275,7 +261,7 @@ def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> I
 
 
 def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
-    """Return notices about advised NUMA nodes (:class:`RamClaim`) that were not available."""
+    """Return notices about NUMA nodes that were advised (:class:`RamClaim`) but not available."""
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
@@ -291,7 +277,6 @@ def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
 def placed(
     context: JobContext, planned: Sequence[PlannedGuest], placements: Sequence[Placement]
 ) -> list[GuestPlan]:
-    """Return the placed guests with names, NICs and addresses."""
     job, site = context.job, context.site
     guests = [
         dataclasses.replace(one.plan, placement=at)
@@ -343,10 +328,9 @@ def prepare(
     planned: Sequence[PlannedGuest],
     of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
 ) -> list[Prepared]:
-    """Return everything for the placed guests and their domains. Acquires nothing.
+    """Collect the context items and domain elements of the placed guests.
 
-    ``of_batch`` returns the batch system's context items for all guests. Raises Refused and
-    Conflict.
+    ``of_batch`` returns the batch system's context items.
     """
     peers = peer_guests(context, guests)
     batch, prepared = tuple(of_batch(peers)), []
@@ -367,9 +351,9 @@ def context_of(
     driver: GuestDriver,
     batch: Sequence[ContextItem] = (),
 ) -> list[ContextItem]:
-    """Return all context items of a guest, including ``batch``, those of the batch system.
+    """Return all context items of a guest, including ``batch``.
 
-    Raises Refused, naming plugin and item, if the guest type does not support one.
+    Raises Refused if the guest type does not support an item.
     """
     site, plugins = context.site, context.plugins
     items: list[ContextItem] = [
@@ -393,7 +377,6 @@ def context_of(
 def domain_contributions(
     context: JobContext, guest: GuestPlan, driver: GuestDriver
 ) -> list[Contributed]:
-    """Return all domain elements of a guest with their plugins, the core's first."""
     site, plugins = context.site, context.plugins
     owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
     found = [Contributed("core", "vtorque-core", e) for e in _core_elements(guest, site)]
@@ -425,5 +408,4 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def copied(guest: GuestPlan, site: Site) -> bool:
-    """Return True if the guest's disk is a copy of the image's instead of an overlay."""
     return guest[FS_TYPE] == "ramdisk" and site.images.ramdisk == "copy"

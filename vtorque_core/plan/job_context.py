@@ -1,4 +1,4 @@
-"""The context of a job's planner: job, user, site, plugins and hardware. As root on the node."""
+"""Context of a job's planner: job, user, site, plugins and hardware. As root on the node."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from vtorque_core.site.plugins import Plugins
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job, and everything on this node that all its guests are planned with.
+    """A job, and everything on this node that its guests are planned with.
 
     Attributes:
         site: config with the limits of this job (:func:`vtorque_core.site.policy.for_job`).
         plugins: those that the job may use.
-        secret: the site's secret.
         machine: the node's hardware; None on a submit host.
         granted: resources that the batch system granted on this node.
     """
@@ -43,7 +42,6 @@ class JobContext:
 
 
 def load_secret(path: Path) -> bytes:
-    """Return the site secret. Raises HostFault if missing, short, or readable by others."""
     try:
         require_secret(path, os.geteuid())
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -57,10 +55,7 @@ def load_secret(path: Path) -> bytes:
 
 
 def job_user(name: str, site: Site) -> JobUser:
-    """Return the job's owner from this node's user database.
-
-    Raises HostFault for an unknown user, Refused for root.
-    """
+    """Return the job's owner from this node's user database. Refuses root."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

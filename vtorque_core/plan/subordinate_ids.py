@@ -1,7 +1,7 @@
 """Host ids of guest root in shares: one per user, the same on all nodes.
 
-With a common id, root in one user's guest could create a setuid program that gives access to root's
-files in other users' guests, and quotas would not work.
+With a common id, root in one user's guest could create a setuid program that accesses root's files
+in other users' guests. Quotas would not work either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from vtorque_core.base.errors import HostFault
 
 TABLES = (Path("/etc/subuid"), Path("/etc/subgid"))
-MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
+MAX_ID = 2**32 - 2  # chown(2) treats -1 as "do not change"
 _KEY = "[node] subordinate_ids"
 
 
@@ -31,11 +31,9 @@ def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
-    """Return the uid and gid of root in this user's guests.
+    """Return the uid and gid of root in this user's guests: ``base`` plus the uid.
 
-    This is ``[node] subordinate_ids`` (``base``) plus the uid. If ``base`` is 0, it is the first id
-    that subuid(5) and subgid(5) both assign to the user; they must be the same on all nodes. Raises
-    HostFault if no such id exists or another user has it.
+    If ``base`` is 0, it is the first id that subuid(5) and subgid(5) both assign to the user.
     """
     given = [list(ranges(table)) for table in tables]
     if base == 0:
@@ -53,7 +51,7 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
 
 
 def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
-    """Return a text that is equal on all nodes with the same method."""
+    """Describe how ids are chosen. Nodes with equal texts choose equal ids."""
     if base:
         return f"{base} + uid"
     lines = sorted(f"{number} {line}" for number, t in enumerate(tables) for line in ranges(t))

@@ -1,4 +1,4 @@
-"""Merge the domain elements of all plugins for one guest, or report conflicts. Pure."""
+"""Merge the domain elements of all plugins for one guest, or report conflicts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from vtorque_core.base.errors import Conflict, Refused
 E = TypeVar("E", bound=Element)
 
 CORE = "core"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")  # what an alias may have: formatdomain.html, "alias"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")  # characters of an alias: formatdomain.html, "alias"
 
 
 @dataclass(frozen=True)
 class Contributed:
-    """An element with the plugin's name and its distribution with version."""
-
     plugin: str
     distribution: str
     element: Element
@@ -34,7 +32,7 @@ class Contributed:
 class Merged:
     """One element of the domain. ``alias`` is empty for a :class:`Single`.
 
-    ``number`` is its index among the list elements of its class. ``plugins`` contributed to it.
+    ``number`` counts the list elements of its class.
     """
 
     element: Element
@@ -45,8 +43,6 @@ class Merged:
 
 @dataclass(frozen=True)
 class MergedDomain:
-    """All elements of one domain in rendering order."""
-
     items: tuple[Merged, ...]
 
     def lists(self, kind: type[E]) -> tuple[E, ...]:
@@ -63,12 +59,8 @@ class MergedDomain:
 def merge(contributions: Iterable[Contributed]) -> MergedDomain:
     """Merge the elements of one guest.
 
-    List elements are appended: the core's, then each plugin's by name. Single elements are merged
-    by field, without None.
-
-    Raises:
-        Conflict: two contributions contradict each other; names both distributions.
-        Refused: a plugin returned an invalid element.
+    List elements are ordered by plugin, the core's first. Single elements are merged by field,
+    ignoring None; contradictions raise Conflict.
     """
     given = list(contributions)
     for one in given:

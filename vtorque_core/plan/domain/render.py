@@ -1,7 +1,6 @@
 """Render a guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
 
-Templates escape all values, and characters that XML 1.0 cannot represent are refused. A site may
-replace templates: see :func:`render`.
+Templates escape all values, and characters that XML 1.0 cannot represent are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import boots_by_uefi
 from vtorque_core.plan.domain.merge import Merged, MergedDomain
 
-if TYPE_CHECKING:  # jinja2 is imported to render, not by each hook that may come to it
+if TYPE_CHECKING:  # jinja2 is imported only to render: it would slow down each hook
     import jinja2
     from markupsafe import Markup
 
@@ -44,19 +43,19 @@ STAGE = "render domain"
 _CORE = "vtorque_core.plan.domain"
 NAMESPACE = "https://vtorque.org/xmlns/domain/1"
 _QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
-_SECTIONS = {  # and how deep their content stands
+_SECTIONS = {  # with the indentation of their content
     "domain": 2, "metadata": 6, "os": 4, "features": 4, "cpu": 4, "clock": 4, "cputune": 4,
     "devices": 4, "qemu": 4,
 }  # fmt: skip
 _MACHINES = {"x86_64": "q35", "aarch64": "virt"}
-# Devices sit on q35's root bus itself. libvirt gives each one without an address a root port of its
-# own, for hot-plugging, which we never do: with 7 of them an emulated guest boots 0.14 s longer.
-# Slots 0x02 and 0x03 are in domain.xml.j2, 0x1f is the chipset's; more devices get root ports.
+# Devices get slots on q35's root bus. libvirt would give each one its own root port for
+# hotplugging: with 7 of them, an emulated guest boots 0.14 s longer. Slots 0x02 and 0x03 are in
+# domain.xml.j2, 0x1f is the chipset's. Further devices get root ports.
 _SLOTS = range(0x04, 0x1F)
-# XML 1.0, section 2.2: what a document may not contain, escaped or not. Said by what it may
-# contain, the same set took 8 ms to compile.
+# Characters that XML 1.0 (section 2.2) forbids, even escaped. The complement of the allowed set
+# would take 8 ms to compile.
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-# Beside markup itself: white space that a parser would normalise (XML 1.0, 2.11 and 3.3.3).
+# Markup, and white space that a parser would normalize (XML 1.0, 2.11 and 3.3.3).
 _ESCAPES = {
     "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;",
     "\t": "&#9;", "\n": "&#10;", "\r": "&#13;",
@@ -72,7 +71,7 @@ class DomainSpec:
         qemu_user: QEMU's group, and its user if the plan has no uid. libvirt then changes no
             owners, so shared images stay root's. Empty: libvirt's defaults.
         uefi: firmware of x86 guests whose image requires UEFI.
-        ports: number of free device slots of a warm guest, which then also has shareable memory.
+        ports: free device slots of a warm guest.
     """
 
     guest: GuestPlan
@@ -84,7 +83,7 @@ class DomainSpec:
 
     @property
     def console_log(self) -> Path:
-        """Path of the serial console's log by virtlogd: root's, 0600, rotated at 2 MiB."""
+        """Log of the serial console, which virtlogd writes (root, 0600) and rotates at 2 MiB."""
         return self.guest.state_dir / "console.log"
 
 
@@ -103,18 +102,9 @@ def render(
 ) -> str:
     """Return the domain XML of one guest.
 
-    Args:
-        spec: the guest and the core's decisions.
-        merged: its elements.
-        sockets: Unix socket by alias for every Filesystem, and every Disk with ``user_owned``.
-        taps: tap device by alias for every Interface with a packet filter.
-        overrides: root-owned directory of site templates: ``disk.xml.j2`` replaces the core's,
-            ``vtorque_acme/x.xml.j2`` that of package vtorque_acme.
-
-    Raises:
-        Refused: unrepresentable text, or QemuArgs that the site forbids.
-        ConfigError: an override is not trusted, or libvirt cannot filter.
-        HostFault: a template fails, or a socket or filter is missing.
+    ``sockets`` and ``taps`` are by alias: Unix sockets of Filesystems and ``user_owned`` Disks, tap
+    devices of filtered Interfaces. ``overrides`` is a directory of site templates: ``disk.xml.j2``
+    replaces the core's, ``vtorque_acme/x.xml.j2`` that of package vtorque_acme.
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
@@ -136,7 +126,6 @@ def render(
 
 
 def pluggable(element: Element) -> bool:
-    """Return True for devices that can be plugged into a running guest."""
     disk = isinstance(element, Disk) and element.name != "root"
     return disk or isinstance(element, Filesystem | Interface)
 
@@ -155,8 +144,7 @@ def without_pluggable(merged: MergedDomain) -> MergedDomain:
 def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
     """Return the domain XML without pluggable devices and without anything specific to a job.
 
-    A warm guest fits a job if both have the same base XML. ``placement.own`` is omitted for guests
-    without exclusive cores.
+    A warm guest fits a job with the same base XML.
     """
     guest = spec.guest
     at = replace(guest.placement, cores={}, share=())
@@ -170,7 +158,7 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
 
 
 def metadata(xml: str) -> str:
-    """Return the metadata of a rendered domain without prefix, for libvirt's setMetadata."""
+    """Return the metadata of a rendered domain for libvirt's setMetadata, without prefixes."""
     ours = xml[xml.index("<vtorque:job") : xml.index("</metadata>")].strip()
     return re.sub("(</?)vtorque:", r"\1", ours).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
 
@@ -182,10 +170,7 @@ def plugged(
     taps: Mapping[str, str],
     overrides: Path | None,
 ) -> tuple[str, ...]:
-    """Return the XML of each device to plug in: disks last, then the guest type's own.
-
-    Raises as :func:`render`.
-    """
+    """Return the XML of each device to plug in. Disks are last, and of these the user's first."""
     environment = _environment(overrides)
     items = [item for item in merged.items if pluggable(item.element)]
     items.sort(key=lambda item: _turn(item.element))

@@ -1,7 +1,7 @@
-"""Adapt the domain XML of a saved or migrating guest to its new place.
+"""Adapt the domain XML of a saved or migrating guest to its new node.
 
-libvirt refuses changes that the guest would see (virDomainDefCheckABIStability). This module checks
-what the job requests.
+This module checks that the job requests the same guest; libvirt refuses other changes that the
+guest would see (virDomainDefCheckABIStability).
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.base.errors import Refused
 from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 
-_PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and where it runs
+_PLACED = ("cputune", "numatune", "metadata", "seclabel")  # of the new owner and place
 
 
 def moved(was: str, wanted: str, places: tuple[Path, Path], guest: GuestPlan) -> str:
     """Return the XML to restore a domain with. Raises Refused unless the job requests that domain.
 
-    ``was`` is libvirt's XML of the earlier domain, from a file that only root can write; ``wanted``
-    is the guest's rendered XML. The guest's directories replace ``places``, the earlier ones on
-    disk and in memory.
+    ``was`` is libvirt's XML of the earlier domain, which only root can write. ``wanted`` is the
+    rendered XML. ``places`` are the earlier directories on disk and in memory.
     """
     old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
     _require_same(old, new)
@@ -87,7 +86,7 @@ def _seen(device: Element) -> str:
 def _wired(nic: Element) -> Iterator[str]:
     for source in nic.findall("source"):
         kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
-        yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # its bridge now is no matter
+        yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # not a network's bridge
     mac = nic.find("mac")
     tap = tap_name(mac.get("address", "")) if mac is not None else ""
     yield "filtered" if any(each.get("dev") == tap for each in nic.findall("target")) else "open"

@@ -1,4 +1,4 @@
-"""Merge the claims of one guest. Pure."""
+"""Pure functions that merge the claims of one guest."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ OWN_POOLS = frozenset({"core", "memory", "node", "share", "cache"})
 
 @dataclass(frozen=True)
 class Cores:
-    """Merged claims for one use; see :class:`vtorque_core.api.claims.CoreClaim`."""
-
     count: int
     own: bool = False
     most: int = 0
@@ -47,10 +45,10 @@ class Demand:
         mib: memory outside huge pages.
         paged_mib: memory in huge pages of ``page_kib``.
         ram_mib: the guest's own RAM, part of one of the two.
-        numa: as :class:`vtorque_core.api.claims.RamClaim`; None: the node's default.
+        numa: None: the node's default.
         ram_key, numa_key: ``-vm`` keys that request huge pages and NUMA placement.
         largest: MiB and key of the largest memory claim except QEMU's.
-        near: preferred NUMA nodes; empty: any.
+        near: preferred NUMA nodes.
     """
 
     cores: dict[str, Cores] = field(default_factory=dict)
@@ -70,7 +68,6 @@ class Demand:
 
     @property
     def own(self) -> int:
-        """Number of exclusive CPUs."""
         return sum(c.count for c in self.cores.values() if c.own)
 
     @property
@@ -80,7 +77,6 @@ class Demand:
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """CPUs that the guest requests by id."""
         return tuple(cpu for cores in self.cores.values() for cpu in cores.cpus)
 
     @property
@@ -104,7 +100,6 @@ class Demand:
 
 
 def demand(claims: Sequence[Claim]) -> Demand:
-    """Merge the claims of one guest. Raises Refused for contradicting claims."""
     rams = [c for c in claims if isinstance(c, RamClaim)]
     page = _agreed("huge pages", ((r.page_kib, r.key) for r in rams))
     numa: Numa | None = _agreed("numa", [(r.numa, r.key) for r in rams])

@@ -1,4 +1,4 @@
-"""Place the guests of a job on a node, from claims, the job's share and existing leases. Pure.
+"""Pure functions that place a job's guests on a node.
 
 Order: usable CPUs, a NUMA node per guest (:mod:`packing`), exclusive cores, shared CPUs, memory by
 NUMA node, caches, pool items.
@@ -18,10 +18,7 @@ from vtorque_core.plan.placement.refusals import check_memory, check_numa, requi
 
 
 def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
-    """Return a placement for each guest.
-
-    Raises NoFit if they do not fit, Refused for contradicting claims.
-    """
+    """Return a placement for each guest. Raises NoFit, or Refused for contradicting claims."""
     demands = [demand(guest) for guest in claims]
     free = Free(share, taken)
     require_fit(demands, free)
@@ -162,7 +159,7 @@ class _Finish:
         return tuple(sorted(chosen))
 
     def _cost(self, cpu: int, home: int | None) -> tuple[int, bool, int, tuple[int, ...], int]:
-        """Return a sort key that prefers CPUs with few other jobs, near ones, and whole cores."""
+        """Return a sort key that prefers CPUs with few other jobs, near CPUs, and idle cores."""
         away = home is not None and self.machine.nodes_of((cpu,)) != (home,)
         core = self.machine.siblings(cpu)
         crowd = self.taken.shares.get(cpu, 0)
@@ -274,9 +271,9 @@ class _Finish:
 
 
 def _spread(need: int, free: Mapping[int, int], near: Sequence[int], step: int) -> dict[int, int]:
-    """Return MiB by node in steps: equal parts on near nodes, the rest where most is free.
+    """Divide MiB among NUMA nodes: equal parts on near nodes, the rest where most is free.
 
-    The sum is less than ``need`` if there is not enough.
+    The sum may be less than ``need``.
     """
     free = {**dict.fromkeys(near, 0), **free}
     result = dict.fromkeys(free, 0)

@@ -26,10 +26,9 @@ class NodeShare:
 
     Attributes:
         cpus: host CPU ids of the job; empty: unknown.
-        mem_mib: memory limit of the job, if any.
-        reserve_cores, reserve_mib: reserved for the host. If the job's ids are known, guests may
-            share reserved CPUs, but not have them exclusively.
-        exclusive: without known ids the ledger gives the node to one user at a time.
+        reserve_cores, reserve_mib: for the host. If ``cpus`` is known, guests may share reserved
+            CPUs, but not have them exclusively.
+        exclusive: if ``cpus`` is unknown, only one user at a time gets the node.
         whole_node: the batch system runs no other job on the node.
         numa: default for binding RAM to NUMA nodes; None: not bound.
     """
@@ -64,13 +63,11 @@ class NodeShare:
 
     @property
     def limit(self) -> int:
-        """Maximum number of CPUs of the job."""
         usable = len(self.usable)
         return usable if self.cpu_count is None else min(self.cpu_count, usable)
 
     @property
     def granted(self) -> Granted:
-        """Grant for guests that use all of the job's share."""
         limited = bool(self.cpus) or self.cpu_count is not None or self.whole_node
         cpus = self.limit if limited else None
         reserved = len(set(self.cpus) & set(self.reserved))
@@ -86,7 +83,7 @@ class NodeShare:
         return room * min(self.cpu_count or cpus, there) // there
 
     def capacity(self, mib: int) -> int:
-        """Return the memory of a NUMA node for guests, without its part of the reserve."""
+        """Return the memory of a NUMA node without its part of the reserve."""
         whole = self.machine.mem_mib
         return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
@@ -101,11 +98,11 @@ class Taken:
     """Resources that open leases of other jobs hold.
 
     Attributes:
-        items: by pool; of the pool ``core`` the exclusive CPUs.
+        items: by pool. Exclusive CPUs are in the pool ``core``.
         mib_on: memory by NUMA node, where known.
         pages: MiB by (NUMA node, huge page size in KiB).
         shares: number of other jobs per CPU.
-        amounts: by pool (:class:`vtorque_core.api.claims.AmountClaim`).
+        amounts: by pool.
     """
 
     items: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -117,7 +114,6 @@ class Taken:
 
     @cached_property
     def own(self) -> frozenset[int]:
-        """Exclusive CPUs of other jobs."""
         return frozenset(int(item) for item in self.items.get("core", ()))
 
     def held(self, pool: str) -> frozenset[str]:

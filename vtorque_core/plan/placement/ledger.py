@@ -1,7 +1,7 @@
 """Ledger: grants all claims of a job on this node in one transaction, or none.
 
-The open lease records of all journals are the ledger. They are read under the node's lock. An item
-belongs to one job at a time. Besides the pools of claims, the ledger has::
+The ledger is the open lease records of all journals, read under the node's lock. Besides the pools
+of claims, it has::
 
     core    exclusive host CPU: item is its id, use (idle: an SMT sibling), and for a resizable use
             least, most, cpus (candidates)
@@ -47,15 +47,9 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """Return a placement for each guest, leased in ``journal``; all or nothing. As root.
 
-    Also returns the keys of warm guests that must end before the job's guests start; a guest that
-    is warm itself ends no others. Call before the job acquires other resources. ``claims`` are
-    those of each guest, by its index on this node. Items in ``away`` are in use although no journal
-    names them.
-
-    Raises:
-        Refused: the guests can never fit the job's share.
-        InUse: a resource is in use, or the node is exclusively another user's.
-        HostFault: any other error.
+    Also returns the keys of warm guests that must end first, but none if the guest to place is warm
+    itself. Call before the job acquires other resources. Items in ``away`` are in use although no
+    journal names them.
     """
     try:
         plan(claims, share, Taken())
@@ -112,8 +106,8 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
 def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Taken:
     """Return the resources that these journals' leases hold.
 
-    Does not count the CPUs of suspended jobs, warm guests in ``without``, and the memory of claimed
-    warm guests, which is part of the job's lease.
+    Omits the CPUs of suspended jobs, warm guests in ``without``, and the memory of claimed warm
+    guests, which the job's lease includes.
     """
     taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}

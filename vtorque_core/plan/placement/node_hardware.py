@@ -1,4 +1,4 @@
-"""The node's hardware by libvirt."""
+"""Read the node's hardware from libvirt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def host_memory_mib(uri: str) -> int:
 
 
 def topology(uri: str) -> Topology:
-    """Return the host's topology; flat if libvirt reports none. Raises HostFault."""
     text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
     known = parse(text)
     if any(bank.granularity_kib for bank in known.caches):
@@ -40,10 +39,9 @@ def topology(uri: str) -> Topology:
 
 
 def security_models(uri: str) -> Mapping[str, str]:
-    """Return libvirt's security models by name, with the label of an emulated guest's QEMU.
+    """Return libvirt's security models by name, with QEMU's label in each.
 
-    The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel). Raises
-    HostFault.
+    The label of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel).
     """
     text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
     return {

@@ -1,8 +1,7 @@
-"""Choose the NUMA node and the cores of each guest. Pure.
+"""Choose the NUMA node and the cores of each guest.
 
-A node fits a guest if it has enough cores, memory and huge pages. The search minimizes the number
-of guests that cross nodes, and distributes guests over nodes. If an exact search takes too long,
-each guest gets the first fitting node.
+The search minimizes the number of guests that cross NUMA nodes, and distributes guests over nodes.
+If it takes too long, each guest gets the first fitting node.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """Exclusive CPUs of a guest, their idle siblings, and the remaining groups."""
-
     cpus: tuple[int, ...]
     idle: tuple[int, ...]
     rest: Groups
@@ -34,7 +31,7 @@ class Room:
     Attributes:
         groups: CPUs that can be exclusive.
         mib: ordinary memory.
-        pages: MiB of free huge pages by size in KiB.
+        pages: MiB of huge pages by size in KiB.
         floating: shared CPUs minus the vCPUs placed on them.
     """
 
@@ -47,7 +44,7 @@ class Room:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Key of equivalent nodes."""
+        """Key that is equal for nodes with equal free resources."""
         sizes = tuple(sorted(len(group) for group in self.groups))
         return sizes, self.mib, tuple(sorted(self.pages.items())), self.floating
 
@@ -57,8 +54,8 @@ def take(
 ) -> Cut | None:
     """Return ``count`` CPUs with SMT siblings adjacent, or None if there are too few.
 
-    Uses whole cores first, then parts of a core that is already divided. With ``whole``, uses only
-    whole cores and leaves their other siblings idle. ``full`` returns True for a whole core.
+    Uses whole cores first, then divided ones. With ``whole``, uses only whole cores and leaves
+    their other siblings idle.
     """
     fulls = [group for group in groups if full(group)]
     parts = [group for group in groups if not full(group)]
@@ -89,10 +86,9 @@ class Search:
     """Search for a NUMA node for each guest.
 
     Attributes:
-        full: returns True for a whole physical core.
         fixed_nodes: nodes of the CPUs that each guest requests by id.
         misfits: unfulfilled preferences by node, for each guest.
-        strict: whether each guest must not cross nodes.
+        strict: True for guests that must not cross nodes.
     """
 
     demands: Sequence[Demand]
@@ -104,7 +100,7 @@ class Search:
     dead: set[object] = field(default_factory=set)
 
     def homes(self, rooms: Sequence[Room]) -> dict[int, int] | None:
-        """Return the node of each guest that does not cross nodes; None if a strict guest must."""
+        """Return the node of each guest that fits one; None if a strict guest fits none."""
         order = sorted(range(len(self.demands)), key=self._rank)
         must = sum(len(nodes) > 1 for nodes in self.fixed_nodes)
         for crossing in range(must, len(order) + 1):

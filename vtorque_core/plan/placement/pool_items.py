@@ -1,4 +1,4 @@
-"""Choose pool items and cache parts for placed guests. Pure."""
+"""Pure functions that choose pool items and cache parts for placed guests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_core.plan.placement.demand import Demand
 from vtorque_core.plan.placement.job_cores import Free, NoFit, family
 
 _WAIT = "request less, or wait until other jobs have ended"
-_FIX = {True: "request less: this never fits this node", False: _WAIT}  # by: it never fits
+_FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: True if it never fits
 
 
 def misfits(d: Demand, free: Free) -> dict[int, int]:
@@ -30,7 +30,6 @@ def misfits(d: Demand, free: Free) -> dict[int, int]:
 def pools(
     demands: Sequence[Demand], free: Free, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
-    """Return each guest's items by pool, near its nodes if possible. Raises NoFit."""
     used: dict[str, set[str]] = {}
     wanted: Counter[str] = Counter()
     result: list[dict[str, tuple[str, ...]]] = []
@@ -58,7 +57,6 @@ def pools(
 
 
 def amounts(demands: Sequence[Demand], free: Free) -> list[dict[str, int]]:
-    """Return each guest's amounts by pool. Raises NoFit."""
     wanted: Counter[str] = Counter()
     result: list[dict[str, int]] = []
     for d in demands:
@@ -84,10 +82,10 @@ def amounts(demands: Sequence[Demand], free: Free) -> list[dict[str, int]]:
 def caches(
     d: Demand, vcpus: tuple[int, ...], free: Free, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return (level, bank, KiB) of each cache part of the guest, and their items. Raises NoFit.
+    """Return (level, bank, KiB) of each cache part of the guest, and their items.
 
-    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``). Items
-    are added to ``used``, which has those of the job's earlier guests.
+    An item is a step of a cache (``L3-0/7``) or an allocation of the processor (``group-2``).
+    ``used`` has the items of the job's earlier guests.
     """
     parts = []
     items: list[str] = []

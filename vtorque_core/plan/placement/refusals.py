@@ -1,4 +1,4 @@
-"""Explain why claims do not fit a node: value, limit, and the origin of the limit. Pure."""
+"""Explain why claims do not fit a node: value, limit, and the origin of the limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_fit(demands: Sequence[Demand], free: Free) -> None:
 def check_memory(demands: Sequence[Demand], free: Free, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: raise in any case, because the sum fits, but not by NUMA node.
+    ``exact``: raise always, because the total suffices, but not by NUMA node.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
@@ -87,7 +87,6 @@ def _who_limits(share: NodeShare) -> str | None:
 
 
 def _check_fixed(demands: Sequence[Demand], free: Free) -> None:
-    """Raise NoFit for the first requested CPU, or its sibling, that is not available."""
     beside = [d.idle_beside(free.share.machine) for d in demands]
     named = Counter(
         cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
@@ -130,7 +129,6 @@ def _ids(cpus: Sequence[int]) -> str:
 
 
 def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequence[Room]) -> None:
-    """Raise NoFit if a guest that must not cross NUMA nodes fits none."""
     d = max((d for d, must in zip(demands, strict, strict=True) if must), key=lambda d: d.own)
     cores = max(sum(map(len, room.groups)) for room in rooms)
     mib = max(room.mib for room in rooms)

@@ -1,4 +1,4 @@
-"""Parse the topology in libvirt's capabilities (https://libvirt.org/formatcaps.html). Pure."""
+"""Parse the topology in libvirt's capabilities (https://libvirt.org/formatcaps.html)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _KIB = {"B": 1 / 1024, "KiB": 1, "MiB": 1024, "GiB": 1024 * 1024}
 
 
 def parse(xml: str) -> Topology:
-    """Return the topology in ``virsh capabilities``; without nodes if missing. Raises HostFault."""
     try:
         host = ElementTree.fromstring(xml).find("host")  # noqa: S314 - from libvirt
         if host is None:
             return Topology()
         cells = host.findall("topology/cells/cell")
         nodes = tuple(_node(cell) for cell in cells)
-        # libvirt calls a memory controller as the last-level cache in front of it (level 3).
+        # libvirt gives a memory controller the id of its last-level cache (level 3).
         memory = {n.attrib["id"]: n for n in host.findall("memory_bandwidth/node")}
         banks = tuple(
             _bank(bank, memory.get(bank.attrib["id"]) if bank.get("level") == "3" else None)
@@ -36,14 +35,14 @@ def parse(xml: str) -> Topology:
 
 
 def with_default_group(known: Topology, schemata: str) -> Topology:
-    """Return the topology with the cache steps that resctrl's default group keeps.
+    """Return the topology with the cache steps that resctrl's default group keeps from libvirt.
 
-    libvirt does not allocate these. ``schemata`` is /sys/fs/resctrl/schemata, with lines such as
-    ``L3:0=fff;1=fff`` (arch/x86/resctrl.rst of the kernel). Raises ValueError.
+    ``schemata`` is /sys/fs/resctrl/schemata, with lines such as ``L3:0=fff;1=fff``
+    (arch/x86/resctrl.rst of the kernel).
     """
     kept: dict[tuple[int, int], int] = {}
     for name, _, masks in (line.strip().partition(":") for line in schemata.splitlines()):
-        if re.fullmatch(r"L[0-9]", name):  # not L3CODE, L3DATA: those cannot be asked for
+        if re.fullmatch(r"L[0-9]", name):  # L3CODE and L3DATA cannot be requested
             pairs = (mask.partition("=") for mask in masks.split(";"))
             kept |= {(int(name[1]), int(i)): int(mask, 16).bit_count() for i, _, mask in pairs}
     banks = (replace(b, kept=max(1, kept.get((b.level, b.id), 1))) for b in known.caches)
@@ -51,7 +50,7 @@ def with_default_group(known: Topology, schemata: str) -> Topology:
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"). Raises ValueError."""
+    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format")."""
     cpus: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.strip().partition("-")
@@ -60,7 +59,6 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def show_cpus(cpus: tuple[int, ...]) -> str:
-    """Return ``0-3,8`` for (0, 1, 2, 3, 8)."""
     parts = []
     for _, run in itertools.groupby(enumerate(sorted(set(cpus))), lambda pair: pair[1] - pair[0]):
         ids = [cpu for _, cpu in run]
@@ -72,7 +70,7 @@ def _node(cell: ElementTree.Element) -> NumaNode:
     sizes = {int(p.attrib["size"]): int(p.text or 0) for p in cell.findall("pages")}
     memory = cell.find("memory")
     kib = 0 if memory is None else int(int(memory.text or 0) * _KIB[memory.get("unit", "KiB")])
-    if sizes:  # the smallest are the ordinary ones; libvirt counts only what is not huge
+    if sizes:  # the smallest are ordinary pages; their count excludes huge pages
         small = min(sizes)
         kib = sizes.pop(small) * small
     return NumaNode(
@@ -98,7 +96,7 @@ def _cores(cells: list[ElementTree.Element]) -> tuple[tuple[int, ...], ...]:
 
 
 def _bank(bank: ElementTree.Element, memory: ElementTree.Element | None) -> CacheBank:
-    # With CDP libvirt tells code and data apart; "both" is what can be asked for without.
+    # With CDP, libvirt lists code and data separately; only "both" can be requested.
     controls = [c for c in bank.findall("control") if c.get("type") == "both"]
     step = least = most = 0
     for control in controls[:1]:
