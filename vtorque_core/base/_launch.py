@@ -1,9 +1,8 @@
-"""Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
+"""Program that starts a daemon which holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``.
 
-Exits with 0 when the daemon has been executed, otherwise with 1 and the reason on stderr.
-
-POSIX locks are not inherited, so the daemon acquires the lock itself and keeps it over execve(2).
-Until then it dies with its parents. A separate program, because its caller has threads.
+Exits with 0 after execve(2) of the daemon, otherwise with 1 and the reason on stderr. The daemon's
+own process acquires the lock, because children do not inherit POSIX locks. It is a separate program
+because its caller has threads.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_FDS = 1024  # what a process may have open (RLIMIT_NOFILE's usual soft limit)
-_libc = ctypes.CDLL(None)  # loaded here: in a forked child that could meet a held lock
+_FDS = 1024  # maximum of open descriptors (RLIMIT_NOFILE's usual soft limit)
+_libc = ctypes.CDLL(None)  # loaded here: in a forked child, this could block on a lock
 
 
 def die_with(parent: int) -> None:
@@ -33,7 +32,7 @@ def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
     die_with(launcher)
     os.setsid()
     os.chdir("/")
-    for inherited in range(3, _FDS):  # what the caller has got from its batch system
+    for inherited in range(3, _FDS):  # the caller inherited them from its batch system
         try:
             os.set_inheritable(inherited, False)
         except OSError:
@@ -60,7 +59,7 @@ def main() -> int:
     if os.fork() == 0:
         try:
             _become(lock, log, argv, launcher)
-        except BaseException as error:  # the launcher must hear of any
+        except BaseException as error:  # report every error to the launcher
             os.write(told, f"{argv[0]}: {error!r}".encode())
         finally:
             os._exit(1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def detached(work: Callable[[Callable[[], None]], int]) -> int:
-    """Run ``work`` in a child that outlives this process. Raises OSError if fork(2) fails.
+    """Run ``work`` in a child that outlives this process.
 
     Returns 0 when ``work`` calls its argument, or the child's exit status if it ends before.
     """
@@ -26,7 +26,7 @@ def detached(work: Callable[[Callable[[], None]], int]) -> int:
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
-            if descriptor not in (writer, null):  # taken: syslog(3), say, has kept its number
+            if descriptor not in (writer, null):  # replaced: syslog(3) keeps its number
                 os.dup2(null, descriptor, inheritable=descriptor < 3)
         code = work(lambda: _begun(writer))
     finally:

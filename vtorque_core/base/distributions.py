@@ -1,6 +1,6 @@
-"""Names of this repository's distributions, the only ones that messages tell people to install.
+"""Distributions of vTorque, the only ones that messages tell people to install.
 
-Others could be registered by an attacker, whose code would run as root.
+An attacker could register other names, and that code would run as root.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ PLUGINS = {
         "warm",
     )
 }  # fmt: skip
-"""Plugin name to the distribution that brings it."""
+"""Distribution by plugin name."""
 BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque": "pbs"}
-"""Batch system to the plugin that brings it."""
+"""Plugin by batch system."""
 
 
 def how_to_install(distribution: str, version: str = "") -> str:
-    """Return the command that installs a distribution, or a hint for a third-party one."""
     wanted = distribution + (f"=={version}" if version else "")
     name = distribution.removeprefix("vtorque-")
     if distribution not in (CORE, TESTING, *PLUGINS.values()):

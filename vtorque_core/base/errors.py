@@ -8,7 +8,7 @@ from dataclasses import dataclass
 EXIT_OK = 0
 EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)
 EXIT_USAGE = 2  # bad arguments or a refused request, nothing was created
-EXIT_OUTPUT = 3  # what was asked for is done, but standard output cannot be written
+EXIT_OUTPUT = 3  # the command succeeded, but standard output cannot be written
 EXIT_NO_PROOF = 120  # the job shell found no proof of a ready guest and ran nothing
 EXIT_REFUSED = 121  # the node refused the request; the reason is in the job's output
 EXIT_HOST_FAULT = 122  # the node could not provide the guest
@@ -20,9 +20,7 @@ EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it (POSIX sh, 
 class Refusal:
     """Reason why a request is refused: one line for users, fields for ``--json``.
 
-    Attributes:
-        where: the config key or file that sets ``limit``.
-        fix: what to do.
+    ``where`` is the config key or file that sets ``limit``.
     """
 
     message: str
@@ -52,7 +50,7 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    ``parts`` are fields of the refusals that are given as messages.
+    ``parts`` are further fields of refusals that are given as text.
     """
 
     exit_code = EXIT_USAGE

@@ -1,6 +1,7 @@
 """All calls to libvirt; the only module that imports it, and only when needed.
 
-Every call has a deadline. All functions raise HostFault if libvirt fails or does not answer.
+Every call has a timeout, after which libvirt may still complete it. All functions raise HostFault
+if libvirt fails or does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ T = TypeVar("T")
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
 """Seconds for one call. A first createXML after a QEMU update probes QEMU, which takes seconds."""
-_LOOKUP = 10.0  # seconds for one question that libvirtd answers from memory
+_LOOKUP = 10.0  # seconds for one call that libvirtd answers from memory
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
 
@@ -45,7 +46,7 @@ os.register_at_fork(after_in_child=_forget)
 @cache
 def _libvirt() -> ModuleType:
     try:
-        import libvirt  # noqa: PLC0415 - 22 ms that only root's processes may pay
+        import libvirt  # noqa: PLC0415 - takes 22 ms, which only root needs
     except ImportError as error:
         raise HostFault(f"the Python package libvirt-python is unusable: {error}") from None
     # By default the library prints every error to stderr, which is the job's output.
@@ -79,7 +80,6 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    """Return ``work(connection)``; reconnect if the connection is broken."""
     module = _libvirt()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
@@ -121,7 +121,6 @@ def _connect(uri: str) -> Any:
 
 
 def close() -> None:
-    """Close this process's connections. The next call reconnects."""
     while _connections:
         _, connection = _connections.popitem()
         with contextlib.suppress(HostFault, _libvirt().libvirtError):
@@ -151,10 +150,6 @@ def _if_there(work: Callable[[], T]) -> T | None:
 def create_domain(
     uri: str, xml: str, timeout: float = CALL_TIMEOUT, *, paused: bool = False
 ) -> None:
-    """Start a transient domain after libvirt has validated the XML.
-
-    After a timeout the domain may still appear, so release it anyway.
-    """
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
     flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
@@ -163,7 +158,7 @@ def create_domain(
 def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
     """Write the memory of a paused domain to a file. The domain stays paused.
 
-    Aborts after ``timeout`` seconds. Concurrent calls for one domain fail.
+    Concurrent calls for one domain fail.
     """
     forget = _libvirt().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
@@ -192,7 +187,7 @@ def give_up(uri: str, uuid: str) -> None:
 
 
 def _of_memory(domain: str, path: str) -> str:
-    """Return snapshot XML for a domain's memory and devices (formatsnapshot.html, "memory")."""
+    """Return snapshot XML for the memory without disks (formatsnapshot.html, "memory")."""
     snapshot = ElementTree.Element("domainsnapshot")
     ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
     disks = ElementTree.SubElement(snapshot, "disks")
@@ -213,10 +208,6 @@ def saved_xml(uri: str, path: str) -> str:
 
 
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Start a saved domain, paused, with XML that has the new file paths.
-
-    After a timeout the domain may still appear.
-    """
     paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
 
@@ -227,13 +218,12 @@ def migrate_domain(
     """Migrate a domain to the libvirtd at the URI ``to``, with new domain XML.
 
     The migration continues if the caller is killed, but not after ``timeout`` seconds. After
-    HostFault, ask both nodes which one has the domain.
-
-    With ``paused`` the domain is paused on both nodes. Its disks must exist on the destination.
+    HostFault, ask both nodes which one has the domain. With ``paused``, its disks must exist on the
+    destination.
     """
     module = _libvirt()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
-    flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # else one that writes fast is never done
+    flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # otherwise a fast writer never converges
     flags |= module.VIR_MIGRATE_PAUSED | module.VIR_MIGRATE_UNSAFE if paused else 0
 
     def work(domain: Any) -> bool:
@@ -243,7 +233,6 @@ def migrate_domain(
 
 
 def migratable_xml(uri: str, uuid: str) -> str:
-    """Return the XML with which another libvirtd can receive the domain."""
     flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
     found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
     if found is None:
@@ -270,7 +259,6 @@ def versions(uri: str) -> dict[str, str]:
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Resume a paused domain; no error if it runs already."""
     done = _libvirt().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
@@ -278,7 +266,6 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Pause a domain; no error if it is paused already."""
     done = _libvirt().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
@@ -316,8 +303,8 @@ class Taken:
     """Changes to a warm (paused) guest when a job claims it.
 
     Attributes:
-        devices: XML of devices to plug in. The last is plugged in after the resume, as a signal
-            that the others are present.
+        devices: XML of devices to plug in. The last one follows after the resume, to signal that
+            the others are present.
         metadata: XML in the namespace ``uri`` with the prefix ``key``.
         cpus: host CPU ids for all threads; empty: any.
         host: number of CPUs of the host.
@@ -332,7 +319,6 @@ class Taken:
 
 
 def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT) -> None:
-    """Add devices, metadata and CPUs to a paused domain, and resume it."""
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 
     def work(domain: Any) -> bool:
@@ -357,10 +343,9 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
-    """Kill a domain and wait until it has ended; a missing one is fine.
+    """Kill a domain and wait until it has ended. A missing domain is no error.
 
-    Spares a domain with the same UUID that was started later. Raises HostFault if QEMU still exists
-    after ``deadline_s`` seconds (uninterruptible sleep).
+    Spares a domain with the same UUID that was started later.
     """
     deadline = time.monotonic() + deadline_s
     doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
@@ -448,8 +433,6 @@ def network_names(uri: str) -> list[str]:
 
 
 def network_xml(uri: str, name: str) -> str | None:
-    """Return the live XML of a network, or None if it is not active."""
-
     def xml(connection: Any) -> str | None:
         network = _find_network(connection, name)
         return str(network.XMLDesc()) if network is not None and network.isActive() else None

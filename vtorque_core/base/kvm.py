@@ -29,7 +29,7 @@ from vtorque_core.base.run_tool import run_tool
 
 STAGE = "accel"
 PROBE_TIMEOUT = 3.0
-"""Seconds until a probe that does not end means no. A working KVM needs 0.1 s for the program."""
+"""Timeout in seconds. A working KVM executes the program in 0.1 s."""
 _KILL_TIMEOUT = 2.0
 _DEVICE = "/dev/kvm"
 _CACHE = "accel.json"
@@ -51,7 +51,7 @@ _SREGS_SIZE = 312
 _CONTROL_REGISTERS = 224  # offset in struct kvm_sregs
 
 # The guest: memory from 0, page tables, a program that counts down, stores a mark and halts.
-# 10^8 rounds are 0.03 to 0.1 s of a processor, 0.5 s of TCG, and were 70 s of an emulating KVM.
+# 10^8 rounds take 0.03 to 0.1 s on a processor, 0.5 s with TCG, 70 s with an emulating KVM.
 _MEMORY, _PML4, _PDPT, _PD, _CODE, _RESULT = 0x10000, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000
 _MAGIC = 0x76740001
 _PROGRAM = (
@@ -66,19 +66,12 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Accel:
-    """Execution mode of this node's guests, with a warning for the job's output and doctor."""
-
     type: Literal["kvm", "tcg"]
     warning: str | None = None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of a probe.
-
-    An empty ``failure`` means that KVM works; ``note`` names what is untested.
-    """
-
     failure: str = ""
     note: str = ""
 
@@ -86,14 +79,8 @@ class Probe:
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     """Return how guests of this node are executed. As root, also give QEMU's group access to KVM.
 
-    Args:
-        accel: ``[node] accel``: auto, kvm or tcg.
-        run_dir: root caches the result there until reboot.
-        user: user that must be able to use KVM; None: the caller.
-
-    Raises:
-        HostFault: the site requires KVM, which does not work; or the user's group or setfacl(1) is
-            missing.
+    Root caches the result in ``run_dir`` until reboot. ``user`` must be able to use KVM; None: the
+    caller.
     """
     if accel == "tcg":
         return Accel("tcg")
@@ -112,9 +99,8 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
 
 
 def probed(run_dir: Path, user: str | None = None) -> Probe:
-    """Return the cached result of this boot, or probe now."""
     path = run_dir / _CACHE
-    # Of the caller: whether it is theirs to open, which changes when they join its group.
+    # Without user: the caller's access, which changes when they join the device's group.
     who = _group_of(user) if user else os.access(_DEVICE, os.R_OK | os.W_OK)
     key = {"boot": boot_id(), "user": user, "group": who}
     known = _read(path, key)
@@ -167,7 +153,7 @@ def _let_group(gid: int) -> None:
         device = Path(_DEVICE).stat()
         if device.st_gid == gid or device.st_mode & stat.S_IWOTH:
             return
-        with contextlib.suppress(OSError):  # no list, or no file system that has them
+        with contextlib.suppress(OSError):  # no ACL, or none supported
             entry = struct.pack("<HHI", 0x08, 6, gid)  # ACL_GROUP, rw (linux/posix_acl_xattr.h)
             if entry in os.getxattr(_DEVICE, safefs.ACL):
                 return
@@ -199,12 +185,11 @@ def _read(path: Path, key: dict[str, Any]) -> Probe | None:
 
 
 def main(user: str) -> None:
-    """Probe in this process, as ``user`` if given (needs root), and print JSON."""
     note = ""
     try:
         if user:
             uid = pwd.getpwnam(user).pw_uid
-            os.setgroups(())  # a guest's QEMU has none beside this one
+            os.setgroups(())  # a guest's QEMU has no other groups
             os.setgid(_group_of(user))
             os.setuid(uid)
         device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -212,8 +197,7 @@ def main(user: str) -> None:
         if machine == "x86_64":
             failure = _execute(device)
         else:
-            # The registers to set differ with each architecture; there, trust that a virtual
-            # machine can be made, and say so.
+            # Each architecture has other registers, so only test whether a VM can be created.
             os.close(fcntl.ioctl(device, _CREATE_VM, 0))
             failure, note = "", f"KVM cannot be probed on {machine}, and is assumed to work"
     except OSError as error:
@@ -222,7 +206,6 @@ def main(user: str) -> None:
 
 
 def _execute(device: int) -> str:
-    """Run the guest program in 64-bit mode. Return the error, or an empty string."""
     version = fcntl.ioctl(device, _GET_API_VERSION)
     if version != _API_VERSION:
         return f"KVM API version {version}, expected {_API_VERSION}"
@@ -250,7 +233,6 @@ def _execute(device: int) -> str:
 
 
 def _guest_memory() -> mmap.mmap:
-    """Return guest memory with the program, and page tables that map the first 2 MiB 1:1."""
     memory = mmap.mmap(-1, _MEMORY)
     memory[_CODE : _CODE + len(_PROGRAM)] = _PROGRAM
     present_writable, large = 0x3, 0x80  # Intel SDM vol. 3, 4.5: page-table entries

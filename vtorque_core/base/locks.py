@@ -32,7 +32,7 @@ def lock_holder(descriptor: int) -> int | None:
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Return the pid of a local process with a POSIX lock on a file, or None. Raises OSError."""
+    """Return the pid of a local process with a POSIX lock on a file, or None."""
     with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
@@ -47,9 +47,9 @@ class Busy(HostFault):
 
 
 def take_lock(path: Path, wait: float) -> int:
-    """Acquire a lock file and return its descriptor. Create the file and its directory (0700).
+    """Acquire a lock file within ``wait`` seconds and return its descriptor.
 
-    ``wait`` is in seconds; 0 tries once. Raises Busy, or HostFault if the file cannot be created.
+    Creates the file and its directory (0700).
     """
     end = time.monotonic() + wait
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,20 +62,17 @@ def take_lock(path: Path, wait: float) -> int:
                     owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                     raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
                 if _is_file(descriptor, path):
-                    # of one length: ext4 brings a file that is cut and written anew to disk
+                    # fixed length: ext4 would flush a truncated and rewritten file to disk
                     os.pwrite(descriptor, f"{os.getpid():<31}\n".encode(), 0)
                     return descriptor
             except BaseException:
-                os.close(descriptor)  # else we would hold it ourselves
+                os.close(descriptor)  # otherwise this process holds the lock
                 raise
             os.close(descriptor)  # its last holder removed it: there may be another file now
 
 
 def flocked(descriptor: int, kind: int, end: float) -> bool:
-    """Try until ``end`` (monotonic) to acquire LOCK_EX or LOCK_SH, and return True on success.
-
-    Raises OSError if the file system has no locks.
-    """
+    """Try until ``end`` (monotonic) to acquire LOCK_EX or LOCK_SH, and return True on success."""
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -114,7 +111,6 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
 
 
 def job_lock_holder(paths: Paths, job_id: str) -> int | None:
-    """Return the pid of the process that holds a job's lock, or None. As root."""
     with (
         contextlib.suppress(FileNotFoundError),
         safefs.closing(_opened(paths.job_lock(job_id))) as lock,
@@ -157,13 +153,10 @@ ANYBODYS, ONE_EACH = range(8), range(8, 18)
 def libvirt_worker(
     paths: Paths, uid: int, deadline: float, failed: threading.Event
 ) -> Iterator[None]:
-    """Hold one of libvirtd's workers for a guest start, within the user's limit.
+    """Hold one of libvirtd's workers while a guest starts, within the user's limit.
 
-    A start occupies a worker until QEMU has started. Of libvirtd's 20 workers (libvirtd.conf,
-    max_workers), starts may use 18: eight for any user, and ten with at most one per user. As root,
-    in any thread.
-
-    Raises HostFault if ``failed`` is set or the ``deadline`` (``time.monotonic()``) has passed.
+    Of libvirtd's 20 workers (libvirtd.conf, max_workers), starts may use 18: eight for any user,
+    and ten with at most one per user. Works in any thread.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with safefs.naming(paths.node_lock, stage="boot"):

@@ -72,7 +72,6 @@ class Paths:
 
     @property
     def node_lock(self) -> Path:
-        """Lock of the ledger and of node-wide resources."""
         return self.run / "node.lock"
 
     def job_state(self, key: str) -> Path:
@@ -92,7 +91,6 @@ class Paths:
         return self.run / "locks" / safe_name(job_id)
 
     def proof(self, job_id: str) -> Path:
-        """Status file from the prologue (root) to the job shell (user)."""
         return self.run / "proof" / f"{safe_name(job_id)}.json"
 
 
@@ -100,8 +98,7 @@ class Paths:
 class JobAttempt:
     """One attempt of a job, to which all acquired resources and records belong.
 
-    Attributes:
-        node: this node's name in the batch system; empty if unknown.
+    ``node`` is this node's name in the batch system, if known.
     """
 
     id: str
@@ -112,12 +109,10 @@ class JobAttempt:
 
     @property
     def key(self) -> str:
-        """Name of the attempt in journals and directories."""
         return job_key(self.id, self.attempt)
 
 
 def boot_id() -> str:
-    """Return an id that changes with each reboot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -137,17 +132,14 @@ def safe_name(text: str) -> str:
 
 
 def job_key(job_id: str, attempt: int) -> str:
-    """Return the name of a job attempt, used in journals, directories and guest names."""
     return f"{safe_name(job_id)}.{attempt}"
 
 
 def guest_name(job_id: str, attempt: int, node: str, index: int) -> str:
-    """Return the libvirt domain name of a guest. ``node`` is the name in the batch system."""
     return f"vt-{job_key(job_id, attempt)}-{safe_name(node)}-{index}"
 
 
 def guest_uuid(guest: str) -> str:
-    """Return the libvirt domain UUID of a guest (RFC 9562, version 5)."""
     import uuid  # noqa: PLC0415 - 4 ms, and vsub names no guest
 
     return str(uuid.uuid5(uuid.UUID(_NAMESPACE), guest))
@@ -163,11 +155,7 @@ def guest_hostname(node: str, index: int, guests_per_node: int) -> str:
 def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> bytes:
     """Return ``length`` bytes of HKDF-SHA256 (RFC 5869) for one purpose of one job.
 
-    Args:
-        secret: the site secret, at least 32 bytes.
-        purpose: such as ``"ssh-user"``.
-        parts: job id, attempt, rank; joined unambiguously.
-        length: at most 8160 bytes (255 blocks).
+    ``secret`` is the site secret. ``parts`` are, for example, job id and rank.
     """
     import hmac  # noqa: PLC0415 - as hashlib above
 
@@ -185,5 +173,4 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
 
 
 def guest_mac(secret: bytes, guest: str, nic: int, prefix: str) -> str:
-    """Return the MAC of a guest's NIC: ``prefix`` and three derived bytes."""
     return f"{prefix}:{derive(secret, 'mac', guest, nic, length=3).hex(':')}"

@@ -1,4 +1,4 @@
-"""Run system tools as root or unprivileged, so that they die with the process that started them."""
+"""Run system tools that die with the process that started them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
 
 
 def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
-    """Return a command that runs ``argv`` and that the kernel kills when its starter ends.
+    """Return a command that runs ``argv`` and that the kernel kills when the calling thread ends.
 
-    The starter is the thread that calls this and then starts the command. Children of ``argv`` are
-    not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS). The command's shell drops
-    variables whose names are not identifiers. ``rights`` are options of setpriv(1).
+    Its children are not killed. Set-user-ID programs do not work (PR_SET_NO_NEW_PRIVS). Variables
+    whose names are not identifiers are dropped. ``rights`` are options of setpriv(1).
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
@@ -28,8 +27,7 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
 def alone() -> tuple[str, ...]:
     """Return a command prefix that runs a tool as nobody in a new pid namespace.
 
-    The tool's processes end with it, so that none can change a file after its validation. Empty
-    unless root, for tests.
+    All processes of the tool end with it, so that none can change a file after its validation.
     """
     if not effective_root():
         return ()
@@ -39,7 +37,6 @@ def alone() -> tuple[str, ...]:
 
 
 def rights_of(uid: int) -> tuple[str, ...]:
-    """Return options of setpriv(1) for a user without groups and privileges."""
     return "--reuid", str(uid), "--regid", str(NOBODY), "--clear-groups"
 
 
@@ -48,11 +45,7 @@ def run_tool(
 ) -> str:
     """Run a system tool without a shell, with a fixed PATH and C locale; return its stdout.
 
-    The tool is killed when the calling thread ends. Runs as root, or as ``uid`` without groups and
-    privileges. ``timeout`` is in seconds.
-
-    Raises:
-        HostFault: the tool is missing, fails or times out; with the end of its output.
+    The tool is killed when the calling thread ends. As ``uid`` it has no groups and privileges.
     """
     import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
     import subprocess  # noqa: PLC0415

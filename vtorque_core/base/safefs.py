@@ -1,9 +1,8 @@
 """Create and remove files as root without following paths that others control.
 
-A directory is trusted if it and its parents belong to root (or the calling user) and nobody else
-can write there, or replace entries (sticky directories). All operations are relative to a
-descriptor of a trusted directory. They never follow a link in the last component, and elsewhere
-only root's links.
+A directory is trusted if only root (or the calling user) can write it and its parents, or replace
+entries there (sticky directories). All operations are relative to a descriptor of a trusted
+directory. They never follow a link in the last component, and elsewhere only root's links.
 """
 
 from __future__ import annotations
@@ -40,11 +39,9 @@ def closing(descriptor: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def parent_of(path: str) -> Iterator[tuple[int, str]]:
-    """Open the trusted directory that contains ``path``; yield it and the last component.
+    """Open the directory that contains ``path``; yield its descriptor and the last component.
 
-    Raises:
-        FileNotFoundError: the directory is missing.
-        HostFault: the directory is not trusted, or ``path`` is not absolute or contains ``..``.
+    Raises HostFault if the directory is not trusted.
     """
     pure = Path(path)
     if not pure.is_absolute() or ".." in pure.parts or not pure.name:
@@ -132,8 +129,7 @@ def write_new(
 ) -> None:
     """Create a new file with exactly this owner and mode (-1: unchanged).
 
-    ``ready`` is called last with the open descriptor, for example os.fsync. Raises OSError, or
-    HostFault if the directory is not trusted.
+    ``ready`` is called last with the open descriptor, for example os.fsync.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with parent_of(path) as (directory, name):
@@ -161,8 +157,7 @@ def replace(
 def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
     """Set an ACL that gives permissions to some users and nobody else (linux/posix_acl_xattr.h).
 
-    ``own`` and ``theirs`` are the permissions of owner and users: 4 read, 2 write, 1 execute.
-    Nothing is set if the only user is the caller. Raises OSError without ACL support.
+    Permissions are 4 read, 2 write, 1 execute. Sets nothing if the only user is the caller.
     """
     nobody = 0xFFFFFFFF
     others = sorted(set(uids) - {os.geteuid()})
@@ -181,7 +176,7 @@ def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
 def rewrite(path: Path, content: bytes) -> None:
     """Replace a file's contents durably and atomically; keep owner, mode and links.
 
-    Creates a missing file with mode 0644. Raises HostFault.
+    Creates a missing file with mode 0644.
     """
     with naming(path):
         real = path.resolve()
@@ -193,13 +188,11 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def beside(path: str) -> str:
-    """Return the name of the temporary file of :func:`replace`, a hidden file."""
     directory, _, name = path.rpartition("/")
     return f"{directory}/.{name}.new"
 
 
 def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """Create a new directory. Raises OSError and HostFault."""
     with parent_of(path) as (directory, name):
         os.mkdir(name, 0o700, dir_fd=directory)
         with closing(os.open(name, _READ, dir_fd=directory)) as descriptor:
@@ -208,16 +201,12 @@ def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> Non
 
 
 def remove_file(path: str) -> None:
-    """Remove a file, socket or link if it exists."""
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         os.unlink(name, dir_fd=directory)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and its contents if it exists.
-
-    Raises HostFault if there is a mount inside.
-    """
+    """Remove a directory and its contents if it exists. Raises HostFault for a mount inside."""
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         try:
             descriptor = os.open(name, _READ, dir_fd=directory)

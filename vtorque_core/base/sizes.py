@@ -1,4 +1,4 @@
-"""Parse sizes, durations, counts and booleans. Pure; raises only ValueError."""
+"""Parse sizes, durations, counts and booleans. Only ValueError is raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TRUE = frozenset({"enabled", "true", "yes", "on"})
 _FALSE = frozenset({"disabled", "false", "no", "off"})
 _AMBIGUOUS = frozenset({"0", "1"})
-BOOLEAN_WORDS = _TRUE | _FALSE | _AMBIGUOUS  # all that boolean() has something to say about
+BOOLEAN_WORDS = _TRUE | _FALSE | _AMBIGUOUS  # words that boolean() recognizes
 _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML takes 64 bits
 
 
@@ -31,7 +31,6 @@ def size_mib(text: str) -> int:
 
 
 def show_mib(mib: int) -> str:
-    """Return MiB as text: ``2G`` for 2048, ``512M`` for 512."""
     for unit, factor in (("T", 1024**2), ("G", 1024)):
         if mib and mib % factor == 0:
             return f"{mib // factor}{unit}"
@@ -39,7 +38,6 @@ def show_mib(mib: int) -> str:
 
 
 def count(text: str) -> int:
-    """Return a non-negative integer of at most nine digits."""
     if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII):
         raise ValueError("is not a whole number")
     return int(text)
@@ -63,7 +61,6 @@ def boolean(text: str) -> bool:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of ``300``, ``90s``, ``5m``, ``2h``, ``500ms``."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a duration: write a whole number with ms, s, m, h or d, like 90s")

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return at most ``most`` similar names, those with swapped letters first."""
     from difflib import get_close_matches  # noqa: PLC0415 (12 ms)
 
     word, names = name.lower()[:64], {each.lower(): each for each in sorted(known)}
@@ -17,6 +16,5 @@ def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def hint(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return ``did you mean NAME?``, or ``otherwise`` if no name is similar."""
     close = closest(name, known)
     return f"did you mean {close[0]}?" if close else otherwise

@@ -16,16 +16,8 @@ _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 def require_root_owned(path: Path, uid: int = 0, known: dict[Path, Path] | None = None) -> None:
     """Check ``path`` and every directory and symbolic link on the way from ``/``.
 
-    A sticky directory (``/tmp``) is accepted, because others cannot replace root's entries. Group
-    write permission is refused, except for a user's private group.
-
-    Args:
-        path: must exist; relative to the current directory.
-        uid: an owner to accept beside root, in tests.
-        known: cache of checked directories.
-
-    Raises:
-        ConfigError: names the path and what to do.
+    Accepts sticky directories (``/tmp``), where others cannot replace root's entries, and a user's
+    private group. ``uid`` may own files too. ``known`` caches checked directories.
     """
     _follow(path.absolute(), uid, _MAX_LINKS, {} if known is None else known)
 
@@ -48,7 +40,6 @@ def _follow(path: Path, uid: int, links: int, known: dict[Path, Path]) -> Path:
 
 
 def require_secret(path: Path, uid: int = 0) -> None:
-    """Check that only root can read and replace a regular file. Raises ConfigError."""
     require_root_owned(path, uid)
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -82,7 +73,7 @@ def _check(here: str | Path, uid: int) -> bool:
 
 
 def require_own_code(uid: int = 0) -> None:
-    """Check that nobody else can change interpreter, import path and code. Raises ConfigError.
+    """Check that nobody else can change interpreter, import path and code.
 
     Plugins are checked before their import.
     """
@@ -94,7 +85,7 @@ def require_own_code(uid: int = 0) -> None:
 
 
 def require_tree(top: Path, uid: int = 0) -> None:
-    """Check everything in a directory that is itself checked already. Raises ConfigError."""
+    """Check everything in a directory that is itself checked already."""
     for directory, below, files in os.walk(top):
         for name in (*below, *files):
             _check(f"{directory}/{name}", uid)  # not a Path: each hook checks 500 files
