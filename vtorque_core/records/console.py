@@ -1,6 +1,6 @@
 """Read and keep the end of a guest's serial console. As root, in prologue and epilogue.
 
-The guest controls every byte. The length is limited, and control sequences are removed.
+The guest controls every byte, so the length is limited and control sequences are removed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LINES = 20
 MAX_KEPT = 256 << 10  # bytes of a guest's console that are kept after a failure
 LINES_KEPT = 2000
 COLLECTED = {"console.log": "console", "cloud-init.log": "cloud-init"}
-"""What a failed guest has left in its state directory, and what it is called where it is kept."""
+"""Files in a failed guest's state directory, and the names under which they are kept."""
 
-PANIC = 50  # lines: what is wrong comes first, then registers and a trace
+PANIC = 50  # lines: a panic's reason precedes registers and a trace
 WIDTH = 200  # characters of one line
-_BYTES = 16384  # looked at from the end
+_BYTES = 16384  # read from the end
 _MOST = 2 << 20  # bytes: LINES_KEPT lines of WIDTH characters in UTF-8
-_SETTLE = 0.5  # seconds that virtlogd may take to write what the ending QEMU said
+_SETTLE = 0.5  # seconds for virtlogd to write the last output of QEMU
 _POLL = 0.1
 _log = logging.getLogger(__name__)
 # ECMA-48 control sequences, and the two-character escapes: a firmware's screen is full of them.
@@ -40,7 +40,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 def tail(
     path: Path, lines: int = LINES, most: int = _BYTES, settle: float = _SETTLE
 ) -> tuple[str, ...]:
-    """Return the last ``lines`` nonblank lines, printable; empty without a console log.
+    """Return the last ``lines`` nonblank lines, printable.
 
     Reads at most ``most`` bytes, and waits at most ``settle`` seconds while the log grows.
     """
@@ -77,7 +77,6 @@ def _settled(descriptor: int, size: int, seconds: float) -> int:
 
 
 def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
-    """Return the last ``count`` nonblank lines of console output, printable."""
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     lines = (line.strip() for line in re.split(r"[\r\n]+", text))
     return tuple(printable(line, WIDTH) for line in lines if line)[-count:]
@@ -86,7 +85,7 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
     """Keep the end of the console and of cloud-init's log of failed guests.
 
-    ``dead``: indexes of guests that have ended. If the start failed, all guests count.
+    ``dead`` are the indexes of guests that have ended. After a failed start, all guests count.
     """
     failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
     for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):

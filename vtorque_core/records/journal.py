@@ -9,8 +9,8 @@ One file of JSON lines, ``<state>/journal/<job key>.jsonl``, mode 0600, root. Li
     released  seq; failed: seq, error, try. Optional, because teardown must work on a full disk
     phase     name, guest, t: timeline; cpu, mib: the guest's usage (api.batch_system.Usage)
 
-A crash may leave an incomplete last line, which is ignored because its create() did not run. Any
-other invalid line is an error. Hold the job's lock to start or change a journal.
+An incomplete last line is ignored, because its create() did not run. Any other invalid line is an
+error. Hold the job's lock to start or change a journal.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from vtorque_core.records.reading import (
 from vtorque_core.records.timeline import keep
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""Test seam, and nothing else: called with ``before record file``, ``after create file``,
-``before release file``, ... around every step. A fault harness replaces it and kills the process
-there, without knowing any plugin. The words are: record, create, created, release, released,
-delete. ``phase plan``: a phase of the job has begun."""
+"""Test seam around every step, for a fault harness that kills the process there.
+
+Called with ``before record file``, ``after create file`` ... The steps are record, create, created,
+release, released and delete; and ``phase plan`` when a phase of the job has begun.
+"""
 
 
 def step(name: str) -> None:
@@ -74,7 +75,7 @@ class Journal:
 
     @classmethod
     def start(cls, paths: Paths, header: JobHeader) -> Journal:
-        """Create the journal of an attempt; on disk on return. Raises HostFault if it exists."""
+        """Create an attempt's journal and sync it to disk. Raises HostFault if it exists."""
         path = paths.journal / f"{header.job.key}.jsonl"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -99,10 +100,7 @@ class Journal:
 
     @classmethod
     def open(cls, paths: Paths, path: Path) -> Journal:
-        """Open an existing journal for appending, and truncate an incomplete last line.
-
-        Raises FileNotFoundError, EmptyJournal, JournalError and HostFault.
-        """
+        """Open an existing journal for appending, and truncate an incomplete last line."""
         state = read(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(descriptor).st_size > state.size:
@@ -150,15 +148,8 @@ class Journal:
     ) -> int:
         """Write the record, fsync, call ``resource.create()``; return the record's number.
 
-        If ``create()`` raises, the record stays open, and teardown releases it.
-
-        Args:
-            resource: its journaled fields must be JSON values.
-            plugin: whose hook acquires it; ``"core"`` for the core.
-            phase: phase of the life cycle, for messages and the report.
-            guest: index on this node; None: the whole job.
-            needs: further records to release after this one. Directories and leases of the guest
-                and the job are implied.
+        If ``create()`` raises, the record stays open, and teardown releases it. ``needs`` are
+        records to release after this one, besides directories and leases of the guest and the job.
         """
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
@@ -225,12 +216,11 @@ class Journal:
             for r in self._records.values()
             if r.seq not in self._released and (guest is None or r.guest in (guest, None))
         ]
-        held = (TREE,) if kind in PASSIVE else (TREE, LEASE, SPARE)  # that one has leases, too
+        held = (TREE,) if kind in PASSIVE else (TREE, LEASE, SPARE)  # SPARE has leases, too
         always = {r.seq for r in ours if kind == DOMAIN or r.kind in held}
         return tuple(sorted(always | set(wanted)))
 
     def phase(self, name: str, guest: int | None = None, used: Usage | None = None) -> None:
-        """Add a point to the timeline. Never raises."""
         line = {"op": "phase", "name": name, "guest": guest, "t": time.time()}
         if used is not None:
             line |= {"cpu": used.cpu_seconds, "mib": used.peak_mib}
@@ -263,7 +253,6 @@ class Journal:
                 self._broken = True
 
     def delete(self) -> None:
-        """Remove the journal when no record is open."""
         step("before delete journal")
         self.close()
         with contextlib.suppress(FileNotFoundError):
@@ -275,9 +264,9 @@ class Journal:
 def shared_records(
     paths: Paths, kind: str, args: Mapping[str, Any], but: tuple[Path, int] | None = None
 ) -> list[tuple[JobHeader, Record]]:
-    """Return the open records of one node-wide resource in all journals. Hold the node's lock.
+    """Return the open records of one node-wide resource in all journals, except ``but``.
 
-    ``but``: journal and number of a record to omit. Raises JournalError.
+    The caller holds the node's lock.
     """
     return [
         (state.header, record)
@@ -297,6 +286,6 @@ def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]
     now = boot_id()
     alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
     if not alive or resource.lost():
-        if others:  # recorded, perhaps half created: its process was killed
+        if others:  # recorded by a killed process, perhaps incomplete
             resource.release()
         _create(resource)

@@ -1,8 +1,7 @@
-"""Write a job's log on this node. As root, in prologue, starter, epilogue and reaper.
+"""Write a job's log on this node. As root. Nothing raises.
 
 While a log is :func:`opened`, messages of ``vtorque_*`` loggers of this process and its children go
-to ``log.jsonl`` in the job's kept records. Nothing raises. For reading see
-:mod:`vtorque_core.api.job_log`.
+to ``log.jsonl`` in the job's kept records.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ logging.addLevelName(TRACE, "TRACE")
 class Log:
     """Log of one job attempt on this node.
 
-    Attributes:
-        site, asked: log levels that the site and the job's owner request.
-        phase: the job's current phase.
+    ``site`` and ``asked`` are the log levels of the site and of the job's owner.
     """
 
     paths: Paths
@@ -69,7 +66,6 @@ class Log:
         return kept_records.place(self.paths, self.job)
 
     def begin(self) -> None:
-        """Open the file if possible."""
         try:
             self._file = self.place.append(kept_records.LOG)
         except (OSError, HostFault) as error:
@@ -81,7 +77,6 @@ class Log:
             self._file = None
 
     def take(self, record: logging.LogRecord) -> None:
-        """Write a log record if its level is requested. Never raises."""
         try:
             if not record.name.startswith("vtorque_"):
                 return
@@ -93,7 +88,7 @@ class Log:
             self._write(line, record)
             if record.levelno >= logging.CRITICAL:
                 to_syslog(f"{self.job.id}: {line.decode().strip()}")
-        except Exception as error:  # what a plugin gives to show may raise anything
+        except Exception as error:  # a plugin's arguments may raise anything
             self.complain(f"a record of {printable(record.name)} is lost: {type(error).__name__}")
 
     def _write(self, line: bytes, record: logging.LogRecord) -> None:
@@ -121,7 +116,6 @@ class Log:
         return json.dumps(entry(record, self)).encode() + b"\n"
 
     def complain(self, text: str) -> None:
-        """Report a problem with the log to syslog, once."""
         if text not in self._told:
             self._told.add(text)
             to_syslog(f"{self.job.id}: log: {text}")
@@ -184,7 +178,7 @@ def opened(log: Log) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def reopened() -> Iterator[None]:
-    """Reopen the current log in a forked process that runs independently."""
+    """Reopen the current log in a forked process that outlives its parent."""
     before = _open.copy()
     _open.clear()
     mine = [opened(replace(log, _file=None, _torn=False, _told=set())) for log in before[-1:]]
@@ -193,20 +187,17 @@ def reopened() -> Iterator[None]:
 
 
 def enter(phase: str) -> None:
-    """Set the job's phase for the following messages."""
     if _open:
         _open[-1].phase = phase
 
 
 def ask(asked: Levels) -> None:
-    """Set the levels that the job's owner requested and the site's policy granted."""
     if _open:
         _open[-1].asked = asked
         set_levels()
 
 
 def defect(job_id: str) -> None:
-    """Log the current exception with its traceback, and report it to syslog."""
     error = sys.exc_info()[1]
     if _open:
         what = f"{type(error).__name__}: {error}"
@@ -227,7 +218,6 @@ def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
 
 
 def set_levels() -> None:
-    """Make all loggers create the records that the innermost log may want."""
     if _open:
         levels = [*_open[-1].site.of.values(), *_open[-1].asked.of.values()]
         logging.getLogger().setLevel(min(levels, default=QUIET))
@@ -239,7 +229,6 @@ def _plugin_of(record: logging.LogRecord) -> str:
 
 
 def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
-    """Return a log record as a JSON object with limited, printable text."""
     own = record.__dict__
     guest = own.get("guest", _guest.get())
     found: dict[str, Any] = {
@@ -260,7 +249,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """Return text like :func:`vtorque_core.base.errors.printable`, also fast for long text."""
+    """Like :func:`vtorque_core.base.errors.printable`, but also fast for long text."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 

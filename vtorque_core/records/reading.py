@@ -22,10 +22,10 @@ CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
 SPARE_XML = "base.xml"
-"""In a warm guest's state directory: the XML that a job's domain is compared with."""
+"""File in a warm guest's state directory: XML to compare a job's domain with."""
 SUSPENDED = "suspended"  # a phase: see live.suspend
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
-# use no leased item: one that cannot be removed must not keep cores and addresses from the next job
+# Kinds that use no leased item: if one cannot be removed, cores and addresses are still released.
 
 
 class JournalError(VtorqueError):
@@ -41,7 +41,7 @@ class OrphanError(VtorqueError):
 
 
 ARRIVES = "arrives"
-"""A phase of a start whose guest comes from another node: from then on it may be here."""
+"""Phase of a start, from which on a migrating guest may be on this node."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class JobHeader:
     """First line of a journal.
 
     Attributes:
-        plugins: ``"distribution version"`` of all participating plugins by name.
+        plugins: ``"distribution version"`` of participating plugins by name.
         off: plugins that ``[[limits]]`` disable for the job.
-        spare: name of the service that keeps this warm guest; empty for a job.
+        spare: service that keeps this warm guest; empty for a job.
     """
 
     job: JobAttempt
@@ -64,7 +64,6 @@ class JobHeader:
     spare: str = ""
 
     def line(self) -> dict[str, Any]:
-        """Return the first line, without the node, because a journal belongs to one node."""
         line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(self.job)}
         del line["node"]
         return line | {
@@ -85,8 +84,7 @@ class Record:
     Attributes:
         guest: index on this node; None: the whole job.
         tries: number of failed releases.
-        error: of the last one.
-        created: create() has returned.
+        error: of the last failed release.
         clock: ``time`` by CLOCK_MONOTONIC.
     """
 
@@ -105,9 +103,8 @@ class Record:
     clock: float | None = None
 
     def line(self) -> dict[str, Any]:
-        """Return the journal line, as written before creation."""
         line = {"op": "acquire", **dataclasses.asdict(self), "t": round(self.time, 3)}
-        for later in ("time", "tries", "error", "created"):  # lines after it say these
+        for later in ("time", "tries", "error", "created"):  # later lines record these
             del line[later]
         return line
 
@@ -117,8 +114,6 @@ class Record:
 
 @dataclass(frozen=True)
 class PhaseMark:
-    """A point of the timeline, with the guest's usage so far."""
-
     name: str
     guest: int | None
     time: float
@@ -138,12 +133,10 @@ class JournalState:
 
     @property
     def key(self) -> str:
-        """Job key of the journal and the directories."""
         return self.path.name.removesuffix(".jsonl")
 
     @property
     def open(self) -> tuple[Record, ...]:
-        """Records that are not released, in order of acquisition."""
         return tuple(r for seq, r in sorted(self.records.items()) if seq not in self.released)
 
     @property
@@ -152,22 +145,18 @@ class JournalState:
 
     @property
     def phase(self) -> str:
-        """The job's last phase; empty if none."""
         return next((mark.name for mark in reversed(self.phases) if mark.guest is None), "")
 
     @property
     def suspended(self) -> bool:
-        """True if the batch system has suspended the job."""
         return self.phase == SUSPENDED
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """Libvirt names of all acquired domains, released or not."""
         return tuple(str(r.args["name"]) for r in self.records.values() if r.kind == DOMAIN)
 
 
 def journals(paths: Paths) -> list[Path]:
-    """Return the journal files of this node, sorted by name."""
     return sorted(paths.journal.glob("*.jsonl"))
 
 
@@ -178,8 +167,8 @@ def walk(
 ) -> Iterator[JournalState]:
     """Yield the state of each journal of this node, or of ``job_id`` only.
 
-    ``troubled`` is called for unreadable and empty journals. Without it, empty ones are skipped,
-    and an unreadable one raises JournalError.
+    ``troubled`` is called for unreadable and empty journals. Without it, an unreadable one raises
+    JournalError.
     """
     for path in journals(paths):
         if job_id is not None and lock_name(path) != safe_name(job_id):
@@ -196,7 +185,6 @@ def walk(
 
 
 def taken_spares(held: Iterable[JournalState]) -> set[str]:
-    """Return the keys of warm guests that jobs have claimed."""
     return {str(r.args["key"]) for state in held for r in state.open if r.kind == SPARE}
 
 
@@ -212,17 +200,14 @@ def spares(held: Sequence[JournalState]) -> list[JournalState]:
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
-    """Return the states of a job's journals, oldest attempt first. Raises JournalError."""
     return sorted(walk(paths, job_id), key=lambda state: state.header.job.attempt)
 
 
 def lock_name(path: Path) -> str:
-    """Return the name of a journal's job lock."""
     return path.name.removesuffix(".jsonl").rpartition(".")[0]
 
 
 def read_if_any(path: Path) -> JournalState | None:
-    """Read a journal; return None if it is missing or empty. Raises JournalError."""
     try:
         return read(path)
     except (FileNotFoundError, EmptyJournal):
@@ -230,10 +215,6 @@ def read_if_any(path: Path) -> JournalState | None:
 
 
 def read(path: Path) -> JournalState:
-    """Read a journal. Works while another process appends.
-
-    Raises FileNotFoundError, EmptyJournal, and JournalError if it is corrupt or of another version.
-    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -366,7 +347,6 @@ def _tuples(value: Any) -> Any:
 
 
 def arguments(resource: Resource) -> dict[str, Any]:
-    """Return the journaled fields as JSON values. Raises TypeError for other values."""
     if not dataclasses.is_dataclass(resource):
         raise TypeError(f"{type(resource).__name__} is not a dataclass")
     fields = [f for f in dataclasses.fields(resource) if f.metadata.get("journal", True)]

@@ -16,11 +16,10 @@ _log = logging.getLogger(LAST)
 
 
 def keep(paths: Paths, state: JournalState) -> None:
-    """Keep the phases of an ended job. Never raises OSError."""
     if not state.phases:
         return
     now = time.time()
-    ran = any(mark.name not in _ENDING for mark in state.phases)  # else a failed start's proof goes
+    ran = any(mark.name not in _ENDING for mark in state.phases)  # or just a proof is removed
     phases = {"phases": spans(state, now)} if ran else {}
     kept_records.keep_facts(paths, state.header.job, batch=state.header.batch, ended=now, **phases)
 
@@ -33,7 +32,7 @@ def keep_start(paths: Paths, state: JournalState) -> None:
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
 
-    A mark of a guest is measured from the start of the job's phase. The mark ``used`` has
+    A guest's mark is measured from the start of the job's phase. The mark ``used`` has
     ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases
