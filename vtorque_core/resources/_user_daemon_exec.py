@@ -1,15 +1,13 @@
 """Turn one process into the user's daemon in a user namespace, then execute the daemon.
 
-:mod:`vtorque_core.resources.user_daemon` runs this program as host root with the JSON of
-:class:`Plan` as last argument. It is a separate program because fork is unsafe in the caller, which
-has threads. It has few imports, because every start of a guest waits for them. Errors are written
-to ``report_fd`` as one line, with the prefix :data:`DENIED` if the user caused them. If that
-descriptor closes without a line, the daemon was executed.
+:mod:`vtorque_core.resources.user_daemon` runs this program as host root, with the JSON of
+:class:`Plan` as last argument, because fork is unsafe in a process with threads. It has few
+imports, because every start of a guest waits for them. It reports an error on ``report_fd``, with
+the prefix :data:`DENIED` if the user caused it.
 
-Method (user_namespaces(7), capabilities(7)): root creates and owns the namespace, so the user has
-no power over the daemon. The process then takes all ids of the user, including the fsuid.
-SECBIT_NO_SETUID_FIXUP keeps the capabilities over setresuid(2), ambient capabilities over
-execve(2).
+Root owns the namespace, so the user has no power over the daemon (user_namespaces(7)).
+SECBIT_NO_SETUID_FIXUP keeps the daemon's capabilities over setresuid(2), ambient capabilities over
+execve(2) (capabilities(7)).
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ CLONE_NEWPID, CLONE_NEWNET, CLONE_THREAD = 0x20000000, 0x40000000, 0x00010000
 # linux/prctl.h, linux/securebits.h
 PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 28, 47, 2
 SECUREBITS = 0b1111  # NOROOT and NO_SETUID_FIXUP, each with its lock bit
-# linux/capability.h: what virtiofsd keeps for serving files, plus chroot and bounding-set drop.
-# Not MKNOD and SETFCAP: the guest needs neither, and virtiofsd is told to go without (modcaps).
+# linux/capability.h: virtiofsd needs these to serve files, for chroot, and to drop its bounding
+# set. Not MKNOD and SETFCAP: the guest needs neither, and the option modcaps drops them.
 CAPABILITIES = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "SETGID": 6, "SETUID": 7,
     "SETPCAP": 8, "SYS_CHROOT": 18,
 }  # fmt: skip
 _CAP_VERSION_3 = 0x20080522
-# No new process, socket, namespace or mount, nothing of others or the kernel's. By numbers, the
-# same on every architecture, what a libseccomp of 2022 may not know: open_tree to fspick,
-# mount_setattr, quotactl_fd, open_tree_attr (asm-generic/unistd.h).
+# Refused: new processes, sockets, namespaces and mounts, other processes, and the kernel. Numbers
+# are equal on every architecture, for calls that a libseccomp of 2022 may not know: open_tree to
+# fspick, mount_setattr, quotactl_fd, open_tree_attr (asm-generic/unistd.h).
 _NOT_FOR_A_DISK = (
     "socket", "fork", "vfork", "ptrace", "personality", "pivot_root", "chroot", "mount", "umount2",
     "swapon", "reboot", "init_module", "delete_module", "quotactl", "kexec_load", "add_key",
@@ -61,7 +59,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 
 # linux/mount.h
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 DENIED = "!"
-MOUNTED = "/mnt"  # every system has one, and the daemon alone sees what is on it
+MOUNTED = "/mnt"  # exists on every system; only the daemon sees the mount
 _V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
 _NO_LINK = "name the directory that it leads to as the source in [shares]"
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
@@ -81,9 +79,7 @@ class Plan(NamedTuple):
     Attributes:
         disk: ``raw`` or ``qcow2``: the source is the user's disk file, and the daemon has no
             capabilities. Empty: a directory, and the daemon has guest root's in the namespace.
-        user_is_root: the maps make 0 of the user's ids, and the source is mounted on
-            :data:`MOUNTED`.
-        nofile: limit of the daemon's descriptors.
+        user_is_root: the user's ids are 0 in the namespace, and the source is on :data:`MOUNTED`.
         launched_by_root: False on a personal site.
     """
 
@@ -144,7 +140,7 @@ def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
-    """Return a copy of another process's descriptor (pidfd_getfd(2), Linux 5.6). Raises OSError."""
+    """Return a copy of another process's descriptor (pidfd_getfd(2), Linux 5.6)."""
     return _system_call("pidfd_getfd", SYS_PIDFD_GETFD, pidfd, number, 0)
 
 
@@ -156,9 +152,8 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
 def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    ``answers`` has calls, their errnos, and conditions for their arguments. The filter also applies
-    to executed programs. libseccomp also sets no_new_privs. Calls of other architectures and of x32
-    kill the process. Raises OSError.
+    ``answers`` has calls, their errnos, and conditions for their arguments. Executed programs
+    inherit the filter. Calls of other architectures kill the process.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -185,8 +180,7 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    Otherwise virtiofsd would drop its supplementary groups, and could not access directories of
-    such a group. Raises OSError.
+    Otherwise virtiofsd would drop its supplementary groups, and access to their directories.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -196,7 +190,7 @@ def refuse_what_serves_no_disk() -> None:
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
-    answer_calls([*refused, *clone])  # without clone3 glibc takes clone(2)
+    answer_calls([*refused, *clone])  # without clone3, glibc uses clone(2)
 
 
 def _capset(numbers: Iterable[int]) -> None:
@@ -215,8 +209,7 @@ def _keep_capabilities() -> None:
 def _open_disk(plan: Plan) -> int:
     """Open and lock the user's disk file with the user's ids.
 
-    O_NONBLOCK prevents a hang at a FIFO. The lock belongs to the open file (F_OFD_SETLK, fcntl(2))
-    and ends with the daemon.
+    O_NONBLOCK prevents a hang at a FIFO. The lock (F_OFD_SETLK, fcntl(2)) ends with the daemon.
     """
     access = os.O_RDONLY if plan.readonly else os.O_RDWR
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -249,7 +242,7 @@ def _open_disk(plan: Plan) -> int:
 def _check_qcow2(header: bytes) -> None:
     """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
 
-    This is no security check: the daemon has only the user's permissions.
+    This is not for security: the daemon has only the user's permissions.
     """
     if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
         raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
@@ -265,9 +258,7 @@ def _check_qcow2(header: bytes) -> None:
 def _resolve(path: str) -> tuple[str, bool]:
     """Resolve symbolic links; return the path, and True if only root can change its target.
 
-    Follows only links that root owns in directories that only root can write. Otherwise a user
-    could replace the link and choose the shared directory. Returns "" for the root directory.
-    Raises OSError and _Step.
+    Refuses links that a user can change, who could otherwise choose the shared directory.
     """
     above, _, name = path.rstrip("/").rpartition("/")
     if not name:
@@ -315,8 +306,7 @@ def _write(path: str, text: str) -> None:
 def _open_source_as_user(plan: Plan) -> int:
     """Open the source on the host in a child with all of the user's ids.
 
-    Root's effective ids do not suffice: NFS may squash root, and FUSE checks the real ids. Opening
-    also triggers an automount.
+    Effective ids do not suffice: NFS may squash root, and FUSE checks the real ids.
     """
     answer, child_answer = os.pipe()
     child_hold, hold = os.pipe()
@@ -336,7 +326,7 @@ def _open_source_as_user(plan: Plan) -> int:
     os.close(child_hold)
     number = os.read(answer, 20)
     if not number:
-        os.waitpid(child, 0)  # it has reported, and ends: it holds the lock, too
+        os.waitpid(child, 0)  # it has reported, and holds the lock until it ends
         os._exit(1)
     source = descriptor_of(os.pidfd_open(child), int(number))
     os.close(hold)
@@ -347,10 +337,9 @@ def _open_source_as_user(plan: Plan) -> int:
 def _copied(plan: Plan, host_source: int) -> int:
     """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if requested.
 
-    A read-only copy is also private, because a file system mounted later below the source would be
-    writable. ``..`` cannot leave a copy, even if a directory is moved on the host.
+    A read-only copy gets no later mounts from the host, which would be writable.
     """
-    source = _open_source(plan._replace(owner_check=False))  # ids are others here, and it is known
+    source = _open_source(plan._replace(owner_check=False))  # ids differ here, and it was checked
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
         raise _Step("was replaced while it was being opened")
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
@@ -370,11 +359,10 @@ def _copied(plan: Plan, host_source: int) -> int:
 def _mount_proc() -> None:
     """Mount a /proc for the new pid namespace, still as root.
 
-    libcap-ng reads /proc/PID/status, where the host's /proc shows another process, or nothing with
-    hidepid.
+    libcap-ng reads /proc/PID/status, which the host's /proc does not show for this pid.
     """
     unshare(CLONE_NEWNS)
-    _mount("none", "/", None, MS_REC | MS_SLAVE)  # or the host would see the next one
+    _mount("none", "/", None, MS_REC | MS_SLAVE)  # otherwise the host would see the next mount
     _mount("proc", "/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
@@ -400,13 +388,13 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
         unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
         os.write(maps_wanted, b"?")
         if os.read(maps_done, 1) != b"!":
-            os._exit(1)  # the launcher has died or failed; it said why
+            os._exit(1)  # the launcher has died, or failed and reported it
     else:
         unshare(CLONE_NEWNET | CLONE_NEWIPC)
     _become_user(plan)
     copy = (plan.readonly or plan.user_is_root) and not plan.disk
     source = _copied(plan, host_source) if copy else host_source
-    os.set_inheritable(source, True)  # of the caller's all are; what else is open ends with execve
+    os.set_inheritable(source, True)  # the caller's are; execve closes all others
     if plan.disk:
         _capset(())
         refuse_what_serves_no_disk()
@@ -435,7 +423,7 @@ def _launch(plan: Plan) -> None:
     os.close(plan.log_fd)
     os.chdir("/")
     os.umask(0o077)
-    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE: what there is
+    with contextlib.suppress(ValueError, OSError):  # no CAP_SYS_RESOURCE: keep the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (plan.nofile, plan.nofile))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
     if plan.launched_by_root:
@@ -467,6 +455,6 @@ def main() -> None:
     plan = Plan(**json.loads(sys.argv[-1]))
     try:
         _launch(plan)
-    except BaseException as error:  # the caller must see any
+    except BaseException as error:  # report every error to the caller
         _report(plan, error)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Resources: a guest's root disk, as an overlay on an image or as a copy, and a tmpfs for it."""
+"""Resources: a guest's root disk (overlay or copy of an image), and a tmpfs for it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Overlay(OneFile):
     """A qcow2 overlay on a read-only image, created in constant time.
 
     Attributes:
-        path: new file, mode 0600, owned by ``uid``, QEMU's user.
-        backing: root-owned file of format ``backing_format``, never probed.
+        path: new file (0600) of ``uid``, QEMU's user.
+        backing: root-owned file, whose format is never probed.
         size_mib: 0: as the image.
     """
 
@@ -66,10 +66,7 @@ class Overlay(OneFile):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1) without opening the image. Root parses only the image's size.
-
-        Raises HostFault if it fails or the file exists.
-        """
+        """Run qemu-img(1) without opening the image. Root parses only the image's size."""
         with _image(self.backing) as image:
             seen = _size(image, self.backing_format)
         with safefs.naming(f"cannot create {self.path}"):
@@ -83,8 +80,7 @@ class Overlay(OneFile):
 class DiskCopy(OneFile):
     """A qcow2 file with a complete copy of an image's disk.
 
-    ``source`` is a root-owned file without backing file. ``path`` and ``uid`` are as for an
-    overlay. ``seconds`` limits the time of the copy.
+    ``source`` is a root-owned file without backing file.
     """
 
     kind = "disk-copy"
@@ -95,7 +91,7 @@ class DiskCopy(OneFile):
     seconds: float = unjournalled(300.0)
 
     def create(self) -> None:
-        """Run qemu-img(1) as nobody. Raises HostFault if it fails or the file exists."""
+        """Run qemu-img(1) as nobody."""
         with _image(self.source) as image:
             most = _size(image, self.source_format)
             most += most // 1024 + _TABLES
@@ -117,8 +113,6 @@ class DiskCopy(OneFile):
 
 @dataclass(frozen=True)
 class Mount(CoreResource):
-    """A mount on an existing empty directory of vTorque (mount(8))."""
-
     kind = "mount"
     needs_root = True
     blocking = True
@@ -129,7 +123,6 @@ class Mount(CoreResource):
     options: tuple[str, ...] = ()
 
     def create(self) -> None:
-        """Mount it. Raises HostFault, also if something is already mounted there."""
         if safefs.is_mount_point(self.target):
             raise HostFault(f"{self.target}: something is mounted there already")
         kind = ("-t", self.fstype) if self.fstype else ()
@@ -137,6 +130,5 @@ class Mount(CoreResource):
         run_tool("mount", *kind, *options, "--", self.source, self.target)
 
     def release(self) -> None:
-        """Unmount it if mounted. Raises HostFault if it is in use."""
         if safefs.is_mount_point(self.target):
             run_tool("umount", "--", self.target, timeout=RELEASE_TIME)

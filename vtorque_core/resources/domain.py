@@ -14,8 +14,7 @@ from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 class Domain(CoreResource):
     """A transient libvirt domain. It needs every earlier record of its guest.
 
-    Attributes:
-        start: makes the domain exist: by a boot, from a checkpoint, or by adopting it.
+    ``start`` makes the domain exist: by a boot, by a restore, or by claiming a warm guest.
     """
 
     kind = "domain"
@@ -27,14 +26,12 @@ class Domain(CoreResource):
     start: Callable[[], None] = unjournalled()
 
     def create(self) -> None:
-        """Start the domain. Raises HostFault."""
         self.start()
 
     def release(self) -> None:
-        """Destroy the domain if it exists, and wait for its end."""
         from vtorque_core.base import hypervisor  # noqa: PLC0415
 
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)
-        if self.uri == "qemu:///session":  # what root's libvirtd writes is logrotate(8)'s to remove
+        if self.uri == "qemu:///session":  # logrotate(8) removes the logs of root's libvirtd
             cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             Path(cache, "libvirt/qemu/log", f"{self.name}.log").unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""All resource kinds of the core. They are released even if every plugin is gone.
+"""All resource kinds of the core, which are released even if every plugin is gone.
 
-Only the teardown needs all kinds, so the package does not import them.
+Only the teardown needs all kinds, so ``__init__`` does not import them.
 """
 
 from __future__ import annotations

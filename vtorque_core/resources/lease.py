@@ -16,8 +16,7 @@ from vtorque_core.records.reading import SPARE
 class Lease(CoreResource):
     """An item of a pool, in use by the job while the record is open.
 
-    Only :mod:`vtorque_core.plan.placement.ledger` creates leases, and defines their fields per
-    pool.
+    Only :mod:`vtorque_core.plan.placement.ledger` creates leases.
 
     Attributes:
         node: NUMA node of the memory; -1: unknown.
@@ -49,15 +48,11 @@ class Lease(CoreResource):
 
 @dataclass(frozen=True)
 class SpareUse(CoreResource):
-    """A warm guest that the job has claimed, by the key of its journal.
-
-    Its teardown is part of the job's. Written under the node's lock, so that only one job claims
-    the guest (:mod:`vtorque_core.node.start.spare`).
-    """
+    """A warm guest that the job has claimed, by the key of its journal."""
 
     kind = SPARE
     blocking = True
-    volatile = False  # after a reboot the spare guest's journal is still to go
+    volatile = False  # the warm guest's journal outlives a reboot
     key: str
 
     def create(self) -> None:
@@ -74,8 +69,7 @@ _WAIT = 20.0  # seconds for a change of the pool to end
 class ImageUse(CoreResource):
     """Use of an image version, which stays on disk while a record names it.
 
-    ``path`` is its directory in the pool or cache. Node-wide: the last job's release removes the
-    version if it has no name.
+    ``path`` is its directory. The last job's release removes a version without a name.
     """
 
     kind = store.KIND
@@ -84,10 +78,10 @@ class ImageUse(CoreResource):
     path: str
 
     def create(self) -> None:
-        """Check that the version still exists. Raises HostFault.
+        """Check that the version still exists.
 
-        Versions are removed under the pool's lock after reading the journals. Therefore the remover
-        sees this record, or this check sees that the version is gone.
+        Versions are removed under the pool's lock after reading the journals. So the remover sees
+        this record, or this check sees the removal.
         """
         version = Path(self.path)
         pool = version.parent.parent
@@ -100,5 +94,4 @@ class ImageUse(CoreResource):
             raise HostFault(f"image {self.path} was removed while the job was being started")
 
     def release(self) -> None:
-        """Remove the version if it is expired and without a name."""
         store.collect_version(Path(self.path))

@@ -1,9 +1,8 @@
-"""Packet filter of a guest's NIC: its MAC and addresses, and its share of the kernel's tables.
+"""Packet filter of a guest's NIC.
 
 The rules and their reasons are templates in ``filter``. Each NIC has one nftables table of the
-bridge family (nft(8)). It loads in 0.02 s; libvirt's equivalent ``clean-traffic`` takes 1.7 s per
-start and stop (libvirt 9.0). An inet table with the same name limits the guest's tracked
-connections.
+bridge family (nft(8)), which loads in 0.02 s; libvirt's ``clean-traffic`` takes 1.7 s (libvirt
+9.0). An inet table limits the guest's tracked connections.
 
 One inet table per guest network closes the node's own services to guests. Each start loads it
 again, because a reboot or ``nft flush ruleset`` removes it.
@@ -32,8 +31,8 @@ _TAP = re.compile(r"[a-z][a-z0-9]{1,14}")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 _BRIDGE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # no quote, no * (nft's wildcard); IFNAMSIZ is 16
 _PORT = re.compile(r"(?:tcp|udp)/[0-9]{1,5}")  # [network] node_ports
-# Bridges that libvirt makes for guests alone (https://libvirt.org/formatnetwork.html); without a
-# forward element the network is isolated. Others are the site's: its own hosts are behind them.
+# Forward modes with a bridge that libvirt creates for guests only, None for an isolated network
+# (https://libvirt.org/formatnetwork.html). Other bridges also connect hosts of the site.
 _OWN_BRIDGE = (None, "nat", "route", "open")
 _GUARD = "vtorque-node-"
 _NO_TABLE = "table inet {0}\ndelete table inet {0}\n"
@@ -45,10 +44,9 @@ _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, 
 def rules(tap: str, mac: str, ip: str | None, connections: int = 0, *, ipv6: bool = False) -> str:
     """Return the nft script that filters one guest's NIC, and replaces earlier tables.
 
-    Both tables have the name of the tap device. The guest may send only from ``mac`` and, if not
-    None, from ``ip``. If ``ip`` is None, ``ipv6`` also allows IPv6, but never as a router.
-    ``connections`` limits the tracked connections (at least 64), or is 0 if the node tracks none.
-    Raises ValueError.
+    The guest may send only from ``mac`` and, unless None, from ``ip``. Without an ``ip``, ``ipv6``
+    also allows IPv6, but never as a router. ``connections`` limits the tracked connections; 0: the
+    node tracks none.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -78,10 +76,10 @@ def _mark(mac: str) -> int:
 
 
 def forget_connections(mac: str) -> None:
-    """Delete a guest's entries in the node's connection tracking table. As root, on the node.
+    """Delete a guest's entries in the node's connection tracking table.
 
     Sends one netlink message (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h) with the guest's
-    mark. If the kernel refuses it, the entries expire later.
+    mark. If that fails, the entries expire later.
     """
     # A header, IPCTNL_MSG_CT_DELETE with an acknowledgment, then CTA_MARK and CTA_MARK_MASK.
     message = struct.pack("=IHHIIBBH", 36, 0x102, 5, 0, 0, 0, 0, 0)
@@ -95,12 +93,11 @@ def forget_connections(mac: str) -> None:
 
 
 def filter_reserved_macs(tap: str) -> None:
-    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F. As root.
+    """Let the bridge filter a guest's frames to the MACs 01:80:C2:00:00:00 to 0F.
 
-    By default, a bridge learns the source MACs of these frames (IEEE 802.1Q, 8.6.3) and delivers
-    the frames to the node, past the filter's hooks of nftables. The mask has a bit for each last
-    digit of the MACs. The bridge rejects bit 1, and drops these pause frames itself. Call this
-    after the NIC has joined its bridge.
+    By default, a bridge delivers these frames to the node, past nftables, and learns their source
+    MACs (IEEE 802.1Q, 8.6.3). The mask has a bit for each MAC. The bridge rejects bit 1, and drops
+    these pause frames itself. The NIC must already be on its bridge.
     """
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")
@@ -109,8 +106,7 @@ def filter_reserved_macs(tap: str) -> None:
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that keeps guests from the node's services, or an empty string.
 
-    Guards only bridges that libvirt created, because a site's own bridge also connects hosts. As
-    root. Raises HostFault if the network is not up.
+    Guards only bridges that libvirt created, because a site's own bridge also connects hosts.
     """
     if network.kind != "network":
         return ""
@@ -137,16 +133,15 @@ def guest_bridge(xml: str) -> str | None:
 
 
 def guard_table(network: str) -> str:
-    """Return the name of the inet table that keeps a libvirt network's guests from the node."""
     return _GUARD + re.sub(r"[^A-Za-z0-9_.-]", "_", network)[:100]
 
 
 def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str:
     """Return the nft script that drops packets from guests on ``bridge`` to the node itself.
 
-    Allowed are replies, ICMP (ping, path MTU, IPv6's neighbours), ``ports`` (``tcp/2049``), with
-    ``dhcp`` also DHCP and DNS of libvirt's dnsmasq, and forwarded packets. Ports that DNAT forwards
-    to another host count as the node's own. Replaces an earlier table. Raises ValueError.
+    Allowed are replies, ICMP (ping, path MTU, IPv6 neighbors), ``ports`` (``tcp/2049``), forwarded
+    packets, and with ``dhcp`` libvirt's dnsmasq. Ports that DNAT forwards to another host count as
+    the node's own.
     """
     if not _BRIDGE.fullmatch(bridge):
         raise ValueError(f"bridge {bridge!r} is not a name that nftables can match")
@@ -164,25 +159,21 @@ def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str
 
 
 def load(script: str) -> None:
-    """Load a script with nft in one transaction. Raises HostFault (nft missing or refusing)."""
     run_tool("nft", "-f", "-", stdin=script.encode())
 
 
 def unguard(network: str) -> None:
-    """Delete the table of :func:`guard` if it exists. Raises HostFault."""
     load(_NO_TABLE.format(guard_table(network)))
 
 
 def guarded(network: str) -> bool:
-    """Return True if the table of :func:`guard` exists. Raises HostFault (nft missing)."""
     return guard_table(network) in _guards()
 
 
 def sweep(uri: str) -> list[str]:
-    """Delete the tables of networks that are not up, and return their names. As root.
+    """Delete the tables of networks that are not up, and return their names.
 
-    Otherwise another network could get the same bridge. Keeps tables of networks that other
-    installations of vTorque on this host use. Raises HostFault.
+    Otherwise another network could get the same bridge.
     """
     tables = _guards()
     up = {guard_table(name) for name in hypervisor.network_names(uri)} if tables else set()
@@ -201,8 +192,7 @@ def _guards() -> list[str]:
 class Netfilter(CoreResource):
     """The packet filter of one guest NIC, by the name of its tap device.
 
-    ``guard``: the script of the node's own table (:func:`guard`), which is loaded with the filter
-    but not released with it. ``connections``, ``ipv6``: see :func:`rules`.
+    ``guard`` is the script of :func:`guard`, which stays loaded after the release.
     """
 
     kind = "netfilter"
@@ -215,12 +205,10 @@ class Netfilter(CoreResource):
     ipv6: bool = unjournalled(False)
 
     def create(self) -> None:
-        """Load the tables in one transaction. Raises HostFault (nft missing or refusing)."""
         # The guard makes the node track connections.
         limit = self.connections if self.guard or _CONNTRACK.exists() else 0
         load(rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard)
 
     def release(self) -> None:
-        """Delete the tables and the guest's tracked connections. Raises HostFault."""
         load(_script("removal", tap=self.tap))
         forget_connections(self.mac)

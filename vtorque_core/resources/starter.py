@@ -1,8 +1,7 @@
 """Resource: the process that boots guests when the job shell orders it.
 
-The prologue starts this process and returns. The process listens on a socket in the first guest's
-run directory, to which only the job's owner may connect, once. It boots the guests as the prologue
-would, answers with their consoles, and ends.
+The prologue forks this process and returns. It listens on a socket to which only the job's owner
+may connect, once. It boots the guests, answers with their consoles, and ends.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ _PEER = struct.Struct("3i")  # struct ucred (unix(7), SO_PEERCRED): pid, uid, gi
 
 @dataclass(frozen=True)
 class Starter(Process):
-    """Process, forked from the prologue, that boots a job's guests on the job shell's order.
-
-    ``uid``: the user who may order; ``boot`` gets the order. Both are for :meth:`create` only.
-    """
-
     kind = "starter"
     argv: tuple[str, ...] = ("the starter of late guests",)
     lock: str = ""
@@ -43,12 +37,10 @@ class Starter(Process):
     boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()
 
     def create(self) -> None:
-        """Fork the process. Raises HostFault if it does not listen."""
-
         def locked(begun: Callable[[], None]) -> int:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             fcntl.lockf(os.open(self.lock, flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locks.forget()  # the prologue's, which must end with it
+            locks.forget()  # the prologue's locks must end with it
             return self.serve(begun)
 
         detached(locked)
@@ -56,7 +48,6 @@ class Starter(Process):
             raise HostFault(f"{self.argv[0]} does not listen on {self.socket}")
 
     def serve(self, begun: Callable[[], None]) -> int:
-        """Listen, call ``begun``, wait for the order, boot and answer. Return 0."""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.socket)
             os.chown(self.socket, self.uid, os.getegid(), follow_symlinks=False)
@@ -101,9 +92,9 @@ def _answer(
     except HostFault as error:
         detail = [printable(line) for line in error.detail]
         message = json.dumps({"fault": printable(str(error), 2000), "detail": detail})
-    except Exception as error:  # a defect: the user shall not wait for an answer
+    except Exception as error:  # a bug: the user must still get an answer
         what = f"{type(error).__name__}: {error}"
         message = json.dumps({"fault": printable(what, 2000)})
-    with contextlib.suppress(OSError):  # the job has been ended meanwhile
+    with contextlib.suppress(OSError):  # the job has ended
         sent = socket.send_fds(connection, [message.encode()], consoles)
         connection.sendall(message.encode()[sent:])

@@ -1,8 +1,8 @@
 """Kill a user's stopped daemon, so that it cannot block libvirtd.
 
 QEMU does a handshake with each daemon before its guest runs, and when the guest is paused.
-Meanwhile it occupies one of libvirtd's few workers. The user can stop daemons of shares and disks
-with kill(2).
+Meanwhile it occupies one of libvirtd's few workers, and the user could stop the daemon with
+kill(2).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from vtorque_core.base.locks import holder_of
 from vtorque_core.resources import user_daemon
 
 HANDSHAKE = 30.0  # seconds for all daemons of a guest together; half of what its start may take
-_POLL = 0.02  # seconds: that a process which is not one's child stops is no event
+_POLL = 0.02  # seconds; there is no event when a process that is not a child stops
 
 
 def locks_of(run_dir: Path) -> list[str]:
-    """Return the lock files of a started guest's daemons."""
     return [str(lock) for kind in ("fs", "disk") for lock in run_dir.glob(f"{kind}-*.lock")]
 
 
@@ -30,11 +29,11 @@ def locks_of(run_dir: Path) -> list[str]:
 def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """Kill daemons of these lock files as soon as they are stopped, while in this context.
 
-    After ``seconds`` (HANDSHAKE) all of them are killed, because one may wait for a user's file
-    system. As root. Raises a HostFault that explains this.
+    After ``seconds`` (HANDSHAKE), kills all of them, because one may wait for a user's file system.
+    Raises a HostFault that explains this.
     """
     over = threading.Event()
-    found: dict[str, bool] = {}  # whether it stood still
+    found: dict[str, bool] = {}  # True: it was stopped
     seconds = HANDSHAKE if seconds is None else seconds
     until = time.monotonic() + seconds
 
@@ -43,7 +42,7 @@ def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
             late = time.monotonic() > until
             for lock in [lock for lock in locks if _stopped(lock) or (late and lock not in found)]:
                 found.setdefault(lock, not late)
-                with contextlib.suppress(HostFault):  # its release will say it
+                with contextlib.suppress(HostFault):  # its release reports it
                     user_daemon.stop(lock, time.monotonic() + 1)
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -85,8 +84,8 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Return True if the kernel reports the process as stopped or frozen.
 
     State T in /proc/PID/stat (proc(5)) means SIGSTOP. A batch system may freeze the control group
-    instead: cgroup.events in version 2, freezer.state in version 1 (cgroup-v2.rst and
-    freezer-subsystem.rst of the kernel's admin guide). Names in these files are untrusted bytes.
+    instead (cgroup-v2.rst and freezer-subsystem.rst of the kernel). Names in these files are
+    untrusted bytes.
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()

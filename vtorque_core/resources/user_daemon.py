@@ -1,9 +1,8 @@
 """Run a daemon as the job's owner that serves the owner's data to QEMU over a Unix socket.
 
-Common code of virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and of the server of a
-user's disk (:mod:`vtorque_core.resources.user_disk`). The daemon runs in a user namespace that root
-owns, so the user can neither trace nor change it. It is process 1 of a pid namespace, so killing it
-ends all its processes. A lock on its lock file identifies it.
+It runs in a user namespace that root owns, so the user can neither trace nor change it. It is
+process 1 of a pid namespace, so killing it ends all its processes. A lock on its lock file
+identifies it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from vtorque_core.resources import _user_daemon_exec
 LOG_BYTES = 64 * 1024
 MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15
 MAX_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes with its end
-_MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
-# Imported and not run as a script, which Python would compile for every guest.
+_MAX_ID = 2**32 - 2  # chown(2) treats -1 as "do not change"
+# Imported, because Python would compile a script again for every guest.
 _HELPER = (
     "import sys; sys.path.append(sys.argv[1]); import _user_daemon_exec; _user_daemon_exec.main()"
 )
@@ -47,13 +46,11 @@ class Service:
     """One daemon and the data that it serves. Paths are absolute, ids are host ids.
 
     Attributes:
-        source: path of the data, anywhere.
         socket, lock, log: in directories that only root can write.
         uid, gid, groups: of the job's owner.
         socket_owner: uid of QEMU.
-        subordinate_id: guest root in the daemon's user namespace; None: no guest root.
-        owner_check: the source must belong to ``uid`` (a home, not a site's software).
-        nofile: limit of the daemon's descriptors.
+        subordinate_id: guest root in the daemon's user namespace, if any.
+        owner_check: the source must belong to ``uid``.
     """
 
     source: str
@@ -87,7 +84,6 @@ class Service:
 
     @property
     def label(self) -> str:
-        """Prefix of messages about the source."""
         raise NotImplementedError
 
     @property
@@ -111,8 +107,6 @@ class Service:
 
 @dataclass(frozen=True)
 class UserDaemon(CoreResource):
-    """Daemon of a service, identified by the service's lock file."""
-
     blocking = True
     service: Service | None = unjournalled(None)
     lock: str = ""
@@ -133,8 +127,7 @@ class UserDaemon(CoreResource):
 def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
     """Return the contents of uid_map or gid_map: 0 is ``root`` or, by default, ``subordinate_id``.
 
-    The other ids map to themselves. Adjacent ids share a line, because the kernel accepts 340 lines
-    (user_namespaces(7)). Raises HostFault for more lines, or if an id is 0 or the subordinate one.
+    Other ids map to themselves. Adjacent ids share a line, because only 340 lines are allowed.
     """
     wanted = set(ids)
     subordinate = set() if subordinate_id is None else {subordinate_id}
@@ -158,12 +151,11 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
 def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> None:
     """Start the daemon, detached, and wait until ``ready`` accepts its log. As root.
 
-    The daemon inherits cgroup, CPU affinity and limits. After a failure only the lock file, which
-    ``stop`` removes, and ``service.log`` remain. Raises Refused if the user caused the failure,
-    otherwise HostFault. ``timeout`` is in seconds.
+    The daemon inherits cgroup, CPU affinity and limits. A failure leaves the lock file, which
+    ``stop`` removes, and ``service.log``. Raises Refused if the user caused it.
     """
-    groups = tuple(sorted(set(service.groups) - {0}))  # 0 is another's in there
-    if os.geteuid() != 0:  # it keeps what it has, and none of them can be mapped
+    groups = tuple(sorted(set(service.groups) - {0}))  # in there, 0 is another group
+    if os.geteuid() != 0:  # its groups stay, but cannot be mapped
         groups = ()
     root = (service.uid, service.gid) if service.user_is_root else (None, None)
     uid_map = id_map(service.subordinate_id, [service.uid], root[0])
@@ -207,8 +199,8 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
 def stop(lock_path: str, deadline: float) -> None:
     """Kill the daemon that holds ``lock_path``; remove its socket and lock file. As root.
 
-    Idempotent. Also works after an incomplete ``start``. Saves the log of a running daemon. Raises
-    HostFault if the daemon survives ``deadline`` (monotonic); nothing is removed then.
+    Idempotent, also after an incomplete ``start``. Saves the daemon's log. Removes nothing if the
+    daemon survives ``deadline`` (monotonic).
     """
     try:
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -232,8 +224,8 @@ def stop(lock_path: str, deadline: float) -> None:
 def _take_lock(service: Service) -> int:
     """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
 
-    The flock shows without a gap that the daemon is alive. The daemon's own POSIX lock shows its
-    pid. The record in the file is for ``stop``.
+    The flock shows without a gap that the daemon is alive, its own POSIX lock shows its pid. The
+    record in the file is for ``stop``.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -311,10 +303,10 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
             if reason.startswith(_user_daemon_exec.DENIED):
                 raise Refused(f"{label}: {reason.removeprefix(_user_daemon_exec.DENIED)}")
             raise HostFault(f"{label}: {reason}")
-    finally:  # whoever reports waits for its child and ends
+    finally:  # a process that reports waits for its child and ends
         try:
             helper.wait(1)
-        except subprocess.TimeoutExpired:  # in a system call on a dead server
+        except subprocess.TimeoutExpired:  # hangs in a system call on a dead server
             helper.kill()
 
 
@@ -336,7 +328,7 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
     # Suppressed: it has ended.
     with contextlib.suppress(ProcessLookupError), safefs.closing(os.pidfd_open(pid)) as pidfd:
         if lock_holder(lock_fd) != pid:
-            return True  # ended meanwhile, and the pidfd may be of another process
+            return True  # it has ended, and the pidfd may be of another process
         if log:
             _save_log_of(pidfd, log)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

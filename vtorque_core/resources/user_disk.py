@@ -1,15 +1,11 @@
 """Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
-The daemon is qemu-storage-daemon (QEMU 7.2). It runs as the job's owner without capabilities, root
-or network in its namespaces (:mod:`vtorque_core.resources._user_daemon_exec`).
+The daemon is qemu-storage-daemon (QEMU 7.2) in a :mod:`vtorque_core.resources.user_daemon`. It uses
+NBD; doc/design.md says why. libvirt gets the socket: ``<disk type='network'><source
+protocol='nbd'><host transport='unix' socket=PATH/>`` (https://libvirt.org/formatdomain.html).
 
-It uses NBD. For vhost-user-blk disks libvirt 9.0 has neither ``<serial>`` nor ``discard`` nor
-``readonly``, and the user's daemon would map all of the guest's memory. libvirt gets the socket:
-``<disk type='network'><source protocol='nbd'><host transport='unix' socket=PATH/>``
-(https://libvirt.org/formatdomain.html).
-
-The whole file is locked, also against ``qemu-img``, so that two guests cannot write it. QEMU's
-locks do not prevent that, because an NBD export shares the write permission.
+The whole file is locked, also against ``qemu-img``. QEMU's own locks do not stop a second writer,
+because an NBD export shares the write permission.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from vtorque_core.resources import user_daemon
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 
 # The NBD protocol, "Newstyle negotiation" (https://github.com/NetworkBlockDevice/nbd,
-# doc/proto.md): what a server says first, and a client that leaves without having been one.
+# doc/proto.md): the server's greeting, and the client's abort.
 _GREETING = b"NBDMAGIC" + b"IHAVEOPT"
 _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWSTYLE, NBD_OPT_ABORT
 
@@ -39,7 +35,7 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 class DiskFile(user_daemon.Service):
     """A disk file of the job's owner and its daemon.
 
-    The format is qcow2 if the name ends in ``.qcow2``, otherwise raw. It is never probed, because a
+    The format follows from the name (``.qcow2``, otherwise raw). It is never probed, because a
     guest could write a qcow2 header into a raw disk.
     """
 
@@ -56,7 +52,7 @@ class DiskFile(user_daemon.Service):
     def argv(self, socket_fd: int) -> tuple[str, ...]:
         """Return the daemon's arguments, with ``{source}`` for the file's descriptor.
 
-        They contain no path and name the format. Discards make holes in the file.
+        They contain no path. Discards make holes in the file.
         """
         access = ",read-only=on" if self.readonly else ",discard=unmap"
         writable = "off" if self.readonly else "on"
@@ -73,9 +69,8 @@ class DiskFile(user_daemon.Service):
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it serves on ``socket``. As root.
 
-        The daemon runs until it is stopped, also after QEMU has ended. Raises Refused if the file
-        is missing, in use, of an invalid size, or not a regular file of the user. Otherwise raises
-        HostFault.
+        It outlives QEMU. Refuses a file that is missing, in use, of an invalid size, or not a
+        regular file of the user.
         """
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             probe.setblocking(False)
@@ -97,15 +92,12 @@ def _greeted(probe: socket.socket, path: str) -> bool:
 
 @dataclass(frozen=True)
 class UserDisk(user_daemon.UserDaemon):
-    """Daemon of a user's :class:`DiskFile`."""
-
     kind = "userdisk"
 
 
 def served(lock: Path) -> os.stat_result:
     """Return the stat(2) result of the file that a daemon has open, without using its path.
 
-    As root. Raises HostFault if the daemon has ended or root may not access the file system (FUSE).
     Call it in a child, because a file system can hang.
     """
     with safefs.naming(f"cannot look at the file of {lock.stem}"):

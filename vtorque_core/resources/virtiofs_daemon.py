@@ -1,8 +1,7 @@
-"""Serve host directories to a guest with virtiofsd, never as host root.
+"""Serve host directories to a guest with virtiofsd, never as host root (doc/security.md).
 
-virtiofsd runs as the job's owner in a user namespace that maps only a subordinate id for guest root
-and the owner's ids. Files that guest root creates belong to the subordinate id on the host. The
-kernel refuses device nodes and other owners, and the daemon can access only the owner's files.
+virtiofsd runs as the job's owner in a user namespace that maps only the owner's ids and a
+subordinate id for guest root.
 
 In QEMU's C daemon (up to QEMU 7.2) guest root is 0 in the namespace. The Rust daemon (from 1.13)
 can confine itself only as 0, so it has the owner's ids as 0 and translates.
@@ -27,10 +26,10 @@ VIRTIOFSD = "/usr/lib/qemu/virtiofsd"
 _FILE_MAX = Path("/proc/sys/fs/file-max")
 _LEAST_FILES, _MOST_FILES = 100_000, 1_000_000
 _READY = b"Waiting for vhost-user socket connection"
-# A file that was open when the guest was saved, and that another has taken the place of or that is
-# gone, gives EIO when the guest goes on. By default the guest reads the other one, or cannot go on.
+# If a file that was open in a saved guest was replaced or removed, the restored guest gets EIO. By
+# default, it would read the new file, or could not be restored.
 _OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
-# One that comes from another node goes on there instead: it would lose the file by the move.
+# A migration fails instead, and the guest keeps the file on the source node.
 _OTHERS_STOP_IT = ("--migration-verify-handles", "--migration-on-error=abort")
 # Only "user." attributes are passed through. Others fail with ENOTSUP, because with EPERM a guest
 # that has SELinux could not mount the share.
@@ -39,10 +38,7 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 @dataclass(frozen=True)
 class SharedDirectory(user_daemon.Service):
-    """One shared directory and its daemon. ``subordinate_id`` is the host id of guest root.
-
-    ``comes``: the guest migrates to this node.
-    """
+    """One shared directory and its daemon. ``comes``: the guest migrates to this node."""
 
     nofile: int = _LEAST_FILES
     program: str = VIRTIOFSD
@@ -62,9 +58,9 @@ class SharedDirectory(user_daemon.Service):
         return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
-        """Start the daemon, detached, and wait until it waits for QEMU on ``socket``. As root.
+        """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
 
-        It ends with QEMU. Raises HostFault.
+        The daemon ends with QEMU.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
@@ -72,8 +68,7 @@ class SharedDirectory(user_daemon.Service):
 def file_limit(ram_mib: int) -> int:
     """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
 
-    ``ram_mib`` is the guest's memory, divided by its number of shares. One descriptor per KiB of
-    memory suffices; the minimum is 100,000. Eight such daemons leave an eighth of the node's files.
+    ``ram_mib`` is the guest's memory per share. One descriptor per KiB suffices.
     """
     of_node = int(_FILE_MAX.read_text(encoding="ascii"))  # of unprivileged processes (proc(5))
     return max(_LEAST_FILES, min(_MOST_FILES, ram_mib * 1024, of_node // 8))
@@ -82,8 +77,8 @@ def file_limit(ram_mib: int) -> int:
 def _qemus(share: SharedDirectory, socket_fd: int) -> tuple[str, ...]:
     """Return the arguments of QEMU's virtiofsd (in C); ``{source}`` is the directory's descriptor.
 
-    virtiofsd does not follow links, so ``/.`` turns the link in /proc into a directory. It requires
-    a rule for security.capability, which is harmless without CAP_SETFCAP.
+    It does not follow links, so ``/.`` turns the link in /proc into a directory. It requires the
+    rule for security.capability.
     """
     options = (
         "source=/proc/self/fd/{source}/.,sandbox=chroot,modcaps=-mknod:-setfcap,announce_submounts,"
@@ -119,13 +114,11 @@ def saves(program: str = VIRTIOFSD) -> bool:
 
 @functools.cache  # one answer for all of a start
 def _help(program: str) -> str:
-    with contextlib.suppress(HostFault):  # its start will say what is wrong with it
+    with contextlib.suppress(HostFault):  # its start reports the problem
         return run_tool(program, "--help", timeout=10)
     return ""
 
 
 @dataclass(frozen=True)
 class Virtiofsd(user_daemon.UserDaemon):
-    """Daemon of a :class:`SharedDirectory`."""
-
     kind = "virtiofsd"
