@@ -37,7 +37,7 @@ def config() -> None:
 @_FILE
 @json_option
 def check(path: Path, as_json: bool) -> None:
-    """Report everything that is wrong with the config; exit 1 if anything is."""
+    """Report all problems of the config. Exit code 1 if there are any."""
     found: list[str]
     warnings: tuple[str, ...] = ()
     try:

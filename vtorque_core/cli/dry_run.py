@@ -28,10 +28,6 @@ from vtorque_core.site.request import Request
 
 
 def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
-    """Print the node's plan for a request and return the exit status. As the user.
-
-    Raises Refused and HostFault, as on the node.
-    """
     site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)
     user = job_user(personal.account().pw_name, site)

@@ -23,13 +23,13 @@ from vtorque_core.base.errors import (
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 UMASK = 0o077
 
-# What a terminal, ssh (vtorque cluster) and completion (click) need, and vTorque's own.
+# Variables for terminals, ssh (vtorque cluster), completion (click), and vTorque itself.
 _KEPT = (
     "TERM", "COLUMNS", "LINES", "NO_COLOR", "SSH_AUTH_SOCK", "VTORQUE_TRACE", "_VTORQUE_COMPLETE",
     "COMP_WORDS", "COMP_CWORD",
 )  # fmt: skip
-# They see to their environment themselves: hooks read the batch system's variables in it before
-# they drop it, and the job's shell is a user's process.
+# These clean their environment themselves: hooks first read the batch system's variables, and the
+# job shell is a user's process.
 OWN = ("hook", "jobshell")
 
 
@@ -37,7 +37,7 @@ def begin(module: str) -> None:
     """Make this process safe to run as root; no effect for other users.
 
     Call it before other imports. Executes ``module`` again in isolated mode, and sets a fixed
-    environment and umask. Raises ConfigError if others than root can write the code.
+    environment and umask. Raises ConfigError if others can write the code.
     """
     if os.geteuid() != 0:
         return
@@ -88,7 +88,7 @@ def telling(program: str) -> Iterator[None]:
 class _Stream(io.TextIOWrapper):
     """Standard output that raises only OutputError, or standard error that raises nothing.
 
-    In hooks neither raises, because the batch system interprets their exit status.
+    In hooks, neither raises.
     """
 
     def write(self, text: str) -> int:
@@ -105,7 +105,7 @@ class _Stream(io.TextIOWrapper):
         try:
             yield
         except OSError as error:
-            with Path(os.devnull).open("wb") as null:  # what is still buffered goes there
+            with Path(os.devnull).open("wb") as null:  # for data that is still buffered
                 os.dup2(null.fileno(), self.fileno())
             if self.fileno() == 1 and not is_own():
                 raise OutputError(error) from None
@@ -114,8 +114,8 @@ class _Stream(io.TextIOWrapper):
 def open_streams() -> None:
     """Open closed standard streams for this process and its children, and guard outputs.
 
-    Otherwise the next opened file would become a standard stream. Commands that use a closed stream
-    fail; hooks do not, because Torque may run them without outputs.
+    Otherwise the next opened file would become a standard stream. Closed outputs are an error
+    except in hooks, which Torque may run without them.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -141,7 +141,6 @@ def forget_coerced_locale() -> None:
 
 
 def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
-    """Return a fixed environment plus the set variables among ``kept``."""
     if os.geteuid() != 0:
         from vtorque_core.site.personal import VARIABLES  # noqa: PLC0415 - not root's
 
@@ -153,8 +152,8 @@ def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
 def become_clean(kept: Iterable[str] = ()) -> None:
     """Set a fixed environment (except ``kept``) and umask, and unblock all signals.
 
-    Libraries obey variables of the caller, and OpenPBS runs hooks with blocked signals, which
-    daemons would inherit.
+    Libraries obey the caller's variables. OpenPBS runs hooks with blocked signals, which daemons
+    would inherit.
     """
     fixed = clean(kept)
     os.environ.clear()

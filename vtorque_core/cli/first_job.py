@@ -12,15 +12,12 @@ from vtorque_core.node.start import directories
 from vtorque_core.site.config import Site
 
 IMAGE = "micro"
-"""The image, and its builder of the plugin linux-guest, that is made for the first job."""
+"""Image that is built for the first job, and its builder in the plugin linux-guest."""
 _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
 def prepare(site: Site, image: str | None) -> None:
-    """Create missing directories and the image, with messages on stderr. As the site's owner.
-
-    Raises HostFault if the image cannot be built.
-    """
+    """Create missing directories and the image, with messages on stderr. As the site's owner."""
     directories.after_a_reboot(site)
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
@@ -30,7 +27,7 @@ def prepare(site: Site, image: str | None) -> None:
 
 
 def _build(site: Site) -> None:
-    lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # ours until we end
+    lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # until exit
     if (site.images.pool / IMAGE).exists():
         return
     sys.stderr.write(f"vsub: building the image {IMAGE}, once: about ten seconds\n")

@@ -1,7 +1,7 @@
 """Entry points for the batch system's root hooks and its job shell.
 
-``vtorque hook [--config FILE] prologue|epilogue ARGV`` and ``vtorque jobshell [--config FILE]
-ARGV``, where ARGV are the arguments of the batch system.
+``vtorque hook [--config FILE] prologue|epilogue`` and ``vtorque jobshell [--config FILE]``,
+followed by the batch system's arguments.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from vtorque_core.cli.entry import become_clean, forget_coerced_locale
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the entry point that ``argv`` names, and return its exit status.
-
-    As root for ``hook``, as the job's owner for ``jobshell``. Raises VtorqueError.
-    """
     name, *words = argv
     config = CONFIG_PATH
     if words[:1] == ["--config"] and len(words) > 1:
@@ -33,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         return jobshell(config, words)
     gc.disable()  # a hook ends before it would matter: 8 ms of a start
     environ = dict(os.environ)
-    become_clean()  # what a plugin needs is in its arguments
+    become_clean()  # plugins get what they need as arguments
     if words[:1] == ["prologue"]:
         return prologue(config, words[1:], environ)
     if words[:1] == ["epilogue"]:
@@ -44,7 +40,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start the job's guests. As root; ``environ`` comes from the batch system."""
     from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import prologue as module  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
@@ -56,7 +51,6 @@ def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> i
 
 
 def receive(config: Path) -> int:
-    """Receive a running guest from another node, whose root calls this. As root."""
     from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import receive as module  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
@@ -82,7 +76,7 @@ def epilogue(config: Path, argv: Sequence[str]) -> int:
 def jobshell(config: Path, argv: Sequence[str]) -> int:
     """Run a job script in its guest instead of a shell. As the job's owner.
 
-    With ``--await-job JOB`` as ``argv``, only wait for this node's guests.
+    With ``--await-job JOB``, only wait for this node's guests.
     """
     from vtorque_core.node.shell import around_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415

@@ -30,18 +30,16 @@ config_option = click.option(
     "--config",
     type=click.Path(readable=False, path_type=Path),
     default=CONFIG_PATH,
-    is_eager=True,  # -h lists the commands of the plugins that it enables
+    is_eager=True,  # -h lists commands of the plugins that the config enables
     help=f"Use this site config instead of {CONFIG_PATH}.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class LazyGroup(click.Group):
-    """Group of lazily imported commands and of plugins' commands.
+    """Group of lazily imported commands (``module:name``) and of plugins' commands.
 
-    Args:
-        lazy: commands as ``module:name``.
-        elsewhere: distribution by command name, for messages about missing plugins.
+    ``elsewhere`` is the distribution by command name, for messages about missing plugins.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, with the plugins of the site config that its own options may name."""
         for word, following in pairwise([*args, ""]):
-            if word == "--":  # what follows is another program's
+            if word == "--":  # other words belong to another program
                 break
             option, _, joined = word.partition("=")
             if option == ("--file" if args[0] == "config" else "--config"):
@@ -94,7 +92,7 @@ class LazyGroup(click.Group):
             found = super().get_command(ctx, cmd_name)
             if found is None and (brought := self._of_plugins(ctx).get(cmd_name)):
                 found = brought.command
-            if found is None and _BAD in ctx.meta:  # nobody knows whether there is such a command
+            if found is None and _BAD in ctx.meta:  # the command may exist
                 raise ctx.meta[_BAD]
             if found is None and cmd_name in self._elsewhere:
                 brings = self._elsewhere[cmd_name]
@@ -117,10 +115,9 @@ class _Brought:
 
     @cached_property
     def command(self) -> click.Command | None:
-        """Load the command. Print a warning and return None if it cannot be imported."""
         try:
             command = self.item.load()
-            if command.name != self.item.words.split()[-1]:  # another host would call another one
+            if command.name != self.item.words.split()[-1]:  # other hosts find it by its name
                 raise ValueError(f"{self.item.words} loads the command {command.name}")
             if self.item.of_job is not None:
                 found = self.plugins.collect(
@@ -130,15 +127,14 @@ class _Brought:
                     config=self.config,
                 )
                 command = found[-1].item if found else command
-        except Exception as error:  # anybody's module
+        except Exception as error:  # third-party code
             click.echo(f"a command of plugin {self.plugin} is disabled: {error}", err=True)
             return None
         return command
 
 
 def run(command: click.Command, program: str) -> NoReturn:
-    """Run a click command. Errors end with one line and vTorque's exit status."""
-    # https://no-color.org; click itself only looks whether there is a terminal.
+    # https://no-color.org; click only checks for a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     with telling(program):
         try:

@@ -28,7 +28,7 @@ def _loaded(item: Command) -> str:
     return item.words
 
 
-# What it is called in the table and in --json, the hook that brings it, and its items' names.
+# Name in the table and in --json, hook, and name of an item.
 _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("-vm", "vtorque_options", lambda item: str(item.key)),
     ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
@@ -43,8 +43,7 @@ class Row:
     """One plugin in the list.
 
     Attributes:
-        state: on, off or broken.
-        why: why the plugin is not on, or slow.
+        why: reason why the plugin is off, broken or slow.
         brings: names of its contributions by kind.
         wrong: programming errors in a plugin that is on.
     """
@@ -71,7 +70,7 @@ class Row:
 @json_option
 @click.pass_context
 def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> None:
-    """List plugins: state, version, what each brings, and why one is off or broken.
+    """List plugins: state, version, contributions, and why a plugin is off or broken.
 
     Exit code 1 if a plugin is broken or has programming errors, or if the config is invalid.
     """
@@ -98,7 +97,6 @@ def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> N
 
 
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
-    """Return one row per installed plugin, in call order."""
     brought = _brought(loaded)
     points = {name: owner(found[0]) for name, found in installed().items()}
     rows = []

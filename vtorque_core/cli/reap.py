@@ -39,7 +39,7 @@ def reap(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Release what ended jobs have left on this node; only of JOB if given. Root only.
+    """Release the resources of ended jobs on this node, or only those of JOB. Root only.
 
     Prints the state directory and the number of open journals first.
 

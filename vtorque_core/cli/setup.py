@@ -14,7 +14,7 @@ from vtorque_core.cli.lazy import config_option
 
 @click.group()
 def setup() -> None:
-    """Prepare this node, or take it back."""
+    """Prepare this node, or undo that."""
     if os.geteuid() != 0:
         raise UsageError("vtorque setup changes the node: run it as root")
 
@@ -25,9 +25,9 @@ def setup() -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be done.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
 def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
-    """Make directories, site secret, network, commands and the batch system's hooks.
+    """Create directories, site secret, network, commands and the batch system's hooks.
 
-    The config then names the batch system.
+    Also sets the batch system in the config.
 
     Idempotent: completed steps are skipped. If a step fails, fix the problem that it reports and
     run the command again. Exit code 0 when the node is ready.
@@ -47,7 +47,7 @@ def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) ->
 @config_option
 @click.option("--purge", is_flag=True, help="Also remove images, the site secret and the config.")
 def uninstall(config: Path, purge: bool) -> None:
-    """Take back hooks, the guests' network, links to the commands and runtime directories.
+    """Remove hooks, the guests' network, links to the commands and runtime directories.
 
     Restores earlier files byte for byte. Files that were edited since are kept and reported.
     Refused while jobs run.

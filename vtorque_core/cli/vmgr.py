@@ -39,7 +39,7 @@ def vmgr(ctx: click.Context, config: Path) -> None:
 
 @vmgr.group(cls=LazyGroup, lazy=(), elsewhere=_IMAGES, context_settings=HELP)
 def images() -> None:
-    """Look at the images that guests start from, and manage them."""
+    """List and manage the images of guests."""
 
 
 def main() -> NoReturn:

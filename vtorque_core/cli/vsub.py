@@ -51,10 +51,6 @@ def main() -> NoReturn:
 
 
 def submit(argv: Sequence[str]) -> int:
-    """Execute the command line and return the exit status.
-
-    Raises Refused or UsageError before anything is created.
-    """
     config, argv = split_config(argv)
     site, plugins = load(config, node=False)
     if {"-h", "--help"} & set(argv[:1]):
@@ -78,7 +74,7 @@ def submit(argv: Sequence[str]) -> int:
     site, plugins = for_job(site, plugins, facts)
     wanted = replace(asked(request, site, plugins), nodes=args.nodes_given)
     if site.owner:
-        from vtorque_core.cli.first_job import prepare  # noqa: PLC0415 - an admin has, elsewhere
+        from vtorque_core.cli.first_job import prepare  # noqa: PLC0415 - personal sites only
 
         prepare(site, wanted[IMG])
     image = visible_image(wanted, site)
@@ -96,12 +92,11 @@ def submit(argv: Sequence[str]) -> int:
 
         return show(request, site.path, granted, facts)
     if RAM.key in wanted.of_job and args.vcpus_given is not None and args.mib_given is None:
-        needed = replace(needed, mib=None)  # guests have what such a job has
+        needed = replace(needed, mib=None)  # guests get the job's memory
     return submitter.submit(args, request.encode(), needed)
 
 
 def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    """Return the site config and the arguments after a leading ``--config FILE``."""
     if argv[:1] != [CONFIG]:
         return CONFIG_PATH, argv
     if len(argv) == 1:
@@ -110,14 +105,13 @@ def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def visible_image(wanted: JobRequest, site: Site) -> Image | None:
-    """Return the job's image, or None if this host cannot read the pool. Raises Refused."""
+    """Return the job's image, or None if this host cannot read the pool."""
     if not os.access(site.images.pool, os.R_OK | os.X_OK):
         return None
     return select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
 
 
 def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> None:
-    """Refuse a script that guests of the image cannot run."""
     check = guest_type.check_script
     if check and script is not None and (refusals := tuple(check(script, image))):
         raise Refused(*refusals)
@@ -130,7 +124,6 @@ def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
 
 
 def help_text(site: Site, plugins: Plugins) -> str:
-    """Return the usage with every ``-vm`` key, its default at this site and its limits."""
     lines = [USAGE, "Keys of -vm at this site:"]
     for key, option in sorted(plugins.options().items()):
         limits = site.options.get(key, Limits())
@@ -143,7 +136,6 @@ def help_text(site: Site, plugins: Plugins) -> str:
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:
-    """Return the site's limits of a key, such as ``; min 1; max 8``, or an empty string."""
     words = {"allow": "one of", "deny": "not"}
     return "".join(
         f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"

@@ -13,7 +13,6 @@ from vtorque_core.cli.entry import OWN, begin, telling
 
 
 def main() -> NoReturn:
-    """Dispatch ``hook`` and ``jobshell`` without click, and all other commands with it."""
     with telling("vtorque"):
         begin("vtorque_core.cli.vtorque")
         if sys.argv[1:2] and sys.argv[1] in OWN:
@@ -22,7 +21,7 @@ def main() -> NoReturn:
             code = run(sys.argv[1:])
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # the job waits: Python would tidy up for 20 ms what the kernel does
+            os._exit(code)  # the job waits: Python's cleanup would take 20 ms
     from vtorque_core.cli import admin  # noqa: PLC0415
     from vtorque_core.cli.lazy import run as run_command  # noqa: PLC0415
 
