@@ -1,7 +1,7 @@
 """Find and check images in the pool and in the node's cache. As any user.
 
 Files are compared with the sidecar by size, modification time and inode, because hashing takes too
-long. An image that others than root can write is refused.
+long.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from vtorque_core.images.sidecar import (
 )
 
 Accept = Callable[[Sidecar], None]
-"""Raises Refused for an image that the site does not accept, whatever its files are."""
+"""Raises Refused for an image that the site does not accept."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A usable image with the bytes of its files, apparent and on disk."""
-
     sidecar: Sidecar
     size: int
     on_disk: int
@@ -45,17 +43,12 @@ class Listed:
 
 @dataclass(frozen=True)
 class Broken:
-    """An unusable image and the reason."""
-
     name: str
     reason: str
 
 
 def check_pool(pool: Path) -> None:
-    """Check that only root (or the caller) can change the pool and its parents.
-
-    Raises Refused, or HostFault if the pool is missing.
-    """
+    """Check that only root (or the caller) can change the pool and its parents."""
     if not pool.is_absolute():
         raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
     if not pool.is_dir():
@@ -65,7 +58,6 @@ def check_pool(pool: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise Refused unless ``name`` is a valid image name."""
     if not NAME.fullmatch(name):
         raise Refused(
             "is not the name of an image: use letters, digits and ._+- (no path)",
@@ -75,17 +67,10 @@ def check_name(name: str) -> None:
 
 
 def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
-    """Return one image after checking its files by size, time and inode.
+    """Return one image after checking its files.
 
-    Args:
-        pool: directory of the images.
-        name: untrusted.
-        cache: the node's copies, preferred if identical; used alone if the pool is missing.
-        accept: raises Refused for an unacceptable image.
-
-    Raises:
-        Refused: the image is missing, invalid or changed, or others can write it.
-        HostFault: the pool is missing.
+    ``cache`` has the node's copies. An identical one is preferred, and any is used if the pool is
+    missing.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():
@@ -101,7 +86,6 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
 
 
 def has_copy(cache: Path, wanted: Sidecar) -> bool:
-    """Return True if the node's cache has a complete copy with the same contents."""
     try:
         check_pool(cache)
         found = _checked(cache, wanted.name).sidecar
@@ -111,7 +95,6 @@ def has_copy(cache: Path, wanted: Sidecar) -> bool:
 
 
 def listing(pool: Path) -> list[Listed | Broken]:
-    """Return every image by name with its size, without hashing. Raises as :func:`check_pool`."""
     check_pool(pool)
     return list(_listing(pool))
 
@@ -125,7 +108,6 @@ def _listing(pool: Path) -> Iterator[Listed | Broken]:
 
 
 def list_images(pool: Path) -> list[Image]:
-    """Return all usable images by name. Raises as :func:`check_pool`."""
     return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, Listed)]
 
 
@@ -139,7 +121,7 @@ def select(
 ) -> Image:
     """Return the requested image: by name, or the only one of a distro and architecture.
 
-    ``distro`` may be a family (``redhat`` for Rocky Linux). Raises Refused and HostFault.
+    ``distro`` may be a family (``redhat`` for Rocky Linux).
     """
     if name:
         image = lookup(pool, name, cache, accept)
@@ -171,14 +153,13 @@ def _distros(image: Image) -> list[str]:
 
 
 def describe(pool: Path, name: str) -> Sidecar:
-    """Return the sidecar of an image without checking its files. Raises as :func:`lookup`."""
     check_name(name)
     check_pool(pool)
     return read_sidecar(pool, name)
 
 
 def read_sidecar(pool: Path, name: str) -> Sidecar:
-    """Return the sidecar like :func:`describe`, after name and pool have been checked."""
+    """Return the sidecar of an image without checking its files."""
     path = f"{pool}/{name}/{SIDECAR}"
     try:
         if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):
@@ -220,7 +201,6 @@ def _checked(pool: Path, name: str) -> Listed:
 
 
 def file_status(path: str, name: str) -> os.stat_result:
-    """Return the status of an image's file. Raises Refused unless regular and root's."""
     status = _part(path, name)
     if not stat.S_ISREG(status.st_mode):
         raise bad(name, f"{path.rpartition('/')[2]} is not a regular file")
@@ -268,8 +248,8 @@ def bad(name: str, reason: str) -> Refused:
 def ramdisk_mib(image: Path) -> int:
     """Return the MiB that an overlay of a disk image can grow to.
 
-    The overlay's tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and
-    first level less than 2 MiB.
+    Its tables take 10 bytes per 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level
+    less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)

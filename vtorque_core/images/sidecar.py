@@ -58,7 +58,6 @@ class Sidecar:
     Attributes:
         version: directory of the files.
         created, verified: time of the build and of the last hashing, UTC in ISO 8601.
-        signature: see :mod:`vtorque_core.images.signature`; may be empty.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Sidecar:
         return _sha256(lines)
 
     def image(self, pool: Path) -> Image:
-        """Return the image with absolute paths."""
         directory, facts = pool / self.name / self.version, vars(self.built)
         paths = {role: directory / facts[role] for role in _ROLES if facts[role]}
         return Image(name=self.name, sha256=self.sha256, **{**facts, **paths})
@@ -100,7 +98,6 @@ class Sidecar:
 
 
 def parse_sidecar(text: bytes, name: str) -> Sidecar:
-    """Parse the sidecar of image ``name``. Raises ValueError."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -137,7 +134,6 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
 
 
 def names(pool: Path) -> list[str]:
-    """Return the sorted names of all images, usable or not."""
     with os.scandir(pool) as entries:
         found = [entry.name for entry in entries if NAME.fullmatch(entry.name)]
     return sorted(name for name in found if os.path.lexists(f"{pool}/{name}/{SIDECAR}"))
@@ -150,7 +146,6 @@ def _sha256(lines: Iterable[str]) -> str:
 
 
 def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
-    """Return the version name for files with these hashes."""
     lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
     return "v" + _sha256(lines)[:32]
 
@@ -160,7 +155,6 @@ def file_names(built: BuiltImage) -> list[str]:
 
 
 def check_facts(built: BuiltImage) -> None:
-    """Check everything that does not need the files. Raises ValueError."""
     for key in ("guest_type", "distro", "arch"):
         if not _WORD.fullmatch(getattr(built, key)):
             raise ValueError(f"has a bad {key}: letters, digits and ._+- are allowed")
@@ -191,7 +185,6 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
 
 
 def boots_by_uefi(image: Image | BuiltImage) -> bool:
-    """Return True if x86 guests boot the image's disk with UEFI firmware."""
     boots = image.arch == "x86_64" and image.kernel is None
     return boots and image.labels.get(FIRMWARE) == "efi"
 

@@ -19,7 +19,7 @@ from vtorque_core.base.run_tool import NOBODY, guarded, rights_of
 from vtorque_core.base.trust import effective_root, require_root_owned
 from vtorque_core.images.sidecar import Sidecar
 
-NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
+NAMESPACE = "vtorque-image"  # signatures for other purposes do not count
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
 _SECONDS = 20.0  # for one call, which takes milliseconds
@@ -35,8 +35,6 @@ def signed_bytes(sidecar: Sidecar) -> bytes:
 
 
 def acceptor(signers: str) -> Callable[[Sidecar], None]:
-    """Return a function that refuses unsigned images if the site requires signatures."""
-
     def accept(sidecar: Sidecar) -> None:
         if signers:
             signer_of(sidecar, Path(signers))
@@ -45,12 +43,7 @@ def acceptor(signers: str) -> Callable[[Sidecar], None]:
 
 
 def signer_of(sidecar: Sidecar, signers: Path) -> str:
-    """Return the allowed signer of an image. As any user.
-
-    Raises:
-        Refused: no signature, or not by a currently valid key.
-        HostFault: the allowed signers file or ssh-keygen is missing, or others can write the file.
-    """
+    """Return the allowed signer of an image. Raises Refused without a currently valid signature."""
     text = _read(signers)
     if not sidecar.signature:
         raise _refusal(sidecar, "the image is not signed", signers)
@@ -113,7 +106,6 @@ def program() -> str:
 def keygen(
     action: str, *argv: str, files: tuple[int, ...], stdin: bytes = b""
 ) -> tuple[int, str, str]:
-    """Run ``ssh-keygen -Y`` on open files; return exit status, stdout and the error message."""
     rights = rights_of(NOBODY) if effective_root() else ()
     try:
         done = subprocess.run(
@@ -132,6 +124,5 @@ def keygen(
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the first line of ssh-keygen's error, which is the most specific."""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return printable(words[0] if words else f"exit code {done.returncode}", 200)

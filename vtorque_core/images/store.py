@@ -38,12 +38,12 @@ _LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
 
 Uses = Mapping[str, tuple[str, ...]]
-"""Directory of a version to the ids of the jobs that use it."""
+"""Ids of the jobs that use a version, by its directory."""
 
 
 @contextmanager
 def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
-    """Hold the pool's lock on this node, ``shared`` against changes only. Raises HostFault.
+    """Hold the pool's lock on this node, ``shared`` against changes only.
 
     If nodes share a pool, only one may change it at a time.
     """
@@ -62,13 +62,11 @@ def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of the pool atomically with mode 0644; on disk on return."""
     safefs.replace(str(path), content, mode=0o644, ready=os.fsync)
     safefs.fsync(path.parent)
 
 
 def current(home: Path) -> str | None:
-    """Return the current version of an image, or None without a sidecar. Raises ValueError."""
     try:
         with (home / SIDECAR).open("rb") as file:
             data = json.loads(file.read(MAX_SIDECAR))
@@ -83,7 +81,6 @@ def current(home: Path) -> str | None:
 
 
 def in_use(paths: Paths | None) -> Uses:
-    """Return the versions that open jobs of this node use. As root. Raises JournalError."""
     found: dict[str, tuple[str, ...]] = {}
     for state in walk(paths) if paths is not None else ():
         for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
@@ -98,18 +95,18 @@ def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
 
 
 def retire(home: Path, version: str, seconds: float) -> None:
-    """Record how long a version is kept, before its name gets another version."""
+    """Record how long to keep a version that is about to be replaced."""
     if seconds > 0:
         replace_file(home / f"{version}{_OLD}", f"{time.time() + seconds:.0f}\n".encode())
 
 
 def reinstate(home: Path, version: str) -> None:
-    """Remove the expiry of a version that its name refers to again."""
+    """Remove the expiry of a version that has a name again."""
     (home / f"{version}{_OLD}").unlink(missing_ok=True)
 
 
 def old_versions(home: Path) -> list[tuple[str, float]]:
-    """Return (version, Unix time of expiry) of all versions without a name. Raises ValueError."""
+    """Return (version, Unix time of expiry) of all versions without a name."""
     now = current(home)
     found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
     return [(version, _until(home, version)) for version in sorted(found)]
@@ -144,7 +141,6 @@ def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) ->
     """Remove leftovers of killed commands and unused versions; return ``name/version`` of each.
 
     ``over_only`` removes only expired versions, for nodes that do not change the pool themselves.
-    Raises HostFault.
     """
     with safefs.naming(pool), locked(pool):
         uses = _uses_or_none(paths)
@@ -159,7 +155,7 @@ def _uses_or_none(paths: Paths | None) -> Uses | None:
     try:
         return in_use(paths)
     except JournalError:
-        return None  # nobody knows what is in use, so nothing is collected; doctor names it
+        return None  # what is in use is unknown, so nothing is removed; doctor reports it
 
 
 def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
@@ -176,7 +172,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
     gone = []
     now = time.time()
     for version, until in old_versions(home):
-        least = 1.0 if over_only else 0.0  # 0: there is no note
+        least = 1.0 if over_only else 0.0  # 0: no recorded time
         if least <= until <= now and str(home / version) not in uses:
             trash(home.parent, home / version)
             gone.append(version)
@@ -193,7 +189,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an expired version without a name that its last job has just released."""
+    """Remove an expired version without a name, after its last job has released it."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if current(home) == path.name or not path.exists() or _until(home, path.name) > time.time():
@@ -209,12 +205,10 @@ def collect_version(path: Path) -> None:
 
 
 def trash(pool: Path, path: Path) -> None:
-    """Rename a directory into the trash, under the pool's lock."""
     path.rename(pool / f"{_TRASH}{os.getpid()}-{time.time_ns():x}")
 
 
 def empty_trash(pool: Path) -> None:
-    """Remove the trash. Needs no lock."""
     for left in pool.glob(f"{_TRASH}*"):
         shutil.rmtree(left, ignore_errors=True)
 
