@@ -11,14 +11,13 @@ from pathlib import Path
 from vtorque_core.api import hooks
 from vtorque_core.site.plugins import Plugins
 
-_OURS = {"vtorque_core", "vtorque_testing"}  # the kit has doubles of the core's own parts
+_OURS = {"vtorque_core", "vtorque_testing"}  # the test kit imports private modules
 DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
 _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
-_PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be one: a quick look
+_PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # fast check for candidates
 
 
 def found(plugins: Plugins, name: str) -> Iterator[str]:
-    """Yield one sentence per error of a loaded plugin."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
     known = {each.item for each in plugins.each(hooks.vtorque_resources)}
@@ -32,7 +31,6 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
 
 
 def dear(plugins: Plugins, name: str) -> str:
-    """Return a complaint if importing the declaring module is too slow, or an empty string."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
         return ""

@@ -37,7 +37,7 @@ S = TypeVar("S")
 class Raw:
     """The parsed file before validation; ``data`` is empty if the file does not exist.
 
-    For a ``personal`` site ``data`` includes the defaults.
+    For a ``personal`` site it includes the defaults.
     """
 
     path: Path
@@ -46,7 +46,6 @@ class Raw:
     personal: bool = False
 
     def line(self, key: str) -> int | None:
-        """Return the line of a dotted key, or of its table."""
         from vtorque_core.site.toml_lines import line_of  # noqa: PLC0415 (for messages only)
 
         return line_of(self.text, key)
@@ -71,7 +70,6 @@ class Site:
     Attributes:
         options: limits of every registered ``-vm`` key.
         limits: limits for some jobs.
-        warnings: for ``vtorque config check``.
         settings: settings objects by plugin name.
     """
 
@@ -102,22 +100,18 @@ class Site:
 
     @property
     def templates(self) -> Path:
-        """Directory of the site's own domain templates; may be missing."""
         return self.path.parent / "templates"
 
     def __getitem__(self, settings: type[S]) -> S:
-        """Return a plugin's settings. Raises KeyError if no loaded plugin declares that class."""
         for value in self.settings.values():
             if type(value) is settings:
                 return value
         raise KeyError(settings.__name__)
 
     def origin(self, key: str) -> str:
-        """Return where a dotted key is set: ``"default"`` or ``"file:line"``."""
         return self.raw.origin(key)
 
     def place(self, key: str) -> str:
-        """Return the location of a dotted key for messages."""
         table, _, name = key.rpartition(".")
         entry = ""
         if table.startswith("limits."):
@@ -129,9 +123,9 @@ class Site:
 def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
     """Read and parse the file. As root, refuse a file that others can change.
 
-    CONFIG_PATH may be missing; any other file must exist unless ``new``. Raises ConfigError.
+    CONFIG_PATH may be missing; any other file must exist unless ``new``.
     """
-    from vtorque_core.site import personal  # noqa: PLC0415 - its one user is this
+    from vtorque_core.site import personal  # noqa: PLC0415 - needed only here
 
     if personal.is_meant(path):
         personal.require_own_directories()
@@ -148,8 +142,8 @@ def _with_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
 
 
 def _read(path: Path, may_be_missing: bool) -> Raw:
-    # Looked for before it is checked: a file that appears later in a directory like /tmp is not
-    # read, and one that was root's when it was checked cannot be swapped any more.
+    # Test for existence before the check: a file that appears later in a directory like /tmp is not
+    # read, and a file that was root's at the check cannot be replaced later.
     if may_be_missing and not os.path.lexists(path):
         return Raw(path)
     if os.geteuid() == 0:
@@ -163,7 +157,6 @@ def _read(path: Path, may_be_missing: bool) -> Raw:
 
 
 def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
-    """Parse the contents of a config; ``path`` is for messages. Raises ConfigError."""
     import tomllib  # noqa: PLC0415 (3 ms, only where there is a config)
 
     if len(content) > MAX_BYTES:
@@ -181,7 +174,6 @@ def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
 
 
 def plugins_config(raw: Raw) -> schema.PluginsTable:
-    """Return the validated ``[plugins]`` table. Raises ConfigError."""
     builder = _Builder(raw)
     table: schema.PluginsTable | None = builder.table(schema.PluginsTable, "plugins")
     builder.raise_first()
@@ -191,7 +183,7 @@ def plugins_config(raw: Raw) -> schema.PluginsTable:
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
     """Return the validated site config. With ``node`` the acting modules must be loaded.
 
-    Raises ConfigError with the first problem, or Conflict if two plugins contradict each other.
+    Raises ConfigError with the first problem.
     """
     builder = _Builder(raw)
     site = builder.site(plugins, node)
@@ -200,7 +192,6 @@ def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
 
 
 def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
-    """Return all problems of a config, one line each."""
     builder = _Builder(raw)
     builder.site(plugins, node)
     return builder.problems
@@ -234,7 +225,7 @@ class _Builder:
         line = self.raw.line(f"{table}.{key}" if key else table)
         place = f"{self.raw.path}:{line}" if line else str(self.raw.path)
         where = f"[{printable(table, 80)}]"
-        if entry := re.fullmatch(r"limits\.([0-9]+)(?:\.(.*))?", table):  # no name that TOML has
+        if entry := re.fullmatch(r"limits\.([0-9]+)(?:\.(.*))?", table):  # not a TOML name
             where = f"[[limits]] {entry[1]}" + (f" [{printable(entry[2], 80)}]" if entry[2] else "")
         return f"{place}: {where} {printable(key, 80)}".rstrip() + f": {message}"
 
@@ -272,7 +263,6 @@ class _Builder:
                 self.problem(name, "", unknown(name, known, "table"))
 
     def table(self, cls: type[Any], *names: str) -> Any:
-        """Return ``[names...]`` as ``cls``, or None if it has problems."""
         data: Any = self.raw.data
         for name in names:
             data = data.get(name, {})
@@ -353,7 +343,7 @@ class _Builder:
         self, number: int, table: Mapping[str, Any], system: str, below: Mapping[str, Limits]
     ) -> Entry:
         name, batch = f"limits.{number}", self.plugins.batch_systems().get(system)
-        # That no plugin brings the batch system is told by who needs it.
+        # A missing batch system is reported where it is needed.
         jobs, wrong = read_jobs(table, batch.facts if batch else OF_BATCH, system)
         options, switches = table.get("options", {}), table.get("plugins", {})
         if not isinstance(switches, Mapping):
@@ -367,8 +357,8 @@ class _Builder:
 
     def unknown_option(self, name: str, key: str) -> None:
         message = unknown(key, self.registered, "-vm key")
-        # A plugin that is off or broken may have brought it, which cannot be known without
-        # importing it; switching one off must not make the config an error on every node.
+        # A disabled or broken plugin may define the key, which only its import would show.
+        # Disabling a plugin must not make the config invalid on every node.
         wanted = self.wanted
         off = bool(self.plugins.broken or wanted.disable or wanted.enable is not None)
         if off and "did you mean" not in message:

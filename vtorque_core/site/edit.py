@@ -50,7 +50,6 @@ def with_text(text: str, table: str, key: str, value: str) -> str:
 
 
 def read(config: Path) -> str:
-    """Return the text of the config, or of a new one. Raises HostFault."""
     try:
         with config.open("rb") as file:
             return file.read(MAX_BYTES).decode()
@@ -61,7 +60,6 @@ def read(config: Path) -> str:
 
 
 def write(config: Path, text: str) -> None:
-    """Replace the config atomically; owner, mode and links stay."""
     if not config.exists():
         make_directories(config.resolve().parent)
     safefs.rewrite(config, text.encode())

@@ -40,7 +40,6 @@ _JOB_LIMITS = """\
 
 
 def example(plugins: Plugins) -> str:
-    """Return a valid config with every key, default, unit and meaning as comments."""
     parts = [_HEAD]
     for name, cls in TABLES.items():
         parts.append(_table(name, _first_line(cls), _keys(cls)))
@@ -76,12 +75,10 @@ class Effective:
 
     @property
     def text(self) -> str:
-        """The value as TOML, or ``(absent)``."""
         return "(absent)" if self.value is None else show(self.value, self.unit)
 
 
 def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
-    """Return every value in effect by dotted key."""
     tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in TABLES]
     tables += [(f"networks.{name}", network) for name, network in site.networks.items()]
     tables += [(f"shares.{name}", share) for name, share in site.shares.items()]

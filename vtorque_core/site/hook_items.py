@@ -55,7 +55,6 @@ def wanted(hook: str) -> tuple[type[Any], ...]:
 
 
 def problem(hook: str, item: object) -> str:
-    """Return the problem of an item, or an empty string: ``answered str where ... belongs``."""
     types = wanted(hook)
     belongs = _names(types)
     if hook in _CLASSES:

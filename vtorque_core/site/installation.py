@@ -10,7 +10,6 @@ from vtorque_core.site.config import Site
 
 
 def installation(site: Site, config: Path) -> Installation:
-    """Return the installation that this process runs from."""
     program, node = Path(sys.prefix, "bin", "vtorque"), site.node
     return Installation(
         program,

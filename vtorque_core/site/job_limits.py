@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from vtorque_core.api.guest_plan import JobUser
 
 OF_BATCH = ("queue", "partition", "account", "qos")
-"""What a batch system tells of a job (``BatchSystem.facts``)."""
+"""Facts of a job that a batch system may report (``BatchSystem.facts``)."""
 
 SELECTORS = (*OF_BATCH, "group", "user")
 _BELOW = ("options", "plugins")
 ALWAYS_THERE = ("queue", "partition")
 
 Facts = Mapping[str, tuple[str, ...]]
-"""What a job is, by selector; a fact that is not there is not known."""
+"""Facts of a job by selector; missing facts are unknown."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Entry:
     Attributes:
         number: in the file, from 1.
         jobs: names or globs by selector; one of each must match the job.
-        options: limits by ``-vm`` key.
         plugins: False disables a plugin, True enables it again.
     """
 
@@ -50,7 +49,6 @@ class Entry:
     plugins: Mapping[str, bool]
 
     def __str__(self) -> str:
-        """Return the entry's name in messages: ``[[limits]] 2 (partition = "gpu")``."""
         jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
@@ -102,9 +100,9 @@ def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
 
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return user (empty: the caller) and groups on this host, the facts known before submission.
+    """Return a user's name and groups on this host, the facts known before submission.
 
-    Raises KeyError for an unknown name, ConfigError for a caller without an account.
+    An empty ``name`` is the caller.
     """
     account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
@@ -112,7 +110,6 @@ def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
 
 
 def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
-    """Return (name, gid) of a user's groups, primary group ``gid`` first."""
     gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
     return tuple((_group_name(each), each) for each in gids)
 

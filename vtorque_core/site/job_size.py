@@ -1,4 +1,4 @@
-"""Compute the size of guests whose vCPUs or RAM follow the job's grant. Pure.
+"""Compute the size of guests whose vCPUs or RAM follow the job's grant.
 
 QEMU's memory, RAM disks and the needs of plugins are subtracted from the grant.
 """
@@ -26,9 +26,7 @@ Extras = Callable[[JobRequest], list[Extra]]
 class Granted:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    Attributes:
-        mib: memory in MiB, including QEMU's.
-        reserved: number of CPUs that are reserved for the host and cannot be exclusive.
+    ``mib`` includes QEMU's memory. ``reserved`` CPUs are for the host and cannot be exclusive.
     """
 
     cpus: int | None = None
@@ -41,7 +39,7 @@ def sized(
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
     """Return the request with numbers in place of JOB, notes for the user, and refusals.
 
-    ``extras`` returns the needs of plugins. ``disk`` is a guest's RAM disk in MiB.
+    ``extras`` returns the needs of plugins. ``disk`` is a RAM disk in MiB.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _with(asked, {option.key: _unlimited(option, site) for option in of_job})
@@ -52,7 +50,7 @@ def sized(
             whole = _vcpus(found, extras, granted)
         else:
             whole = _ram(found, site, extras, granted, disk)
-        if whole is None:  # nobody limits it
+        if whole is None:  # unlimited
             whole = found[option]
         limits = site.options.get(option.key, Limits())
         number = nearest(option, limits, whole)
@@ -70,7 +68,6 @@ def sized(
 
 
 def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
-    """Return the vCPUs per guest on a node like this one with ``cpus`` granted CPUs."""
     whole = _vcpus(settled, extras, Granted(cpus))
     assert whole is not None  # noqa: S101 - a number is given
     return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
@@ -79,7 +76,6 @@ def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
 def check_ram(
     settled: JobRequest, site: Site, extras: Extras, granted: Granted, image: Image, disk: int
 ) -> list[Refusal]:
-    """Return refusals if the image needs more RAM than the guests have."""
     least = image.min_ram_mib
     if settled[RAM] >= least:
         return []

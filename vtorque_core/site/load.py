@@ -1,4 +1,4 @@
-"""Load plugins and site config, on both sides of the trust boundary.
+"""Load plugins and site config.
 
 ``vsub`` accepts any config. As root, config and plugins must be writable by root only.
 """
@@ -16,14 +16,8 @@ from vtorque_core.site.plugins import Plugins
 def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Site, Plugins]:
     """Return the site config at ``path`` and the plugins that it enables.
 
-    Args:
-        path: the config file.
-        node: True: also load acting modules; names: those of these plugins.
-        new: the file may be missing.
-
-    Raises:
-        ConfigError: the config is invalid.
-        Conflict: two plugins contradict each other.
+    ``node``: also load acting modules, of all plugins (True) or of these. ``new``: the file may be
+    missing.
     """
     raw, plugins = opened(path, node=node, new=new)
     return build(raw, plugins, node=node is True), plugins
@@ -37,5 +31,4 @@ def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tu
 
 
 def load_paths(path: Path) -> Paths:
-    """Return only the paths, without plugins. Raises ConfigError."""
     return paths_of(read_toml(path))

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from vtorque_core.site.schema import ExtraNetwork, Network
 
 Problem = tuple[str, str, str]
-"""Table, key (or empty text), what is wrong with it."""
+"""Table, key or empty text, message."""
 
-# A part of names in /etc/hosts and of interface aliases. Not a number: <host>-0 is a guest's own.
+# Part of names in /etc/hosts and of interface aliases. Not a number: <host>-0 is a guest's name.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,14}", re.ASCII)
 
 
@@ -63,7 +63,6 @@ def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
 
 
 def assigns(network: Network | ExtraNetwork) -> bool:
-    """Return True if the site assigns addresses in this network."""
     return network.kind not in {"none", "user"} and network.addressing in {"static", "command"}
 
 

@@ -63,7 +63,6 @@ def effective_default(option: Option[Any], limits: Limits) -> Any:
 
 
 def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
-    """Return the limits that are set, as text by name."""
     found: dict[str, str | list[str]] = {}
     for name in ("min", "max"):
         if (bound := getattr(limits, name)) is not None:
@@ -87,7 +86,7 @@ def refusal(
         where = place(limits.set_by[name])
         return Refusal(message, option.key, text, printable(limit), where)
 
-    if is_job(option, value):  # the number that it becomes is looked at
+    if is_job(option, value):  # the resulting number is checked later
         limits = Limits(deny=limits.deny, set_by=limits.set_by)
     if limits.min is not None and value < limits.min:
         return refused("is less than allowed", "min", option.show(limits.min))
@@ -96,7 +95,7 @@ def refusal(
     if limits.allow is None and not limits.deny:
         return None
     shown = option.show(value)
-    # A glob over a whole list would let anything follow the item that it is meant for.
+    # Check each item: a glob for one item would match a whole list that begins with it.
     items = shown.split(option.separator) if option.separator else []
     each = [(item, item) for item in items] if len(items) > 1 else [(value, shown)]
     if limits.allow is not None:
@@ -111,7 +110,7 @@ def refusal(
 def nearest(option: Option[Any], limits: Limits, number: int) -> int:
     """Return the largest allowed value up to ``number``, otherwise the smallest allowed one.
 
-    Returns ``number`` if there is none.
+    Returns ``number`` if no value is allowed.
     """
     rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
     named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
@@ -203,7 +202,7 @@ def _contradictions(
     if value is None or value == "":
         return {}
     against = refusal(option, limits, value, option.show(value), str)
-    if against is None and is_job(option, value):  # what it is where nothing else is known
+    if against is None and is_job(option, value):  # its value without any grant
         value = nearest(option, limits, UNLIMITED[option.key])
         against = refusal(option, limits, value, option.show(value), str)
     if against is None:

@@ -1,7 +1,7 @@
 """Personal site: vTorque for a user without root, on a machine without the admin's site.
 
-All files belong to the user, in XDG base directories. Jobs and QEMU run as the user (libvirt's
-session mode).
+All files are in the user's XDG base directories. Jobs and QEMU run as the user (libvirt's session
+mode).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _DEFAULTS = {
     "XDG_DATA_HOME": ".local/share", "XDG_CACHE_HOME": ".cache",
 }  # fmt: skip
 VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
-"""What says where a user's directories are, to us and to libvirt."""
+"""Variables by which vTorque and libvirt find a user's directories."""
 
 
 def is_meant(path: Path) -> bool:
     """Return True if the config is that of the caller's personal site.
 
-    Users get it by its path or, on a machine without an admin's site, by default.
+    It is used for its path or, on a machine without an admin's site, by default.
     """
     if os.geteuid() == 0:
         return False
@@ -41,12 +41,11 @@ def is_meant(path: Path) -> bool:
 
 
 def config() -> Path:
-    """Return the path of the personal config, which may be missing."""
     return _home("XDG_CONFIG_HOME") / "vtorque.toml"
 
 
 def require_own_directories() -> None:
-    """Check that nobody else can change config, state and libvirt's files. Raises ConfigError.
+    """Check that nobody else can change config, state and libvirt's files.
 
     The variables can name another user's directories, for example after ``su``.
     """
@@ -112,7 +111,7 @@ def _runtime(link: Path) -> Path:
             return Path(given)
     try:
         link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for _ in range(2):  # after a reboot another user can create the name, which was visible
+        for _ in range(2):  # after a reboot, another user can create the name, which was visible
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(f"/tmp/vtorque-{os.geteuid()}-{os.urandom(8).hex()}")  # noqa: S108
             place = link.readlink()

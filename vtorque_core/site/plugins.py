@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class PluginError(VtorqueError):
-    """A hook raised an exception that it must not. The message names plugin and hook."""
+    """A hook raised an unexpected exception. The message names plugin and hook."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Contribution(Generic[T]):
     where: str = ""
 
     def told(self, hook: str) -> str:
-        """Return the error with its location, for the author."""
         at = f" ({self.where})" if self.where else ""
         return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
 
@@ -66,8 +65,7 @@ class Contribution(Generic[T]):
 def entry_points(*groups: str) -> list[EntryPoint]:
     """Return the entry points of these groups in the order of ``sys.path``.
 
-    Skips unreadable distributions, for which the library's function fails. Each process reads the
-    files once.
+    Skips unreadable distributions, for which importlib.metadata.entry_points() fails.
     """
     return list(_entry_points(groups, tuple(sys.path)))
 
@@ -84,7 +82,6 @@ def _entry_points(groups: tuple[str, ...], _path: tuple[str, ...]) -> list[Entry
 
 
 def owner(point: EntryPoint) -> str:
-    """Return ``name version`` of an entry point's distribution."""
     return _name_version(point.dist) if point.dist else point.module
 
 
@@ -94,7 +91,6 @@ def _name_version(distribution: Distribution) -> str:
 
 
 def installed() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of both groups by plugin name, sorted."""
     found: dict[str, list[EntryPoint]] = {}
     points = entry_points(GROUP, NODE_GROUP)
     for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
@@ -117,17 +113,12 @@ def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
 
 
 def imported(point: EntryPoint, known: dict[Path, Path] | None = None) -> Any:
-    """Import an entry point; as root only if nobody else can write it.
-
-    Raises ConfigError, or any exception of the module.
-    """
     if os.geteuid() == 0:
         require_trusted(point, known)
     return point.load()
 
 
 def require_trusted(point: EntryPoint, known: dict[Path, Path] | None = None) -> None:
-    """Refuse a plugin that others can write, before its import as root. Raises ConfigError."""
     from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
     from importlib.util import find_spec  # noqa: PLC0415
 
@@ -156,7 +147,6 @@ class Plugins:
 
     Attributes:
         broken: import errors by plugin name.
-        distributions: distribution of each plugin.
         costs: CPU seconds of the import of each declaring module.
         off: installed plugins that the site disables.
         withheld: plugins that are disabled for this job, and the setting.
@@ -169,7 +159,7 @@ class Plugins:
         self.withheld: Mapping[str, str] = {}
         self.distributions: dict[str, str] = {}
         self._modules: dict[int, tuple[str, Any]] = {}  # id to plugin and module, in order
-        self._checked: dict[Path, Path] = {}  # directories that root alone can write
+        self._checked: dict[Path, Path] = {}  # checked directories, only root can write
         self._manager = _Manager("vtorque")
         self._manager.add_hookspecs(hookspecs)
 
@@ -184,11 +174,8 @@ class Plugins:
     ) -> Plugins:
         """Import and register plugins; as root only those that nobody else can write.
 
-        Args:
-            node: True: also acting modules; names: those of these plugins.
-            enable: ``[plugins] enable``; None: all installed ones.
-            disable: ``[plugins] disable``; these are not imported.
-            only: exactly these, regardless of the site.
+        ``node``: also load acting modules, of all plugins (True) or of these. ``only`` overrides
+        ``enable`` and ``disable``. Disabled plugins are not imported.
         """
         self = cls()
         self.register(
@@ -253,7 +240,6 @@ class Plugins:
         return view
 
     def only(self, name: str) -> Plugins:
-        """Return a view in which only this plugin acts."""
         others = {other: "" for other in self.names if other != name}
         return self.without({**self.withheld, **others})
 
@@ -264,7 +250,6 @@ class Plugins:
         return tuple(sorted(found, key=_order))
 
     def modules_of(self, name: str) -> list[Any]:
-        """Return the modules of a loaded plugin, the declaring one first."""
         return [module for owner, module in self._modules.values() if owner == name]
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
@@ -289,12 +274,7 @@ class Plugins:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
         An action hook yields one contribution with the item None. An item of a wrong type becomes a
-        TypeError, and ends the items of that plugin.
-
-        Args:
-            hook: function of :mod:`vtorque_core.api.hooks`, or a hook's name.
-            args: none; only for mypy.
-            kwargs: the hook's arguments.
+        TypeError, and ends the items of that plugin. ``args`` is for mypy only.
         """
         if args:
             raise TypeError("a hook is called with keyword arguments")
@@ -335,9 +315,7 @@ class Plugins:
     ) -> list[Contribution[Any]]:
         """Return all contributions of a hook that must not fail; arguments as for :meth:`each`.
 
-        Raises:
-            Refused, HostFault: from the plugin.
-            PluginError: any other error; names the plugin.
+        Raises a plugin's VtorqueError, otherwise PluginError.
         """
         hook = hook if isinstance(hook, str) else hook.__name__
         found = []
@@ -350,10 +328,7 @@ class Plugins:
     def collect_from_one(
         self, hook: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
-        """Return the items of a hook that at most one plugin may answer for a job.
-
-        Raises as :meth:`collect`, and Conflict, which names both distributions.
-        """
+        """Return the items of a hook that at most one plugin may answer for a job."""
         found = self.collect(hook, *args, **kwargs)
         owners = sorted({each.distribution for each in found})
         if len(owners) > 1:
@@ -366,7 +341,6 @@ class Plugins:
     # -- strategies by name -------------------------------------------------------------------
 
     def options(self) -> dict[str, Option[Any]]:
-        """Return all ``-vm`` keys. Raises Conflict if two plugins define the same."""
         return self._unique("vtorque_options", lambda o: o.key)
 
     def guest_types(self) -> dict[str, GuestType]:
@@ -379,12 +353,10 @@ class Plugins:
         return self._unique("vtorque_image_builders", lambda b: b.name)
 
     def guest_type(self, name: str) -> GuestType:
-        """Return a guest type. Raises Refused if no working plugin defines it."""
         why = self.why_withheld("vtorque_guest_types", name)
         return _named(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
-        """Return a batch system. Raises Refused if no working plugin defines it."""
         return _named(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
 
     def plugin_of(self, hook: str, name: str) -> str:
@@ -430,7 +402,6 @@ def _items(hook: str, result: Any) -> Iterator[Any]:
 
 
 def raise_as_is(contribution: Contribution[Any], hook: str) -> None:
-    """Raise a contribution's error, or PluginError if it is not one of vTorque's."""
     error = contribution.error
     if isinstance(error, VtorqueError):
         raise error

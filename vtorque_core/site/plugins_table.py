@@ -17,8 +17,8 @@ def plugin_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yield (key of ``[plugins]``, problem). ``origin`` returns where a key is set.
 
-    Plugins of this repository may be disabled where they are not installed, so that hosts can share
-    a config.
+    vTorque's own plugins may be disabled where they are not installed, so that hosts can share a
+    config.
     """
     installed = {*plugins.distributions, *plugins.off}
     for name in wanted.disable:
@@ -33,7 +33,7 @@ def plugin_problems(
             yield "enable", f"plugin {name} is not installed: {how_to_get(name)}"
         else:
             yield "enable", _no_such(name, installed, f"{how_to_get(name)}, or remove it")
-    # A broken plugin may be the one that brings it: who uses the batch system is told so.
+    # A broken plugin may define it; this is reported where the batch system is used.
     if not plugins.off or plugins.broken or system in (found := plugins.batch_systems()):
         return
     where = origin("batch.system")
@@ -47,7 +47,6 @@ def plugin_problems(
 
 
 def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
-    """Return the problem of a plugin's switch in ``[[limits]]``, or an empty string."""
     if not isinstance(on, bool):
         return f"is {printable(repr(on), 40)}, but must be true or false"
     if name == BUILTIN:

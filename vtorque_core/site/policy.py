@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from vtorque_core.site.config import Site
     from vtorque_core.site.plugins import Plugins
 
-_MAX_MESSAGE = 500  # characters of what a plugin says
+_MAX_MESSAGE = 500  # characters of a plugin's message
 
 
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
-    An entry of ``[[limits]]`` that may not apply, because a fact is unknown, refuses nothing.
+    An entry of ``[[limits]]`` with an unknown fact refuses nothing.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):
@@ -42,7 +42,6 @@ def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
 
 
 def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
-    """Return the limits of every ``-vm`` key for one job; see :func:`for_job`."""
     options = dict(site.options)
     for entry, surely in _counting(site, facts):
         for key, limits in entry.options.items():
@@ -70,10 +69,6 @@ def require_told(site: Site, facts: Facts) -> None:
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    """Return the final request of a job without limits from the batch system.
-
-    Raises only Refused, whatever user, site or plugins do.
-    """
     return settle(asked(request, site, plugins), site, plugins)[0]
 
 
@@ -87,8 +82,7 @@ def settle(
 ) -> tuple[JobRequest, list[str]]:
     """Return the request with numbers for the batch system's grant, and notes for the user.
 
-    ``granted`` is for one node. ``disk`` is a guest's RAM disk in MiB. Raises Refused, also for a
-    plugin (``vtorque_parse_args``).
+    ``granted`` is for one node. ``disk`` is a RAM disk in MiB.
     """
 
     def more(job: JobRequest) -> list[Extra]:
@@ -104,7 +98,6 @@ def settle(
 
 
 def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
-    """Return the vCPUs per guest on a node like this one with ``cpus`` granted CPUs."""
     return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
 
 
@@ -247,14 +240,11 @@ def _words(error: BaseException) -> str:
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
-    """Return the resources per node to request for a job. Raises Refused.
-
-    ``disk``: MiB of a guest's RAM disk.
-    """
+    """Return the resources per node to request for a job. ``disk``: MiB of a guest's RAM disk."""
     more, of_job = extras(wanted, site, plugins), wanted.of_job
     cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
     mib = job_size.memory(wanted, site, lambda _: more, disk)
-    # Guests of the job's size would get the host's reserve, too: what is asked for, they have.
+    # Not for guests of the job's size: they would get the host's reserve, too.
     if VCPUS.key not in of_job or any(e.own for e in more):
         cpus += site.node.host_reserve_cores
     if RAM.key not in of_job:
@@ -267,7 +257,6 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
 
 
 def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
-    """Return the needs of plugins per node. Raises Refused if a plugin fails."""
     found = []
     for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
@@ -289,7 +278,7 @@ def check_share(
 ) -> None:
     """Refuse a job that requests less from the batch system than its guests need.
 
-    All numbers are per node; None: not requested. Raises Refused.
+    All numbers are per node; None: not requested.
     """
     fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
     shares = [(needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory")]

@@ -1,7 +1,6 @@
 """Encode and decode ``-vm`` requests: from text to a :class:`Request`, and as bytes to the node.
 
-On the node the bytes are untrusted, and any error becomes Refused. :mod:`policy` validates the
-values.
+On the node the bytes are untrusted, and any error becomes Refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_VALUE = 4096  # characters of one value: PATH_MAX (limits.h) is the longest 
 MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
 
 _KEY = re.compile(rb"[a-z][a-z0-9_]{0,63}")
-_VALUE, _FILE, _SHELL = b"v", b"f", b"s"  # what a part of a request is
+_VALUE, _FILE, _SHELL = b"v", b"f", b"s"  # kinds of a request's parts
 
 Pairs = list[tuple[str, str]]
 
@@ -39,10 +38,7 @@ Pairs = list[tuple[str, str]]
 class Request:
     """The ``-vm`` pairs of one job as the user wrote them, and the files that they name.
 
-    Attributes:
-        pairs: (key, value) in order, without file options.
-        files: contents of the file options, by key.
-        shell: the user's ``-S``.
+    ``shell`` is the user's ``-S``.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -50,7 +46,6 @@ class Request:
     shell: str | None = None
 
     def encode(self) -> bytes:
-        """Return the request as JSON (RFC 8259, ASCII), files in base64. Raises Refused."""
         files = {
             key: {"name": f.name, "data": b64encode(f.content).decode()}
             for key, f in self.files.items()
@@ -66,7 +61,6 @@ class Request:
 
     @staticmethod
     def decode(blob: bytes) -> Request:
-        """Return the request in an untrusted ``blob``. Raises Refused only."""
         return Request.of(unpack(blob))
 
     @staticmethod
@@ -104,7 +98,7 @@ class Request:
 def parse_vm(values: Iterable[str]) -> Pairs | None:
     """Return the pairs of all ``-vm`` values of one source; None for ``-vm none`` (bare metal).
 
-    A comma always separates pairs, so no value can contain one. Raises Refused.
+    A comma always separates pairs, so no value can contain one.
     """
     values = list(values)
     words = [word.strip() for value in values for word in value.split(",")]
@@ -125,7 +119,7 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
 def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
-    ``-vm none`` on the command line overrides all pairs of the script, and any pair there overrides
+    ``-vm none`` on the command line overrides the script's pairs, and any pair there overrides
     ``none`` in the script.
     """
     given = parse_vm(command_line)
@@ -144,8 +138,7 @@ def make_request(
 ) -> Request:
     """Return the request for these pairs after reading the files that they name. As the user.
 
-    ``cwd`` is the base of relative paths. Raises Refused if files are missing, unreadable, not
-    regular or longer than MAX_FILE.
+    ``cwd`` is the base of relative paths.
     """
     refusals: list[Refusal] = []
     plain: Pairs = []
@@ -167,7 +160,6 @@ def make_request(
 
 
 def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") -> Refusal:
-    """Return the refusal of an unknown key, with the most similar one."""
     known = sorted(options)
     fix = hint(key, known, f"known keys: {', '.join(known)}")
     said = f"there is no -vm key of that name{note}"
@@ -177,7 +169,7 @@ def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") ->
 def read_user_file(path: str, cwd: Path | None = None) -> FileData:
     """Read a file that the user names, as the user.
 
-    Raises OSError, or ValueError unless it is a regular file of at most MAX_FILE bytes.
+    Raises ValueError unless it is a regular file of at most MAX_FILE bytes.
     """
     try:
         full = (cwd or Path()) / Path(path).expanduser()
@@ -219,10 +211,7 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def read(blob: bytes) -> Request:
-    """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root.
-
-    Raises Refused, or HostFault if fork fails.
-    """
+    """Return the request in an untrusted ``blob``, parsed by an unprivileged process. As root."""
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
     _limited(blob)
@@ -235,7 +224,7 @@ def read(blob: bytes) -> Request:
 def unpack(blob: bytes) -> Iterator[bytes]:
     r"""Yield the parts of a request: ``vKEY=VALUE``, ``fKEY=NAME\0CONTENT``, ``s=SHELL``.
 
-    Raises Refused for an invalid format. The caller validates the parts.
+    The caller validates the parts.
     """
     _limited(blob)
     document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
@@ -306,7 +295,7 @@ def _list(value: Any, what: str, most: int) -> list[Any]:
 def _bytes(value: Any, what: str) -> bytes:
     if not isinstance(value, str):
         malformed(f"{what} is not text")
-    return value.encode("utf-8", "surrogatepass")  # which is no UTF-8: _text says so
+    return value.encode("utf-8", "surrogatepass")  # invalid UTF-8: _text refuses it
 
 
 def _two(value: bytes, between: bytes) -> tuple[bytes, bytes]:

@@ -104,7 +104,7 @@ def _share_target(value: str) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """``[batch]``: what queues the jobs."""
+    """``[batch]``: the batch system."""
 
     system: str = setting("local", "batch system: local, or the name of a plugin's batch system")
     vm_by_default: bool = setting(True, "run jobs without -vm in a VM; false: on bare metal")
@@ -168,7 +168,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Images:
-    """``[images]``: where images come from. The default image is ``[options.img] default``."""
+    """``[images]``: pool and cache of images. The default image is ``[options.img] default``."""
 
     pool: Path = setting(
         Path("/var/lib/vtorque/images"), "image pool; only root can write it", None, absolute
@@ -201,7 +201,7 @@ class Images:
 
 @dataclass(frozen=True)
 class KeptTable:
-    """``[kept]``: what stays of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
+    """``[kept]``: records of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
 
     days: float = setting(30.0, "records older than this are removed", "d")
     mib: int = setting(1024, "maximum size of all records", "MiB", _at_least(0))
@@ -209,7 +209,7 @@ class KeptTable:
 
 @dataclass(frozen=True)
 class LogTable:
-    """``[log]``: what is written into every job's log (``vmgr logs``)."""
+    """``[log]``: the logs of jobs (``vmgr logs``)."""
 
     level: str = setting(
         "INFO",
@@ -280,7 +280,7 @@ class Network:
 
 @dataclass(frozen=True)
 class ExtraNetwork:
-    """``[networks.<name>]``: one more network interface of every guest, after ``[network]``'s."""
+    """``[networks.<name>]``: an additional network interface of every guest."""
 
     source: str = setting(doc="name of the libvirt network, bridge or host interface")
     kind: Literal["bridge", "direct", "network"] = setting(

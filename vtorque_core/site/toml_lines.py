@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_ENDS = ("]", '"""', "'''")  # of the values that take several lines
+_ENDS = ("]", '"""', "'''")  # of values in several lines
 
 
 def line_of(text: str, key: str) -> int | None:
@@ -22,7 +22,7 @@ def line_of(text: str, key: str) -> int | None:
 
 def _lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    arrays: dict[str, int] = {}  # by name, how many tables of it there were
+    arrays: dict[str, int] = {}  # number of tables so far, by name
     table, statement, first = "", "", 1
     for number, line in enumerate(text.split("\n"), start=1):
         goes_on, statement = bool(statement), f"{statement}{line}\n"
@@ -31,7 +31,7 @@ def _lines(text: str) -> dict[str, int]:
         try:
             keys = list(_keys(tomllib.loads(statement)))
         except tomllib.TOMLDecodeError:
-            continue  # what begins here goes on in the next line
+            continue  # the statement continues in the next line
         if statement.lstrip().startswith("["):
             if statement.lstrip().startswith("[["):
                 arrays[keys[-1]] = arrays.get(keys[-1], 0) + 1

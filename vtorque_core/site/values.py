@@ -14,7 +14,7 @@ from vtorque_core.base.errors import printable
 from vtorque_core.base.sizes import duration, show_mib, size_mib
 from vtorque_core.base.suggest import hint
 
-_MOST = 1e300  # an int can be more than a float has
+_MOST = 1e300  # an int can exceed the range of float
 _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", Path: "a path"}
 
 
@@ -22,7 +22,7 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
     """Return a TOML value as the type ``kind``. Raises ValueError.
 
     ``kind`` is bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
-    dataclass of such fields. With the ``unit`` ``"MiB"`` or ``"s"``, text is a size or duration.
+    dataclass of such fields. With a ``unit``, text is a size or duration.
     """
     origin = get_origin(kind)
     if unit is not None and origin is None:
@@ -78,7 +78,6 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def unknown(name: str, known: Iterable[str], what: str = "key") -> str:
-    """Return the message for an unknown name, with the most similar known one."""
     names = sorted(known)
     return f"there is no such {what}; " + hint(name, names, f"there are: {', '.join(names)}")
 
@@ -140,7 +139,7 @@ def _with_unit(kind: Any, value: Any, unit: str) -> Any:
 
 
 def _mib(text: str) -> int:
-    # A reserve of "0" makes sense here; a guest with no memory, which size_mib refuses, does not.
+    # A reserve may be "0". size_mib refuses that, because a guest needs memory.
     return 0 if text.strip() == "0" else size_mib(text)
 
 
