@@ -1,8 +1,8 @@
 """Program that starts a daemon which holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``.
 
-Exits with 0 after execve(2) of the daemon, otherwise with 1 and the reason on stderr. The daemon's
-own process acquires the lock, because children do not inherit POSIX locks. It is a separate program
-because its caller has threads.
+Exits with 0 after execve(2) of the daemon, otherwise with 1. The daemon's own process acquires the
+lock, because children do not inherit POSIX locks. It is a separate program because its caller has
+threads.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class VtorqueError(Exception):
 class Refused(VtorqueError):
     """The request is invalid or violates the site's policy. Never the node's fault, never retried.
 
-    ``parts`` are further fields of refusals that are given as text.
+    ``parts`` are further fields of refusals given as text.
     """
 
     exit_code = EXIT_USAGE
@@ -66,7 +66,7 @@ class HostFault(VtorqueError):
     """This node cannot run the job, but another node may.
 
     Attributes:
-        detail: further printable lines for the user, such as the end of a guest's console.
+        detail: further printable lines for the user.
         blames_node: False if users can cause the fault, so that the node must not be drained.
     """
 

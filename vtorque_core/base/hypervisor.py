@@ -307,7 +307,6 @@ class Taken:
             the others are present.
         metadata: XML in the namespace ``uri`` with the prefix ``key``.
         cpus: host CPU ids for all threads; empty: any.
-        host: number of CPUs of the host.
     """
 
     devices: tuple[str, ...]
@@ -343,7 +342,7 @@ def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
-    """Kill a domain and wait until it has ended. A missing domain is no error.
+    """Kill a domain, if it exists, and wait until it has ended.
 
     Spares a domain with the same UUID that was started later.
     """

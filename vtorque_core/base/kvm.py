@@ -79,8 +79,8 @@ class Probe:
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     """Return how guests of this node are executed. As root, also give QEMU's group access to KVM.
 
-    Root caches the result in ``run_dir`` until reboot. ``user`` must be able to use KVM; None: the
-    caller.
+    Root caches the result in ``run_dir`` until reboot. ``user`` (None: the caller) must be able to
+    use KVM.
     """
     if accel == "tcg":
         return Accel("tcg")

@@ -32,7 +32,7 @@ def lock_holder(descriptor: int) -> int | None:
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Return the pid of a local process with a POSIX lock on a file, or None."""
+    """Like :func:`lock_holder`, for a path and local processes."""
     with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None
@@ -43,7 +43,7 @@ def _opened(path: Path | str) -> int:
 
 
 class Busy(HostFault):
-    """Another process holds the lock. The message names the lock and, if known, the process."""
+    """Another process holds the lock."""
 
 
 def take_lock(path: Path, wait: float) -> int:

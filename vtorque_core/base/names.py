@@ -16,7 +16,6 @@ _NAMESPACE = "6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11"
 
 
 def absolute(value: Path | str) -> None:
-    """Raise ValueError unless a path is absolute and without ``..``."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
         raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")

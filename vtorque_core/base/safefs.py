@@ -39,10 +39,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def parent_of(path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that contains ``path``; yield its descriptor and the last component.
-
-    Raises HostFault if the directory is not trusted.
-    """
+    """Open the trusted directory that contains ``path``; yield it and the last component."""
     pure = Path(path)
     if not pure.is_absolute() or ".." in pure.parts or not pure.name:
         raise HostFault(f"{path!r} is not an absolute path without ..")
@@ -84,7 +81,7 @@ def _step(directory: int, part: str, path: str) -> int | Path:
 def others_can_write(status: os.stat_result, uid: int, place: str | Path) -> bool:
     """Return True if a user other than root and ``uid`` may write a file or directory.
 
-    A user's private group counts as the user (umask 002) unless there is an ACL (acl(5)).
+    A user's private group counts as the user (umask 002), but not with an ACL (acl(5)).
     """
     shared = stat.S_IWGRP | stat.S_IWOTH
     if uid and status.st_gid == uid == os.getegid() and not _has_acl(place):

@@ -18,7 +18,7 @@ _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML 
 def size_mib(text: str) -> int:
     """Return the MiB of ``512M``, ``2G``, ``1GiB``, ``2048K``; a plain number is MiB.
 
-    Units are binary (1024). Zero and fractions of a MiB are invalid.
+    Units are binary (1024).
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -46,7 +46,7 @@ def count(text: str) -> int:
 def boolean(text: str) -> bool:
     """Return True for enabled/true/yes/on and False for disabled/false/no/off, in any case.
 
-    0 and 1 are invalid, because 0 meant enabled in the vTorque of 2017.
+    0 and 1 are invalid: 0 meant enabled in the vTorque of 2017.
     """
     word = text.strip().lower()
     if word in _TRUE:

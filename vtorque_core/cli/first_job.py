@@ -17,7 +17,6 @@ _BUILD_TIME = 900.0  # seconds to wait for another job's build
 
 
 def prepare(site: Site, image: str | None) -> None:
-    """Create missing directories and the image, with messages on stderr. As the site's owner."""
     directories.after_a_reboot(site)
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:

@@ -159,7 +159,6 @@ def describe(pool: Path, name: str) -> Sidecar:
 
 
 def read_sidecar(pool: Path, name: str) -> Sidecar:
-    """Return the sidecar of an image without checking its files."""
     path = f"{pool}/{name}/{SIDECAR}"
     try:
         if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):

@@ -53,11 +53,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Contents of a sidecar.
+    """Contents of a sidecar. ``version`` is the directory of the files.
 
-    Attributes:
-        version: directory of the files.
-        created, verified: time of the build and of the last hashing, UTC in ISO 8601.
+    ``created`` and ``verified`` are the times of the build and of the last hashing, UTC in ISO
+    8601.
     """
 
     name: str

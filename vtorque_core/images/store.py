@@ -7,7 +7,7 @@
     <pool>/.trash-*               files being removed; never read
 
 Changes are renames under the pool's lock. A version is removed when no name refers to it, its time
-has passed, and no open journal of this node names it. All functions except readers run as root.
+has passed, and no open journal of this node names it. Writers run as root.
 """
 
 from __future__ import annotations

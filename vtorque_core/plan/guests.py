@@ -151,7 +151,6 @@ def require_possible(
 
 
 def _with_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
-    """Return the guest with a boot source and the identity that the source keeps."""
     plan = dataclasses.replace(plan, source=source)
     if (known := source.identity) is None:
         return plan

@@ -141,7 +141,6 @@ def _levels(text: object) -> Levels:
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts that :func:`of_ended` reads."""
     return {"log": [_open[-1].site.text, _open[-1].asked.text] if _open else []}
 
 

@@ -24,7 +24,7 @@ class Lease(CoreResource):
         use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
         least, most: range of a resizable number of cores.
         cpus: list as in cpuset(7).
-        amount: of a pool of amounts; 0: a pool of items.
+        amount: of a pool of amounts.
     """
 
     kind = "lease"

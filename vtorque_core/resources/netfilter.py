@@ -78,8 +78,8 @@ def _mark(mac: str) -> int:
 def forget_connections(mac: str) -> None:
     """Delete a guest's entries in the node's connection tracking table.
 
-    Sends one netlink message (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h) with the guest's
-    mark. If that fails, the entries expire later.
+    Sends one netlink message (linux/netfilter/nfnetlink_conntrack.h) with the guest's mark. If that
+    fails, the entries expire later.
     """
     # A header, IPCTNL_MSG_CT_DELETE with an acknowledgment, then CTA_MARK and CTA_MARK_MASK.
     message = struct.pack("=IHHIIBBH", 36, 0x102, 5, 0, 0, 0, 0, 0)

@@ -1,7 +1,7 @@
 """Resource: the process that boots guests when the job shell orders it.
 
-The prologue forks this process and returns. It listens on a socket to which only the job's owner
-may connect, once. It boots the guests, answers with their consoles, and ends.
+The prologue forks it and returns. It listens on a socket to which only the job's owner may connect,
+once. It boots the guests, answers with their consoles, and ends.
 """
 
 from __future__ import annotations

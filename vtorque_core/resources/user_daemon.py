@@ -88,12 +88,12 @@ class Service:
 
     @property
     def disk(self) -> str:
-        """As in :class:`_user_daemon_exec.Plan`."""
+        """See :class:`_user_daemon_exec.Plan`."""
         return ""
 
     @property
     def user_is_root(self) -> bool:
-        """As in :class:`_user_daemon_exec.Plan`."""
+        """See :class:`_user_daemon_exec.Plan`."""
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 class DiskFile(user_daemon.Service):
     """A disk file of the job's owner and its daemon.
 
-    The format follows from the name (``.qcow2``, otherwise raw). It is never probed, because a
-    guest could write a qcow2 header into a raw disk.
+    The format follows from the name (``.qcow2``, otherwise raw). Probing would be unsafe: a guest
+    could write a qcow2 header into a raw disk.
     """
 
     program: str = STORAGE_DAEMON

@@ -54,19 +54,18 @@ class SharedDirectory(user_daemon.Service):
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return virtiofsd's arguments, without any path of the user."""
         return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached, and wait until it listens for QEMU on ``socket``. As root.
 
-        The daemon ends with QEMU.
+        It ends with QEMU.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
 
 
 def file_limit(ram_mib: int) -> int:
-    """Return the descriptor limit of a daemon, which holds one for each file that its guest caches.
+    """Return the limit of a daemon's descriptors, one for each file that its guest caches.
 
     ``ram_mib`` is the guest's memory per share. One descriptor per KiB suffices.
     """

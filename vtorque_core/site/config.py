@@ -35,9 +35,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Raw:
-    """The parsed file before validation; ``data`` is empty if the file does not exist.
+    """The parsed file before validation.
 
-    For a ``personal`` site it includes the defaults.
+    ``data`` is empty if the file does not exist, and includes the defaults of a ``personal`` site.
     """
 
     path: Path

@@ -67,8 +67,6 @@ def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Effective:
-    """A value in effect as JSON (in ``unit``), and where it is set."""
-
     value: Any
     origin: str
     unit: str | None = None

@@ -1,6 +1,6 @@
 """Types of the items that plugins may return from each hook, checked at run time.
 
-Reading the annotations in :mod:`vtorque_core.api.hooks` instead would slow down ``vsub``.
+Reading the annotations of the hooks instead would slow down ``vsub``.
 """
 
 from __future__ import annotations

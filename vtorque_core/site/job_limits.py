@@ -35,10 +35,9 @@ Facts = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One ``[[limits]]`` entry.
+    """One ``[[limits]]`` entry, with its ``number`` in the file from 1.
 
     Attributes:
-        number: in the file, from 1.
         jobs: names or globs by selector; one of each must match the job.
         plugins: False disables a plugin, True enables it again.
     """
@@ -100,10 +99,7 @@ def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
 
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return a user's name and groups on this host, the facts known before submission.
-
-    An empty ``name`` is the caller.
-    """
+    """Return a user's name and groups, the facts known before submission. "": the caller."""
     account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
     return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}

@@ -1,6 +1,6 @@
 """Compute the size of guests whose vCPUs or RAM follow the job's grant.
 
-QEMU's memory, RAM disks and the needs of plugins are subtracted from the grant.
+QEMU's memory, RAM disks and the needs of plugins are subtracted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Extras = Callable[[JobRequest], list[Extra]]
 class Granted:
     """Resources that the batch system granted to a job on a node; None: unlimited or unknown.
 
-    ``mib`` includes QEMU's memory. ``reserved`` CPUs are for the host and cannot be exclusive.
+    ``mib`` includes QEMU's memory. ``reserved`` CPUs cannot be exclusive.
     """
 
     cpus: int | None = None

@@ -24,7 +24,6 @@ def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tupl
 
 
 def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Raw, Plugins]:
-    """Return the unvalidated config and the plugins that it enables."""
     raw = read_toml(path, new=new)
     wanted = plugins_config(raw)
     return raw, Plugins.load(node=node, enable=wanted.enable, disable=wanted.disable)

@@ -108,10 +108,7 @@ def refusal(
 
 
 def nearest(option: Option[Any], limits: Limits, number: int) -> int:
-    """Return the largest allowed value up to ``number``, otherwise the smallest allowed one.
-
-    Returns ``number`` if no value is allowed.
-    """
+    """Return the largest allowed value up to ``number``, otherwise the smallest allowed one."""
     rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
     named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
     granted = [
@@ -128,7 +125,7 @@ def read_limits(
 ) -> tuple[Limits, dict[str, str]]:
     """Return the limits in ``[options.<key>]``, named ``name``, and problems by key.
 
-    The default must be within the limits, which override ``below``.
+    The limits override ``below``.
     """
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

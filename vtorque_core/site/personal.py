@@ -29,7 +29,7 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 def is_meant(path: Path) -> bool:
     """Return True if the config is that of the caller's personal site.
 
-    It is used for its path or, on a machine without an admin's site, by default.
+    This is the default on a machine without an admin's site.
     """
     if os.geteuid() == 0:
         return False

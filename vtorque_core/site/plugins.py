@@ -99,7 +99,6 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, except those of plugins that are not loaded."""
     brought: dict[str, set[str]] = {}
     for name, points in installed().items():
         for point in points:
@@ -175,7 +174,7 @@ class Plugins:
         """Import and register plugins; as root only those that nobody else can write.
 
         ``node``: also load acting modules, of all plugins (True) or of these. ``only`` overrides
-        ``enable`` and ``disable``. Disabled plugins are not imported.
+        ``enable`` and ``disable``.
         """
         self = cls()
         self.register(
@@ -273,8 +272,8 @@ class Plugins:
     ) -> Iterator[Contribution[Any]]:
         """Call a hook of each plugin in sorted order, and yield every item or error.
 
-        An action hook yields one contribution with the item None. An item of a wrong type becomes a
-        TypeError, and ends the items of that plugin. ``args`` is for mypy only.
+        An action hook yields one contribution with the item None. An item of a wrong type is an
+        error and ends the items of that plugin. ``args`` is for mypy only.
         """
         if args:
             raise TypeError("a hook is called with keyword arguments")

@@ -29,7 +29,7 @@ _MAX_MESSAGE = 500  # characters of a plugin's message
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
     """Return the site config and the plugins for one job.
 
-    An entry of ``[[limits]]`` with an unknown fact refuses nothing.
+    If a fact is unknown, an entry of ``[[limits]]`` that uses it refuses nothing.
     """
     off: dict[str, str] = {}
     for entry, surely in _counting(site, facts):
@@ -240,7 +240,6 @@ def _words(error: BaseException) -> str:
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
-    """Return the resources per node to request for a job. ``disk``: MiB of a guest's RAM disk."""
     more, of_job = extras(wanted, site, plugins), wanted.of_job
     cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
     mib = job_size.memory(wanted, site, lambda _: more, disk)

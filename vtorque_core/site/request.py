@@ -119,8 +119,7 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
 def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
     """Return the pairs of a job; the command line overrides the script. None is bare metal.
 
-    ``-vm none`` on the command line overrides the script's pairs, and any pair there overrides
-    ``none`` in the script.
+    ``-vm none`` overrides all pairs of the script, and any pair overrides ``none`` in the script.
     """
     given = parse_vm(command_line)
     written = parse_vm(script)
@@ -136,10 +135,7 @@ def make_request(
     shell: str | None = None,
     cwd: Path | None = None,
 ) -> Request:
-    """Return the request for these pairs after reading the files that they name. As the user.
-
-    ``cwd`` is the base of relative paths.
-    """
+    """Return the request for these pairs after reading the files that they name. As the user."""
     refusals: list[Refusal] = []
     plain: Pairs = []
     files: dict[str, FileData] = {}

@@ -10,9 +10,9 @@ _ENDS = ("]", '"""', "'''")  # of values in several lines
 
 
 def line_of(text: str, key: str) -> int | None:
-    """Return the line (from 1) of a dotted key (``options.ram.max``), or None.
+    """Return the line (from 1) of a dotted key (``options.ram.max``) or its nearest table, or None.
 
-    ``limits.1`` is the first of a list of tables. Other keys have the line of their nearest table.
+    ``limits.1`` is the first of a list of tables.
     """
     lines = _lines(text)
     parts = key.split(".")
@@ -46,7 +46,6 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _numbered(key: str, arrays: Mapping[str, int]) -> str:
-    """Return the dotted key with the number of the current table in a list of tables."""
     of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
     return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
 

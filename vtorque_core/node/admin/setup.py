@@ -37,7 +37,7 @@ _MACS = Path("/var/lib/libvirt/dnsmasq")
 def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
     """Prepare this node for guests. ``secret`` is the site secret of the other nodes, if any.
 
-    Raises HostFault if a path does not belong to root, or jobs use another secret.
+    Raises HostFault if jobs use another secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
     for directory, mode in directories.wanted(site):

@@ -3,10 +3,10 @@
 Runs as root with the job's lock, once per job attempt and node. A failed start is released and
 reported to the batch system, with the reason in the proof.
 
-With :class:`Detach`, the hook may return before the guests are ready. A start that fails later
-requeues the job in this order: release all resources, write the proof ``requeued``, release the
-job's lock, wait for the job shell, ask the server. If the server refuses, the proof becomes
-``host_fault``, and the job shell ends the job.
+With :class:`Detach`, the hook may return before the guests are ready. A later failure requeues the
+job in this order: release all resources, write the proof ``requeued``, release the job's lock, wait
+for the job shell, ask the server. If the server refuses, the proof becomes ``host_fault``, and the
+job shell ends the job.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Hook:
         return self._own or self._pid == os.getppid()
 
     def let_return(self) -> None:
-        """Let the hook return 0 now. Does nothing with Detach.NEVER or after the first call."""
+        """Let the hook return 0 now. Does nothing with Detach.NEVER."""
         if self._let_return is not None:
             self._let_return()
             self._let_return, self._pid = None, 0
@@ -126,7 +126,7 @@ def _requeue(
     """Requeue a job whose hook has returned, or let its job shell report the failure.
 
     Waits for the job shell: Torque and OpenPBS lose track of a job that is requeued before it has
-    processes, and Torque's qrerun even requeues an ended job.
+    processes, and Torque's qrerun requeues even ended jobs.
     """
     runs = proof.await_lock(site.paths, failed, _REQUEUE)
     if runs and adapter.finish(job, outcome, failed.reason, hook_waits=False):

@@ -1,7 +1,4 @@
-"""Receive migrating guests on the destination node. As root.
-
-``vtorque hook receive`` calls a plugin's ``vtorque_receive``, which implements the protocol.
-"""
+"""Receive migrating guests on the destination node, with a plugin's protocol. As root."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
 
 KEEPER is a process that holds ``<run>/KEEPER.lock``; after it ends, the reaper ends the guest.
-PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the guest's key, or the
-reason of the failure.
+PORTS is the number of hotplug slots, KEY=VALUE a ``-vm`` option. Prints the guest's key.
 """
 
 from __future__ import annotations

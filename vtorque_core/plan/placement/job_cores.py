@@ -149,7 +149,6 @@ class Free:
         return max(0, share.machine.mem_mib - share.reserve_mib - self.taken.mib)
 
     def mib_on(self, node: NumaNode) -> int:
-        """Return the free ordinary memory of a NUMA node in MiB."""
         return max(0, self.share.capacity(node.mem_mib) - self.taken.mib_on.get(node.id, 0))
 
     def pages_on(self, node: NumaNode) -> dict[int, int]:
@@ -161,7 +160,6 @@ class Free:
         }
 
     def is_whole(self, group: tuple[int, ...]) -> bool:
-        """Return True if the CPUs are a whole physical core."""
         return len(group) == len(self.share.machine.siblings(group[0]))
 
 

@@ -151,7 +151,6 @@ class Search:
     def _options(
         self, guest: int, rooms: tuple[Room, ...]
     ) -> Iterator[tuple[int, tuple[Room, ...]]]:
-        """Yield fitting nodes, best first, with the remaining resources."""
         d = self.demands[guest]
 
         def rank(pair: tuple[Room, Room]) -> tuple[int, ...]:
