@@ -119,12 +119,60 @@ def pids_of(node, key, domain):
     return found
 
 
+SOCKETS = ("run.sock", "status.sock", "fs-home.sock")
+# Connects to sockets until SIGTERM or the time is over; prints which it reached, and how many not.
+RACE = """
+import os, signal, socket, sys, time
+end, got, seen = time.monotonic() + float(sys.argv[1]), [], set()
+def stop(*_):
+    global end
+    end = 0
+signal.signal(signal.SIGTERM, stop)
+pause, paths = float(sys.argv[2]), sys.argv[3:]
+print("up", flush=True)
+while time.monotonic() < end:
+    time.sleep(pause)
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as s:
+            try:
+                s.setblocking(False); s.connect(path); got.append(path)
+            except PermissionError:
+                seen.add(path)
+            except OSError:
+                pass
+print(sorted(set(got)), len(seen))
+"""
+
+
+def race(node, key, seconds, pause):
+    """Start RACE as another user, with pauses between its attempts, on the sockets of a guest."""
+    paths = [str(node.run_dir / "jobs" / key / "g0" / name) for name in SOCKETS]
+    entry = pwd.getpwnam(OTHER)
+    racer = subprocess.Popen(
+        [PYTHON, "-I", "-c", RACE, str(seconds), str(pause), *paths], stdout=subprocess.PIPE,
+        user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
+    )  # fmt: skip
+    assert racer.stdout.readline() == b"up\n"
+    return racer
+
+
 @pytest.fixture(scope="class")
-def running(node):
+def raced():
+    """Return a list; ``running`` appends what another user's RACE printed during the start."""
+    return []
+
+
+@pytest.fixture(scope="class")
+def running(node, raced):
     """Return a running job: node, its id, key, domain and processes."""
     before = node.footprint()
     waiting = Waiting(node)
+    jobs = node.run_dir / "jobs"
+    node.wait_for(lambda: [*jobs.glob("*")], what="the job's directory")
+    racer = race(node, next(jobs.iterdir()).name, 3600, 0.001)
     waiting.wait()
+    racer.terminate()
+    raced.append(racer.communicate(timeout=180)[0])
     key, domain = node.running()
     job = key.rpartition(".")[0]
     yield node, job, key, domain, pids_of(node, key, domain)
@@ -188,6 +236,9 @@ class TestARunningJob:
         assert done.returncode not in (0, 42)
         assert b"vtorque: " in done.stderr and b"Traceback" not in done.stderr
         assert not evil.exists()
+
+    def test_no_socket_is_open_to_another_user_while_the_job_starts(self, running, raced):
+        assert raced == [f"[] {len(SOCKETS)}\n".encode()]
 
     def test_qemu_and_daemons_are_confined(self, running):
         node, _, _, _, pids = running
@@ -324,41 +375,15 @@ def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
     assert guest.job("#!/bin/sh\necho next\n").out == b"next\n"
 
 
-RACE = """
-import os, socket, sys, time
-end, got, seen = time.monotonic() + float(sys.argv[1]), [], set()
-paths = sys.argv[2:]
-print("up", flush=True)
-while time.monotonic() < end:
-    for path in paths:
-        with socket.socket(socket.AF_UNIX) as s:
-            try:
-                s.setblocking(False); s.connect(path); got.append(path)
-            except PermissionError:
-                seen.add(path)
-            except OSError:
-                pass
-print(sorted(set(got)), len(seen))
-"""
-
-
 @pytest.mark.full
 def test_no_socket_is_open_to_others_while_a_job_starts(guest):
     """libvirt binds the ports' sockets before root gives them to their owner."""
     first = guest.submit("#!/bin/sh\nexit 0\n")
     guest.wait_for(lambda: guest.state_of(first) is None, what="first job's end")
     number, _, host = first.partition(".")
-    key = f"{int(number) + 1}.{host}.0"
-    names = ("run.sock", "status.sock", "fs-home.sock")
-    paths = [str(guest.run_dir / "jobs" / key / "g0" / name) for name in names]
-    entry = pwd.getpwnam(OTHER)
-    racer = subprocess.Popen(
-        [PYTHON, "-I", "-c", RACE, "12", *paths], stdout=subprocess.PIPE,
-        user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
-    )  # fmt: skip
-    assert racer.stdout.readline() == b"up\n"
+    racer = race(guest, f"{int(number) + 1}.{host}.0", 12, 0)
     second = guest.submit("#!/bin/sh\nsleep 3\n")
     assert second == f"{int(number) + 1}.{host}"
     out, _ = racer.communicate(timeout=180)
     guest.wait_for(lambda: guest.state_of(second) is None, what="second job's end")
-    assert out == f"[] {len(paths)}\n".encode()
+    assert out == f"[] {len(SOCKETS)}\n".encode()
