@@ -37,6 +37,7 @@ def add(node, clean):
     assert not (node.state / "images" / NAME).exists()
 
 
+@pytest.mark.full
 def test_a_guest_boots_from_an_added_disk(clean, add, scratch):
     """A disk with a partition and micro's kernel in it, as a virtual machine of VMware's has it."""
     node = clean

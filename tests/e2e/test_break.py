@@ -52,6 +52,7 @@ def counting(node, to):
     return job
 
 
+@pytest.mark.full
 def test_a_job_goes_on_after_its_connection_broke(guest):
     job = counting(guest, 60)
     (run_dir,) = (guest.run_dir / "jobs").glob(f"{job}.*/g0")

@@ -101,6 +101,7 @@ def run_as(author, steps):
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("author", ["all"], indirect=True)
 def test_generated_plugins_pass_their_tests_beside_all_our_distributions(author):
     steps = """set -eu

@@ -25,6 +25,7 @@ from unittest import mock
 
 import pytest
 
+import sparing
 from patience import LONG
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.guest_driver import GuestDriver
@@ -486,7 +487,7 @@ def template(directory: Path) -> BootSource:
     return source
 
 
-@pytest.mark.parametrize("memory", ["there", "missing", "corrupt"])
+@pytest.mark.parametrize("memory", sparing.each(3, ["there", "missing", "corrupt"]))
 def test_a_guest_is_restored_from_a_template_or_else_booted_cold(
     guest: GuestPlan, tmp_path: Path, memory: str
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_second_nic_on_a_bridge_with_names_of_its_own(clean, site, bridge):
     assert out.count("onnection refused") == 2, out  # both are there, and nothing listens
 
 
+@pytest.mark.full
 def test_guest_root_cannot_send_as_another_on_the_second_nic(clean, guest_prologue, bridge):
     guest_prologue(
         "#!/bin/sh\n"

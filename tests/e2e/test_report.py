@@ -30,6 +30,7 @@ def latest(node):
     return json.loads(newest.read_text())["job"]
 
 
+@pytest.mark.full
 def test_the_report_of_a_job(clean, shown):
     result = clean.job(BURN, "-vm", "vcpus=2,ram=256M")
     assert (result.code, result.out) == (3, b"out\n")

@@ -34,6 +34,7 @@ def test_a_job_is_refused_where_it_cannot_be_protected(guest, required):
     assert "leave scam out" in said
 
 
+@pytest.mark.full
 def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
     required(False)
     job = guest.submit(

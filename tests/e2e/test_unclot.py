@@ -104,7 +104,8 @@ def beside(node, text, *args):
     return out.read_text(), err.read_text()
 
 
-@pytest.mark.parametrize("mib", [8, pytest.param(DEFAULT, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("mib", [8, DEFAULT])
 def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer, mib):
     size = mib << 20
     first, second = data(peer, "first", 1, size), data(peer, "second", 2, size)

@@ -75,6 +75,7 @@ def compare(node, wild, *vm):
     assert ended(node, wild, *vm) == bare
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wild", [w for w in MICRO if w.name in SHORT], ids=lambda wild: wild.name)
 def test_a_script_in_a_guest(clean, wild):
     compare(clean, wild)

@@ -439,6 +439,7 @@ def test_the_hooks_cost_a_bare_metal_job_nothing(cluster):
     assert all(float(line) < 0.005 for line in said.split()), said
 
 
+@pytest.mark.full
 def test_setup_can_be_taken_back(clean):
     """Byte for byte, with a Prolog of the site's; and once more is as once."""
     conf = "/etc/slurm/slurm.conf"

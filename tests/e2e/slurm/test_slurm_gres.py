@@ -124,7 +124,9 @@ def test_who_asks_for_fewer_than_the_guests_need_is_refused_by_vsub(cards):
     assert b"asks the batch system for gres/gpu = 2" in shown.stdout
 
 
-@pytest.mark.parametrize("gres", [(), ("--gres=bandwidth:1",)])
+@pytest.mark.parametrize(
+    "gres", [(), pytest.param(("--gres=bandwidth:1",), marks=pytest.mark.full)]
+)
 def test_a_request_past_vsub_gets_no_card(cards, gres):
     """As a user would forge it, with an environment that lies."""
     word = cards.submit("#!/bin/sh\n:\n", "-H", f"-w{NODE}", "--gres=gpu:1", "-vm", "pci=gpu")

@@ -54,6 +54,7 @@ def ends_right(cluster, job_id, to):
     assert -1 <= file.stat().st_mtime - int(file.read_text()) <= 2  # date tells whole seconds
 
 
+@pytest.mark.full
 def test_all_its_guests_stand_still_while_slurm_or_its_owner_suspends_it(begun, clean):
     """The owner does so from a submit host."""
     job_id = begun(140, *BOTH)
