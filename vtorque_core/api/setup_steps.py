@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 
+make_directories = safefs.make_directories
+
 KEPT = ".orig"
 
 MARK = b"vTorque setup install"
@@ -264,14 +266,6 @@ def edit_file(
         else:
             safefs.rewrite(target, after)
     return True
-
-
-def make_directories(directory: Path) -> None:
-    """Create a directory and its parents with mode 0755, regardless of the umask."""
-    if not directory.exists():
-        make_directories(directory.parent)
-        directory.mkdir(exist_ok=True)
-        directory.chmod(0o755)
 
 
 def _sealed(content: bytes) -> bytes:

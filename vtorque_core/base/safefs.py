@@ -197,6 +197,14 @@ def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> Non
             os.fchmod(descriptor, mode)
 
 
+def make_directories(directory: Path) -> None:
+    """Create a directory and its parents with mode 0755, regardless of the umask."""
+    if not directory.exists():
+        make_directories(directory.parent)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755)
+
+
 def remove_file(path: str) -> None:
     with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
         os.unlink(name, dir_fd=directory)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.api.vm_options import IMG
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import Refusal, Refused, UsageError
 from vtorque_core.base.safefs import fsync as fsync
 from vtorque_core.base.trust import effective_root as effective_root
@@ -63,7 +63,7 @@ def root_site(config: Path) -> tuple[Site, Plugins]:
     if not (effective_root() or site.owner):
         raise UsageError("only root can change the image pool")
     if site.owner:  # no administrator has set up a user's own site
-        make_directories(site.images.pool)
+        safefs.make_directories(site.images.pool)
     return site, plugins
 
 

@@ -7,7 +7,6 @@ import re
 import tomllib
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.site.config import MAX_BYTES
@@ -61,5 +60,5 @@ def read(config: Path) -> str:
 
 def write(config: Path, text: str) -> None:
     if not config.exists():
-        make_directories(config.resolve().parent)
+        safefs.make_directories(config.resolve().parent)
     safefs.rewrite(config, text.encode())

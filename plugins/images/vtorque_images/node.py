@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
-from vtorque_core.api import always, node_job
+from vtorque_core.api import hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult
-from vtorque_core.live.images import Site
-from vtorque_images.health import check_cache, check_pool
+from vtorque_core.api.node_job import Site
 
 
-def _whole(
-    check: Callable[[Site], Iterable[HealthResult]], site: node_job.Site
-) -> Iterable[HealthResult]:
-    assert isinstance(site, Site)  # noqa: S101 - it is what doctor has, and all of it
-    return check(site)
+@hookimpl
+def vtorque_health_checks() -> Iterable[HealthCheck]:
+    """Return the checks of the image pool and of this node's cache for doctor."""
+    from vtorque_core.live import images  # noqa: PLC0415 - only doctor needs them
+    from vtorque_images.health import check_cache, check_pool  # noqa: PLC0415 - as above
 
+    def check(site: Site) -> Iterator[HealthResult]:
+        assert isinstance(site, images.Site)  # noqa: S101 - doctor passes the whole config
+        yield from check_pool(site)
 
-vtorque_health_checks = always(
-    HealthCheck("image pool", lambda site: _whole(check_pool, site)),
-    HealthCheck("image cache", lambda site: _whole(check_cache, site)),
-)
+    def cached(site: Site) -> Iterator[HealthResult]:
+        assert isinstance(site, images.Site)  # noqa: S101 - as above
+        yield from check_cache(site)
+
+    return [HealthCheck("image pool", check), HealthCheck("image cache", cached)]

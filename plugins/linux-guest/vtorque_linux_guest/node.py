@@ -6,20 +6,18 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, always, hookimpl
+from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
-from vtorque_linux_guest.boot import cloud_config, user_cloud_config
-from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
 from vtorque_linux_guest.guest.linux_family import family
-from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
@@ -32,7 +30,6 @@ _NO_ACLS = "%s: user.* attributes work as on the host; ACLs are not evaluated in
 
 FILE_MAX = Path("/proc/sys/fs/file-max")
 vtorque_settings = always(Settings)
-vtorque_resources = always(Seed, SiteEpilogue)
 
 # Delete what root in a guest owns, and give its directories that hold the user's files to the user.
 # Each find gets 20 s, because the start waits for it. The job of vmgr clean reports what is left.
@@ -54,6 +51,8 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     if guest.request[CLEAN] and not guest.rank:  # before anything of the user's runs there
         yield _clean(guest, guest.request[CLEAN])
     if (own := guest.request[CLOUD_CONFIG]) is not None:
+        from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs need it
+
         kin = family(guest.image) if guest.image.guest_type == "linux" else None
         wanted, allowed = user_cloud_config.read(own), site[Settings].user_modules
         home = guest.home
@@ -68,6 +67,15 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
             path = f"{SITE}/precancel.d/{number:03d}"
             yield GuestFile(path, script.content, 0o555)
             yield OnCancel((path,))
+
+
+@hookimpl
+def vtorque_resources() -> Iterable[type[Resource]]:
+    """Return the classes that release this plugin's journal records."""
+    from vtorque_linux_guest.boot.seed import Seed  # noqa: PLC0415 - only a teardown needs it
+    from vtorque_linux_guest.job.site_epilogue import SiteEpilogue  # noqa: PLC0415 - as above
+
+    return [Seed, SiteEpilogue]
 
 
 def _clean(guest: GuestPlan, place: str) -> RootCommand:
@@ -92,6 +100,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
         if shared := [share.target for share in guest.shares if share.kind == "virtiofs"]:
             _log.info(_NO_ACLS, ", ".join(shared), extra={"guest": guest.index})
         if (guest.run_dir / EPILOGUE_MARKER).exists():
+            from vtorque_linux_guest.job.site_epilogue import SiteEpilogue  # noqa: PLC0415 - as above
+
             run_dir = str(guest.run_dir)
             job.acquire(SiteEpilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
 
@@ -158,13 +168,15 @@ def scripts_check(site: Site) -> Iterator[HealthResult]:
 
 def cloud_config_check(site: Site) -> Iterator[HealthResult]:
     """Check the site's cloud-config files, but not their schema, which the guest checks."""
-    import yaml  # noqa: PLC0415 - no hook reads what is root's own
+    import yaml  # noqa: PLC0415 - only doctor needs it
+
+    from vtorque_linux_guest.boot.cloud_config import header_problem  # noqa: PLC0415 - as above
 
     where = site[Settings].cloud_config
     try:
         for file in site_scripts(where):
             text = file.content.decode("utf-8", "replace")
-            problem = cloud_config.header_problem(text)
+            problem = header_problem(text)
             try:
                 if not problem and not isinstance(yaml.safe_load(text), dict):
                     problem = "is no mapping of modules"

@@ -10,8 +10,7 @@ from vtorque_pbs import resources
 from vtorque_pbs.convention import PrologueArgs
 from vtorque_pbs.openpbs.node import OpenPbsNode
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque.hooks import FIRST
-from vtorque_pbs.torque.node import TorqueNode
+from vtorque_pbs.torque.node import FIRST, TorqueNode
 from vtorque_testing.harness import PluginSite
 from vtorque_testing.submit import run_vsub
 

@@ -12,7 +12,7 @@ from vtorque_pbs.plugin import vtorque_batch_systems
 from vtorque_pbs.qsub_dialect import OPENPBS, TORQUE
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.submitter import PbsSubmitter
-from vtorque_pbs.torque.hooks import FIRST, SISTER
+from vtorque_pbs.torque.node import FIRST, SISTER
 
 
 @pytest.mark.parametrize("kind", [FIRST, SISTER])

@@ -14,7 +14,7 @@ from vtorque_core.api.batch_system import BatchJob, Detach, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
-from vtorque_pbs.torque.hooks import RETRY
+from vtorque_pbs.torque.node import RETRY
 from vtorque_testing.submit import run_vsub
 
 pytestmark = pytest.mark.e2e

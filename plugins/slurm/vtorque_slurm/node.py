@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Paths, Refused, printable
 from vtorque_core.api.batch_system import (
@@ -23,7 +24,6 @@ from vtorque_core.api.batch_system import (
     Usage,
 )
 from vtorque_core.api.guest_context import ContextItem
-from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_slurm import (
     controller_updates,
@@ -37,6 +37,9 @@ from vtorque_slurm import (
 )
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.setup_steps import Installation, SetupStep
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
 _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"

@@ -449,8 +449,9 @@ def test_drivers_are_imported_while_the_guests_start_and_nothing_after_ready(job
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
     ready = replace(READY, guest_type="linux", plugin="linux-guest")
     program = f"""
-import sys
+import os, sys
 from pathlib import Path, PosixPath
+os.geteuid = lambda: 1  # the job shell is never root
 from vtorque_core.api.guest_driver import ReadyGuest, Streams
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_pbs.shell import PbsJobShell

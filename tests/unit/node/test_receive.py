@@ -17,7 +17,8 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import cleanup, prologue, receive
 from vtorque_core.records.reading import ARRIVES
 from vtorque_core.site.plugins import Plugins
-from vtorque_survive import receive as survive
+from vtorque_survive import node as survive
+from vtorque_survive import receive as survive_receive
 from vtorque_survive.receive import Told
 
 GUEST = {
@@ -191,7 +192,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
 def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
-    monkeypatch.setattr(survive, "_ARRIVES", 0.0)
+    monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []

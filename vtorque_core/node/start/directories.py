@@ -7,7 +7,6 @@ import os
 import stat
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.site.config import Site
@@ -52,7 +51,7 @@ def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
 
 
 def make(directory: Path, mode: int, owner: int = 0) -> None:
-    make_directories(directory)
+    safefs.make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
     os.chown(directory, owner, os.getegid() if owner else 0)

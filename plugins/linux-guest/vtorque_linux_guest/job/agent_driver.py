@@ -1,6 +1,6 @@
 """Base of drivers for guests with the agent: wait until ready, and run the job.
 
-The job shell uses only ``run``, so the imports for other methods are in them.
+The job shell uses only ``run``, and root's hooks all but ``run``: each method imports its code.
 """
 
 # ruff: noqa: PLC0415
@@ -18,7 +18,6 @@ from vtorque_core.api import HostFault, let_users, replace_file
 from vtorque_core.api.guest_driver import ReadyGuest, Script, Streams
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
-from vtorque_linux_guest.job import run_job
 
 
 class AgentDriver:
@@ -27,6 +26,11 @@ class AgentDriver:
     Stateless. It is also a ``ClockDriver`` and a ``LeavableDriver``, so its guests can be
     suspended, checkpointed and migrated.
     """
+
+    def __init__(self) -> None:
+        """Import what ``run`` needs, in the job shell: its guests are still starting."""
+        if os.geteuid() != 0:
+            from vtorque_linux_guest.job import run_job  # noqa: F401 - root's hooks need none of it
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait until the guest's agent reports READY. If the guest fails, keep its logs. As root.
@@ -63,6 +67,8 @@ class AgentDriver:
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""
+        from vtorque_linux_guest.job import run_job
+
         return run_job.run(guest, script, streams)
 
 

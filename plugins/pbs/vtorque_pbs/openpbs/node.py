@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted
@@ -21,6 +21,9 @@ from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts, parts_of
 from vtorque_pbs.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.setup_steps import Installation, SetupStep
 
 _MANY = 10  # starts from which on the server counts no more
 _OMPTHREADS = re.compile(r"[^+]*:ompthreads=([1-9][0-9]{0,5})(?=[:+]|$)", re.ASCII)

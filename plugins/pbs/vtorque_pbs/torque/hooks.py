@@ -9,9 +9,7 @@ import shlex
 from pathlib import Path
 
 from vtorque_core.api.setup_steps import KEPT, MARK, Installation
-
-FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
-RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
+from vtorque_pbs.torque.node import RETRY
 
 _PROLOGUE = """\
 #!/bin/sh

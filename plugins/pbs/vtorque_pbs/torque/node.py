@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.node_job import Site
-from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
 from vtorque_pbs.batch_commands import REQUEUE_TIME
@@ -23,7 +23,12 @@ from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts, parts_of, torque_memory, walltime_seconds
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque.hooks import FIRST, RETRY, SISTER
+
+if TYPE_CHECKING:
+    from vtorque_core.api.setup_steps import Installation, SetupStep
+
+FIRST, SISTER = "first", "sister"  # the hooks put one before Torque's arguments
+RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook exits with Torque's 2; for all other codes with 0
 
 TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
 

@@ -28,7 +28,7 @@ from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.setup import marked, rights
 from vtorque_pbs.torque import hooks
-from vtorque_pbs.torque.hooks import FIRST, SISTER
+from vtorque_pbs.torque.node import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
 _MARGIN = 70.0  # 60 s for the site's own epilogue; pbs_mom kills a script 10 s before the alarm
