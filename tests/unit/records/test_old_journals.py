@@ -27,7 +27,7 @@ def plant(paths, name, key, boot=None):
     """Put a recorded journal where its job is, with the files and directories that it names."""
     text = (DATA / f"{name}.jsonl").read_text()
     text = text.replace("@TOP@", str(paths.state.parent)).replace("@BOOT@", boot or boot_id())
-    paths.journal.mkdir(parents=True, mode=0o700)
+    paths.journal.mkdir(parents=True, mode=0o700, exist_ok=True)
     path = paths.journal / f"{key}.jsonl"
     path.write_text(text)
     for directory in (paths.job_state(key) / "g0", paths.job_run(key) / "g0"):
@@ -35,7 +35,7 @@ def plant(paths, name, key, boot=None):
         for file in FILES:
             (directory / file).write_text("of the job")
     proof = paths.run / "proof" / f"{key}.json"
-    proof.parent.mkdir()
+    proof.parent.mkdir(exist_ok=True)
     proof.write_text("{}")
     (paths.state.parent / "manager").write_text("running")
     return path
@@ -90,6 +90,25 @@ def test_a_journal_of_before_is_written_on(paths):
     assert read(path).phases[-1].name == "teardown"
 
 
+SOURCES = (("restored", "31.vm.0"), ("migrated", "32.vm.1"), ("with_warm_guest", "1.0"))
+"""Jobs whose guests did not boot, as the core of before boot sources journaled them."""
+
+
+@pytest.mark.parametrize(("name", "key"), SOURCES)
+@pytest.mark.parametrize("boot", [None, "the boot before"])
+def test_job_with_guests_of_an_old_boot_source_is_released(paths, name, key, boot):
+    plant(paths, name, key, boot)
+    if name == "with_warm_guest":
+        plant(paths, "warm_guest", "spare-4db49dd3.0", boot)
+    if name == "migrated":
+        (paths.state.parent / "vtorque.toml").write_text('[batch]\nsystem = "local"\n')
+    (report,) = release_job(paths, key.rpartition(".")[0], plugins_for=lambda _: load())
+    assert report.clean and report.lines() == []
+    assert "domain" in {outcome.kind for outcome in report.released}
+    assert journals(paths) == []
+    assert [path for path in paths.state.rglob("g0")] == []
+
+
 def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
     plant(paths, "other_kinds", "28.vm.0")
     mine = load({"passthrough", "unclot"})
@@ -98,16 +117,19 @@ def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
     assert {outcome.kind for outcome in report.orphaned} == GONE
 
 
-def test_every_kind_of_before_is_known_with_its_fields():
-    """By the core, or by the plugin that has been given it since."""
+def test_every_old_kind_is_known_with_its_fields():
+    """By the core, or by the plugin that has it now."""
     kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
-    seen = set()
+    seen = {"core": set(), "survive": set(), "linux-guest": set()}
     for file in DATA.glob("*.jsonl"):
         for record in read(file).records.values():
-            if record.plugin == "core" and record.kind not in GONE:
+            if record.plugin in seen and record.kind not in GONE:
                 reconstruct(record, kinds)
-                seen.add(record.kind)
-    plugins = {"shm", "vfio"}
-    assert (
-        seen == set(CORE_KINDS) - {"disk-file", "process", "spare"} | plugins
-    )  # a plugin's here, and a new one
+                seen[record.plugin].add(record.kind)
+    moved, newer = {"shm", "vfio"}, {"disk-file", "process"}
+    assert seen["core"] == set(CORE_KINDS) - newer | moved
+    assert seen["linux-guest"] == {"linux-seed"}
+    assert seen["survive"] == {
+        *("survive-disk", "survive-fifo", "survive-held", "survive-link", "survive-placeholder"),
+        "file",
+    }
