@@ -106,7 +106,7 @@ def test_job_with_guests_of_an_old_boot_source_is_released(paths, name, key, boo
     assert report.clean and report.lines() == []
     assert "domain" in {outcome.kind for outcome in report.released}
     assert journals(paths) == []
-    assert [path for path in paths.state.rglob("g0")] == []
+    assert not list(paths.state.rglob("g0"))
 
 
 def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
