@@ -171,7 +171,7 @@ def test_points_that_still_fail_when_taken_again_stop_no_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("points", "kills"), [(30, 3), pytest.param(200, 50, marks=pytest.mark.full)]
+    ("points", "kills"), [(12, 2), pytest.param(200, 50, marks=pytest.mark.full)]
 )
 def test_killed_while_numbers_are_taken_again_all_are_whole(tmp_path, points, kills):
     text = f'script = "job.sh"\nrepetitions = {points}\ntake.rate.pattern = "Rate (.*)"\n'

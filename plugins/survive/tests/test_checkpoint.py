@@ -1144,7 +1144,7 @@ FIRSTS = ("session", "finish", "end")  # steps of the first node alone
 @pytest.mark.parametrize(
     ("step", "node"),
     sparing.each(
-        5,
+        9,
         [(step, "n1") for step in TOGETHER]
         + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
     ),

@@ -6,19 +6,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+import sparing
 from tests.support import device_cases
 from vtorque_core.api import hookimpl
 
 
 @pytest.mark.parametrize(
     ("share", "pairs", "vcpus", "mib"),
-    [
-        ({"cpu_count": 6, "mem_mib": 4096}, {}, 6, 3840),
-        ({"cpus": (2, 3, 4), "mem_mib": 4096}, {}, 3, 3840),
-        ({"cpu_count": 7, "mem_mib": 4096}, {"vms_per_node": "2"}, 3, 1792),
-        ({"cpu_count": 6, "mem_mib": 4096}, {"vcpus": "2", "ram": "512M"}, 2, 512),
-        ({}, {}, 1, 1024),
-    ],
+    sparing.each(
+        2,
+        [
+            ({"cpus": (2, 3, 4), "mem_mib": 4096}, {}, 3, 3840),
+            ({"cpu_count": 6, "mem_mib": 4096}, {}, 6, 3840),
+            ({"cpu_count": 7, "mem_mib": 4096}, {"vms_per_node": "2"}, 3, 1792),
+            ({"cpu_count": 6, "mem_mib": 4096}, {"vcpus": "2", "ram": "512M"}, 2, 512),
+            ({}, {}, 1, 1024),
+        ],
+    ),
 )
 def test_domains_have_the_jobs_part(share, pairs, vcpus, mib, tmp_path):
     node = device_cases.node(tmp_path, device_cases.load([]), device_cases.Case({}), share=share)

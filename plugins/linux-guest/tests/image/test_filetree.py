@@ -267,12 +267,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, said)
             lambda: (pax(attributes()) + FILE) * 80,
             "of long names and attributes",
             id="for each of many",
+            marks=pytest.mark.full,
         ),
         pytest.param(
-            lambda: pax(b"1" * 1_000_000) + FILE,
-            "extended header is damaged",
-            id="one long",
-            marks=pytest.mark.full,
+            lambda: pax(b"1" * 1_000_000) + FILE, "extended header is damaged", id="one long"
         ),
     ],
 )

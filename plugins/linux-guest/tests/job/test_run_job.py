@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+import sparing
 from local_agent import LocalAgent
 from patience import LONG
 from vtorque_core.api import JobAttempt, Paths
@@ -449,7 +450,8 @@ while :; do sleep 0.1; done
 
 
 @pytest.mark.parametrize(
-    ("system", "code"), [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]
+    ("system", "code"),
+    sparing.each(2, [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]),
 )
 def test_a_cancelled_job_shell_dies_of_term_where_a_plain_jobs_would(
     guest: Guest, tmp_path: Path, system: str, code: int
