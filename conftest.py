@@ -1,10 +1,13 @@
 """Run unit tests on all cores, and e2e tests one after the other.
 
+In the whole quick run each process collects and runs its own share of the files.
+
 An e2e test checks that the machine is as it was before, so nothing else may run at the same time.
 With ``--machines N`` they run in N machines of ``scripts/machine`` at once, each with its own node.
 """
 
 import ctypes
+import functools
 import gc
 import os
 import re
@@ -12,11 +15,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import EachScheduling, LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MADV_COLLAPSE = 25  # madvise(2), since Linux 6.1
@@ -53,6 +58,39 @@ _LONGEST = (
     "tests/e2e/test_telemetry.py",
 )  # each longer than what follows; the other files fill up the machines in the end
 
+# CPU seconds of the files that take longest in the quick run; the others by their size.
+_SECONDS = {
+    "plugins/survive/tests/test_checkpoint.py": 24,
+    "plugins/survive/tests/test_move.py": 12,
+    "plugins/experiment/tests/test_experiment_runner.py": 12,
+    "plugins/oci/tests/test_oci.py": 12,
+    "tests/unit/cli/test_cli.py": 11,
+    "plugins/linux-guest/tests/job/test_guest_contract.py": 6,
+    "tests/unit/cli/test_surroundings.py": 6,
+    "plugins/images/tests/test_commands.py": 6,
+    "plugins/linux-guest/tests/boot/test_setup_script.py": 6,
+    "tests/unit/cli/test_entry.py": 6,
+    "tests/unit/node/test_epilogue.py": 6,
+    "plugins/experiment/tests/test_experiment_attacks.py": 6,
+    "plugins/linux-guest/tests/job/test_run_job.py": 5,
+    "tests/unit/cli/test_vsub.py": 5,
+    "plugins/report/tests/test_report_text.py": 5,
+    "tests/unit/repository/test_layout.py": 5,
+    "plugins/archive/tests/test_archive.py": 4,
+    "plugins/linux-guest/tests/agent/test_setup.py": 4,
+    "plugins/oci/tests/test_pool.py": 4,
+    "plugins/linux-guest/tests/image/test_filetree.py": 4,
+    "plugins/linux-guest/tests/agent/test_run.py": 4,
+    "tests/unit/testing/test_fixtures.py": 4,
+    "plugins/pbs/tests/test_submitter.py": 4,
+    "plugins/images/tests/test_signed.py": 3,
+    "tests/unit/node/test_root_side.py": 3,
+    "plugins/osv/tests/test_console.py": 3,
+    "tests/unit/repository/test_supply.py": 3,
+    "plugins/passthrough/tests/test_granted_start.py": 3,
+}
+_BYTES = 11_000  # of other test files, in a CPU second
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--machines``."""
@@ -78,6 +116,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.dist = "loadscope"
         config.option.loadscopereorder = False
         config.option.tx = [f"popen//python={python}"] * config.option.machines
+    elif _has_shares(config):
+        config.option.maxworkerrestart = "0"  # a new process would have no share
 
 
 def _scope(nodeid: str) -> str:
@@ -91,9 +131,58 @@ class _FileScheduling(LoadScopeScheduling):
         return _scope(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _FileScheduling | None:
-    """Schedule files with ``--machines``, and tests as xdist does otherwise."""
-    return _FileScheduling(config, log) if config.option.machines else None
+class _ShareScheduling(EachScheduling):
+    """Has each worker run the tests that it has collected; the progress counts all of them."""
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        collected = sum(map(len, self.node2collection.values()))
+        self.config.pluginmanager.get_plugin("session").testscollected = collected
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: object
+) -> _FileScheduling | _ShareScheduling | None:
+    """Schedule files with ``--machines``, shares in the quick run, and otherwise tests."""
+    if config.option.machines:
+        return _FileScheduling(config, log)
+    return _ShareScheduling(config, log) if _has_shares(config) else None
+
+
+def _has_shares(config: pytest.Config) -> bool:
+    """Return whether this is the whole quick run.
+
+    If each process collected all tests, that would take a quarter of all CPU time, and each fork
+    would copy the modules of all tests.
+    """
+    return _is_quick(config) and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+@functools.cache
+def _own_share(root: Path, number: int, count: int) -> frozenset[Path]:
+    """Return the test files of one of ``count`` processes; all have about as much to do."""
+    seconds = {}
+    for top in ("tests", "plugins"):
+        for path in root.joinpath(top).rglob("test_*.py"):
+            if not path.is_relative_to(root / "tests/e2e"):
+                known = _SECONDS.get(str(path.relative_to(root)))
+                seconds[path] = known or path.stat().st_size / _BYTES
+    shares: list[list[Path]] = [[] for _ in range(count)]
+    sums = [0.0] * count
+    for path in sorted(seconds, key=lambda path: (-seconds[path], path)):
+        least = sums.index(min(sums))
+        shares[least].append(path)
+        sums[least] += seconds[path]
+    return frozenset(shares[number])
+
+
+def _is_anothers(path: Path, config: pytest.Config) -> bool:
+    """Return whether another process of the quick run has this test file."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or not _has_shares(config):
+        return False
+    number = int(worker["workerid"].removeprefix("gw"))
+    return path not in _own_share(config.rootpath, number, worker["workercount"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -174,6 +263,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return True
     if "e2e" not in words or not collection_path.match("test_*.py"):
         return None
+    if _is_anothers(collection_path, config):
+        return True
     text = collection_path.read_bytes()
     unwanted = _ALL_E2E.search(text) if "not e2e" in words else b"mark.e2e" not in text
     return True if unwanted else None
