@@ -70,6 +70,9 @@ def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) 
         capture_output=True, text=True, timeout=180, cwd="/", check=False,
     )  # fmt: skip
     assert "Permission denied" in done.stderr
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    memory = str((256 << 20) + one.nofile * 1024)
+    assert limits.partition("Max data size")[2].split()[:2] == [memory, memory]
     sock = Path(one.socket).stat()
     assert (sock.st_uid, stat.S_IMODE(sock.st_mode)) == (QEMU_UID, 0o600)
 

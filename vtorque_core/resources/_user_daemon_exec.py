@@ -62,6 +62,7 @@ DENIED = "!"
 MOUNTED = "/mnt"  # exists on every system; only the daemon sees the mount
 _V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
 _NO_LINK = "name the directory that it leads to as the source in [shares]"
+_MEMORY = 256 << 20  # bytes of a daemon of a directory, beside those for its files
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
     errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a disk file",
@@ -414,6 +415,20 @@ def _report(plan: Plan, error: BaseException) -> NoReturn:
     os._exit(1)
 
 
+def set_limits(plan: Plan) -> None:
+    """Limit the daemon's descriptors and, for a directory, its memory: a guest can use up both.
+
+    Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows. QEMU's
+    virtiofsd needs 32 KiB for each directory that the guest keeps open, and no 1 KiB for a file.
+    """
+    for most in (min(plan.nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]), plan.nofile):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
+    if not plan.disk:
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + plan.nofile * 1024,) * 2)
+
+
 def _launch(plan: Plan) -> None:
     _hold_lock(plan)
     os.set_inheritable(plan.report_fd, False)
@@ -423,9 +438,7 @@ def _launch(plan: Plan) -> None:
     os.close(plan.log_fd)
     os.chdir("/")
     os.umask(0o077)
-    with contextlib.suppress(ValueError, OSError):  # no CAP_SYS_RESOURCE: keep the limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (plan.nofile, plan.nofile))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
+    set_limits(plan)
     if plan.launched_by_root:
         host_source = _open_source_as_user(plan)
     else:

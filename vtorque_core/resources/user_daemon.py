@@ -154,9 +154,8 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
     The daemon inherits cgroup, CPU affinity and limits. A failure leaves the lock file, which
     ``stop`` removes, and ``service.log``. Raises Refused if the user caused it.
     """
-    groups = tuple(sorted(set(service.groups) - {0}))  # in there, 0 is another group
-    if os.geteuid() != 0:  # its groups stay, but cannot be mapped
-        groups = ()
+    # In there, 0 is another group. Without root its groups stay, but cannot be mapped.
+    groups = tuple(sorted(set(service.groups) - {0})) if os.geteuid() == 0 else ()
     root = (service.uid, service.gid) if service.user_is_root else (None, None)
     uid_map = id_map(service.subordinate_id, [service.uid], root[0])
     gid_map = id_map(service.subordinate_id, [service.gid, *groups], root[1])

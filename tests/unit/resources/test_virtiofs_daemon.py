@@ -1,6 +1,7 @@
 """Shares: what needs no root. The daemon itself is tested in tests/e2e/test_virtiofs.py."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.resources import user_daemon, virtiofs_daemon
+from vtorque_core.resources import _user_daemon_exec, user_daemon, virtiofs_daemon
 
 HOLDER = """
 import fcntl, json, os, sys, time
@@ -265,3 +266,36 @@ def test_limit_of_files_depends_on_memory_and_node(
     (tmp_path / "file-max").write_text(f"{file_max}\n")
     monkeypatch.setattr(virtiofs_daemon, "_FILE_MAX", tmp_path / "file-max")
     assert virtiofs_daemon.file_limit(ram_mib) == limit
+
+
+LIMITS = """
+import json, resource, sys
+sys.path.append(sys.argv[1])
+import _user_daemon_exec as program
+hard, nofile, disk = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+plan = program.Plan(**dict.fromkeys(program.Plan._fields, 0) | {"nofile": nofile, "disk": disk})
+program.set_limits(plan)
+kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_DATA)
+print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "nofile", "disk", "files", "memory"),
+    [
+        (5000, 2000, "", 2000, (256 << 20) + (2000 << 10)),
+        (5000, 1_000_000, "", 5000, (256 << 20) + (1_000_000 << 10)),  # as a user's own site
+        (5000, 1024, "raw", 1024, -1),
+    ],
+)
+def test_daemon_gets_as_many_descriptors_as_the_hard_limit_allows(
+    hard: int, nofile: int, disk: str, files: int, memory: int
+) -> None:
+    """With a soft limit of 1024, as systemd gives, a guest could not keep 1,000 files open."""
+    no_rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--"]
+    where = str(Path(_user_daemon_exec.__file__).parent)
+    argv = [*(no_rights if os.getuid() == 0 else []), sys.executable, "-c", LIMITS, where]
+    argv += [str(hard), str(nofile), disk]
+    out = subprocess.run(argv, capture_output=True, check=True, text=True, timeout=180).stdout
+    assert json.loads(out) == [[files, files], [memory, memory]]
