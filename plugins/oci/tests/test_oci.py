@@ -26,7 +26,7 @@ from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import FileTree
 from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_linux_guest.image.tar_reader import Budget
-from vtorque_oci import documents, layers, oci
+from vtorque_oci import blobs, documents, layers, oci
 from vtorque_oci.blobs import opened
 from vtorque_oci.build import Options, parse_options, prepare
 from vtorque_oci.container import Container, settings
@@ -170,6 +170,36 @@ def test_documents_are_parsed_without_privileges(
     assert user == (65534 if os.geteuid() == 0 else os.geteuid())
 
 
+def test_list_of_a_tar_file_is_read_without_privileges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def caller(*_: object) -> None:
+        raise Refused(f"{os.getpid()} {os.geteuid()}")
+
+    monkeypatch.setattr(oci, "members", caller)
+    with pytest.raises(Refused) as refused:
+        read(made.as_tar(GOOD, tmp_path / "source"), tmp_path / "work")
+    process, user = map(int, str(refused.value).split())
+    assert process != os.getpid()
+    assert user == (65534 if os.geteuid() == 0 else os.geteuid())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"0 1", b"0 1 file", b"x 1 file\0index.json\0", b"-1 9 file\0index.json\0",
+        b"0 -9 file\0index.json\0", b"9 999999999 file\0index.json\0",
+        b"0 1 file\0index.json\0more\0", b"0 1 2 file\0index.json",
+    ],
+)  # fmt: skip
+def test_forged_list_of_a_tar_file_is_refused(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "read_apart", lambda *_, **__: iter([answer]))
+    with pytest.raises(Refused, match="invalid answer"):
+        read(made.as_tar(GOOD, tmp_path / "source"), tmp_path / "work")
+
+
 @pytest.mark.parametrize(
     ("parser", "answer"),
     [
@@ -186,7 +216,7 @@ def test_documents_are_parsed_without_privileges(
 def test_answers_of_a_parser_that_the_image_controls_are_refused(
     parser: str, answer: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oci, "read_apart", lambda parse, *args, **more: (
+    monkeypatch.setattr(blobs, "read_apart", lambda parse, *args, **more: (
         iter(answer) if parse.__name__ == parser else read_apart(parse, *args, **more)
     ))  # fmt: skip
     with pytest.raises(Refused, match=r"invalid answer|is not a digest"):

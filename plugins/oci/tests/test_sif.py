@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import oci_images as made
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.ext4_xattr import can_store
 from vtorque_linux_guest.image.filetree import read_tar
-from vtorque_oci import sif
+from vtorque_oci import blobs, sif
 from vtorque_oci.blobs import opened
 
 
@@ -77,4 +78,27 @@ def test_broken_files_are_refused(
 def test_a_bomb_is_refused(root: Path, tmp_path: Path) -> None:
     (root / "zeros").write_bytes(bytes(30 << 20))
     with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
+        read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")
+
+
+def test_header_is_read_without_privileges(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def caller(_: bytes) -> bool:
+        raise Refused(f"{os.getpid()} {os.geteuid()}")
+
+    monkeypatch.setattr(sif, "is_sif", caller)
+    with pytest.raises(Refused) as refused:
+        read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")
+    process, user = map(int, str(refused.value).split())
+    assert process != os.getpid()
+    assert user == (65534 if os.geteuid() == 0 else os.geteuid())
+
+
+@pytest.mark.parametrize("answer", [[], [b"0"], [b"x", b"1"], [b"-1", b"2"], [b"0", b"9" * 15]])
+def test_forged_header_is_refused(
+    answer: list[bytes], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "read_apart", lambda *_, **__: iter(answer))
+    with pytest.raises(Refused, match="invalid answer"):
         read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")

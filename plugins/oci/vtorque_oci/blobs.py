@@ -11,14 +11,16 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from vtorque_core.api import HostFault, Refused, alone, guarded
+from vtorque_core.api.read_apart import Unreadable, read_apart
 
 CHUNK = 1 << 20
+MOST_TEXTS = 2 << 20  # bytes: more than the agent takes (container.MAX_SETTINGS)
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 TIMEOUT = 1800  # seconds for unpacking all layers of an image
 
@@ -56,6 +58,42 @@ def opened(name: str, directory: int | None = None) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def apart(
+    parse: Callable[..., Iterator[bytes]],
+    *args: object,
+    files: Sequence[int],
+    most: int = MOST_TEXTS,
+) -> list[bytes]:
+    """Return the values that a parser yields. It runs without privileges. Raises Refused.
+
+    Args:
+        parse: see :func:`vtorque_core.api.read_apart`.
+        args: its arguments, before the descriptors.
+        files: descriptors for it.
+        most: limit of all values in bytes.
+    """
+    try:
+        return list(read_apart(parse, *args, files=files, most=most))
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+
+
+def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
+    """Return a parser's answer as offset and size of a part of the file. Raises Refused."""
+    try:
+        offset, size = map(int, answer)
+    except ValueError:
+        raise invalid_answer() from None
+    if offset < 0 or size < 0 or offset + size > os.fstat(descriptor).st_size:
+        raise invalid_answer()
+    return offset, size
+
+
+def invalid_answer() -> Refused:
+    """Return the refusal of an image that has taken over the process that reads it."""
+    return Refused("the process that reads it gave an invalid answer")
 
 
 def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | None) -> None:

@@ -187,12 +187,12 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
     """Return the container, and whether it is a SIF. Errors name the source."""
     most = min(options.size << 20, room(work))
     try:
-        with opened(options.source) as descriptor:
+        with reader(), opened(options.source) as descriptor:
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if is_file and sif.is_sif(os.pread(descriptor, 64, 0)):
                 title = Path(options.source).name
                 return sif.read_sif(descriptor, work, most, arch, title), True
-            with reader(), oci.files_of(descriptor) as found:
+            with oci.files_of(descriptor) as found:
                 return oci.read_image(found, work, most, arch, options.tag), False
     except Refused as error:
         raise Refused(f"source {options.source[:200]}: {error}") from None

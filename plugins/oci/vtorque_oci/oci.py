@@ -19,14 +19,22 @@ from pathlib import Path
 from typing import Protocol
 
 from vtorque_core.api import Refused
-from vtorque_core.api.read_apart import Unreadable, read_apart
-from vtorque_linux_guest.image.tar_reader import Budget, Member, members
+from vtorque_linux_guest.image.tar_reader import Budget, members
 from vtorque_oci import documents
-from vtorque_oci.blobs import TIMEOUT, copy, digest_of, opened, unpacked
+from vtorque_oci.blobs import (
+    TIMEOUT,
+    apart,
+    copy,
+    digest_of,
+    invalid_answer,
+    numbers,
+    opened,
+    unpacked,
+)
 from vtorque_oci.container import Container
 
-_ARCHIVE = 10_000, 4 << 20  # files, and bytes of their long names: root reads a tar file's list
-_MOST_TEXTS = 2 << 20  # bytes: more than the agent takes (container.MAX_SETTINGS)
+_ARCHIVE = 10_000, 4 << 20  # files of a tar file, and bytes of their long names
+_MOST_LIST = 10 << 20  # bytes: 10,000 short names, and the long ones
 _MAX_DEPTH = 4  # an index may list indexes
 
 
@@ -58,20 +66,31 @@ class _Directory:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A member of a tar file; see :class:`vtorque_linux_guest.image.tar_reader.Member`."""
+
+    kind: str
+    offset: int
+    size: int
+    target: str
+
+
+@dataclass(frozen=True)
 class _Archive:
     descriptor: int
-    files: Mapping[str, Member]
+    files: Mapping[str, Part]
 
     def part(self, path: str) -> tuple[int, int, int] | None:
         for _ in range(4):  # docker save links equal layers: ../ID/layer.tar
-            member = self.files.get(posixpath.normpath(path))
+            path = posixpath.normpath(path)
+            member = self.files.get(path)
             if member is None:
                 return None
             if member.kind == "file":
                 return self.descriptor, member.offset, member.size
             if member.kind != "link":
                 return None
-            path = posixpath.join(posixpath.dirname(member.path), member.target)
+            path = posixpath.join(posixpath.dirname(path), member.target)
         return None
 
 
@@ -82,12 +101,27 @@ def files_of(descriptor: int) -> Iterator[Files]:
         with ExitStack() as stack:
             yield _Directory(descriptor, stack)
         return
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        if file.read(3)[:2] in (b"\x1f\x8b", b"\x28\xb5"):
-            raise Refused("is compressed as a whole: unpack it first (gunzip, zstd -d)")
-        size = file.seek(0, 2)
-        found = {member.path: member for member in members(file, size, Budget(*_ARCHIVE))}
+    if os.pread(descriptor, 2, 0) in (b"\x1f\x8b", b"\x28\xb5"):
+        raise Refused("is compressed as a whole: unpack it first (gunzip, zstd -d)")
+    found = {}
+    for value in apart(listed, files=[descriptor], most=_MOST_LIST):
+        *place, rest = value.split(b" ", 2)
+        names = rest.decode("utf-8", "surrogateescape").split("\0")
+        if len(names) != 3:
+            raise invalid_answer()
+        found[names[1]] = Part(names[0], *numbers(place, descriptor), names[2])
     yield _Archive(descriptor, found)
+
+
+def listed(descriptor: int) -> Iterator[bytes]:
+    """Yield offset, size, kind, path and target of each member of a tar file.
+
+    Runs without privileges. A blank separates the numbers, a NUL the texts. Raises Refused.
+    """
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        for each in members(file, file.seek(0, 2), Budget(*_ARCHIVE)):
+            text = f"{each.offset} {each.size} {each.kind}\0{each.path}\0{each.target}"
+            yield text.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -118,7 +152,7 @@ def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Cont
         if files.part("manifest.json") is not None:
             return _read_saved(reading, tag)
     except ValueError:  # the image has taken over the process that parses its documents
-        raise Refused("the process that parses its documents gave an invalid answer") from None
+        raise invalid_answer() from None
     raise Refused(
         "has neither index.json (an OCI image layout: skopeo copy ... oci:DIR) nor manifest.json "
         "(podman save, docker save)"
@@ -156,11 +190,7 @@ def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object)
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        try:
-            found = read_apart(parse, *args, files=[file.fileno()], most=_MOST_TEXTS)
-            return [value.decode() for value in found]
-        except Unreadable as error:
-            raise Refused(str(error)) from None
+        return [value.decode() for value in apart(parse, *args, files=[file.fileno()])]
 
 
 def _read_layout(reading: _Reading, tag: str) -> Container:

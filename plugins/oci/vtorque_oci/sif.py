@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.filetree import FileTree
-from vtorque_oci.blobs import as_nobody, copy
+from vtorque_oci.blobs import apart, as_nobody, copy, numbers
 from vtorque_oci.container import Container
 
 # hdrLaunch 32s, hdrMagic 10s, hdrVersion 3s, hdrArch 3s, UUID 16s, then eight int64
@@ -42,8 +43,8 @@ def is_sif(head: bytes) -> bool:
     return head[32:42] == _MAGIC
 
 
-def partition(descriptor: int, arch: str) -> tuple[int, int]:
-    """Return offset and size of the root file system. Raises Refused."""
+def partition(arch: str, descriptor: int) -> Iterator[bytes]:
+    """Yield offset and size of the root file system. Raises Refused. Runs without privileges."""
     size = os.fstat(descriptor).st_size
     head = os.pread(descriptor, _HEADER.size, 0)
     if len(head) < _HEADER.size or not is_sif(head):
@@ -67,7 +68,8 @@ def partition(descriptor: int, arch: str) -> tuple[int, int]:
             raise Refused(f"the SIF's root file system is of kind {system}; squashfs is known")
         if offset < 0 or count <= 0 or offset + count > size:
             raise Refused("the SIF is truncated: its root file system ends beyond its end")
-        return offset, count
+        yield from (b"%d" % offset, b"%d" % count)
+        return
     raise Refused("the SIF has no root file system: is it encrypted, or only a signature?")
 
 
@@ -76,7 +78,7 @@ def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> C
 
     Raises Refused; HostFault if sqfs2tar is missing.
     """
-    offset, size = partition(descriptor, arch)
+    offset, size = numbers(apart(partition, arch, files=[descriptor]), descriptor)
     if size > most:
         raise Refused(f"the SIF has {size >> 20} MiB, more than the root disk (-o size=)")
     packed, layer = work / "squashfs", work / "layer0.tar"
