@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,22 @@ def test_a_script_with_a_byte_order_mark_is_refused_unless_it_is_for_bare_metal(
         ended = run_vsub(harness, [script])
         assert ended.code == 2 and b"sed -i" in ended.stderr
     assert run_vsub(harness, ["-vm", "none", "bom.sh"]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Path("/bin/true").read_bytes(), b"is a program"),
+        (b"#!/bin/sh\0\necho\n", b"another binary file"),
+        (b"#!/bin/sh\recho\r", b"tr '\\r' '\\n' <SCRIPT >NEW"),
+        (b"#!/bin/sh\r\necho\r\n", b"sed -i 's/\\r$//' SCRIPT"),
+    ],
+    ids=["program", "nul", "cr", "crlf"],
+)
+def test_script_that_no_interpreter_reads_is_refused_with_its_kind(torque, content, said):
+    (torque.directory / "j.sh").write_bytes(content)
+    ended = run_vsub(torque, ["-vm", "ram=1G", "j.sh"])
+    assert (ended.code, said in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("argv", [["-F", "it's $HOME", "j.sh"], ["f.sh"]])

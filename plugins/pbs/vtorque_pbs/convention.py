@@ -390,10 +390,19 @@ def check_script(content: bytes) -> None:
             "the script begins with a byte order mark, which hides its directives and interpreter",
             fix="save it as UTF-8 without a mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
         )
-    if b"\r" in content.partition(b"\n")[0]:
+    first, newline, _ = content.partition(b"\n")
+    if b"\0" in first:
         raise Refused(
-            "the lines of the script end as in DOS (CR LF), so its interpreter cannot be found",
-            fix="convert it: sed -i 's/\\r$//' SCRIPT",
+            "the script is a program or another binary file",
+            fix="submit a shell script that runs it",
+        )
+    if b"\r" in first:
+        ends = "sed -i 's/\\r$//' SCRIPT" if newline else "tr '\\r' '\\n' <SCRIPT >NEW"
+        raise Refused(
+            "the lines of the script end as in DOS (CR LF), so its interpreter cannot be found"
+            if newline
+            else "the lines of the script end with CR, so its interpreter cannot be found",
+            fix=f"convert it: {ends}",
         )
 
 
