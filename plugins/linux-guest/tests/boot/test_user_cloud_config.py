@@ -40,6 +40,7 @@ def test_what_it_may_have() -> None:
 
 BAD = {
     "": "does not begin with #cloud-config",
+    "\ufeff#cloud-config\n": "does not begin with #cloud-config, but with a byte order mark",
     "#cloud-config": "is no mapping",
     "#cloud-config\n- a": "is no mapping",
     "#cloud-config\nusers: []": "users: only packages, write_files, runcmd are for users",

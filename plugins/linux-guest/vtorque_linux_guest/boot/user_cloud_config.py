@@ -184,7 +184,8 @@ def parse(content: bytes) -> Iterator[bytes]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line} is not UTF-8") from None
     if text.split("\n", 1)[0].rstrip() != "#cloud-config":
-        raise ValueError("does not begin with #cloud-config")
+        but = ", but with a byte order mark" if text.startswith("\ufeff") else ""
+        raise ValueError(f"does not begin with #cloud-config{but}")
     document = _document(text)
     if not isinstance(document, dict):
         raise ValueError("is no mapping of modules")
