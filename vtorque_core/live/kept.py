@@ -88,8 +88,8 @@ def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
     element = r"(\[\d+\]|_\d+)" + ("" if array else "?")
     tail = re.escape(dot + server) if dot else r"(\..*)?"
     pattern = re.escape(number.removesuffix("[]")) + element + tail
-    names = (facts.get("job"), facts.get("known_as"))
-    return any(isinstance(n, str) and re.fullmatch(pattern, n, re.ASCII) for n in names)
+    names = (_text(facts.get("job")), _text(facts.get("known_as")))
+    return any(name and re.fullmatch(pattern, name, re.ASCII) for name in names)
 
 
 def _called(facts: Mapping[str, Any]) -> str:

@@ -96,6 +96,8 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
     assert [row.split()[0] for row in done.stdout.splitlines()[1:]] == ["7.srv"]
     assert isinstance(done.exception, Refused) and done.exception.exit_code == 2
     assert str(done.exception) == ("no job 9999.vm, a\\x1bc is listed; --all also lists ended ones")
+    done = vmgr.run(config, "ps", "")
+    assert str(done.exception) == "no job '' is listed; --all also lists ended ones"
     for array in ("70[]", "70[].srv", "70"):
         assert [job["id"] for job in json.loads(ps("--json", array).stdout)] == [
             "70[1].srv",

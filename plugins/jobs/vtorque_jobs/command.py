@@ -70,7 +70,7 @@ def ps(
         _print_json(jobs, on_nodes)
     else:
         _print_table(jobs, on_nodes if phases else None)
-    if unknown := [printable(each, 60) for each in job_ids if not meant[each]]:
+    if unknown := [printable(each, 60) or "''" for each in job_ids if not meant[each]]:
         where = "is listed or kept here" if ended else "is listed; --all also lists ended ones"
         raise Refused(f"no job {', '.join(unknown)} {where}")
 
