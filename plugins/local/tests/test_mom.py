@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from as_root import with_a_shell
+from vtorque_core.api import UsageError
 from vtorque_local import become_job, job_processes, mom
 from vtorque_local.job import make_job
-from vtorque_local.order import Submission
+from vtorque_local.order import Submission, pack
 from vtorque_pbs import convention as pbs
 
 # Takes the place of the first program in a job's process, and of the one that notes the reason.
@@ -193,3 +194,8 @@ def test_what_every_job_waits_for_imports_little():
     found = {n.names[0].name for n in ast.walk(tree) if isinstance(n, ast.Import)}
     found |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert found == {"__future__", "collections.abc", "json", "os", "signal", "sys"}
+
+
+def test_word_in_another_encoding_is_refused_with_the_word():
+    with pytest.raises(UsageError, match=r"^x\\udcff: is not UTF-8$"):
+        pack("cancel", "x\udcff")

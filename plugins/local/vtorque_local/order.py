@@ -112,8 +112,11 @@ def exit_status(words: list[str]) -> int:
 
 
 def pack(*words: str) -> bytes:
-    """Encode words as a record. Raise UsageError if one contains NUL or the record is too long."""
-    data = "\0".join(words).encode()
+    """Encode words as a record. Raise UsageError for NUL, other encodings, or a long record."""
+    try:
+        data = "\0".join(words).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{printable(' '.join(words[1:]), 80)}: is not UTF-8") from None
     if data.count(b"\0") != len(words) - 1 or len(data) > MAX_RECORD:
         raise UsageError("bad request: it is too long or has a NUL")
     return _LENGTH.pack(len(data)) + data
