@@ -265,9 +265,9 @@ def _keep_facts(
 
 
 def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
-    stays = not isinstance(prepared[0].driver, LeavableDriver)
-    kind = [f"guests of type {prepared[0].plan.image.guest_type}"] if stays else []
-    return [*_lacking("save", prepared), *kind]
+    stay = (each for each in prepared if not isinstance(each.driver, LeavableDriver))
+    kinds = sorted({f"guests of type {each.plan.image.guest_type}" for each in stay})
+    return [*_lacking("save", prepared), *kinds]
 
 
 def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
