@@ -7,7 +7,7 @@ NUMA node, caches, pool items.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement
 from vtorque_core.plan.placement.demand import Demand, demand
@@ -107,19 +107,23 @@ def _cuts(
     return [replace(cuts[g], idle=(*cuts[g].idle, *beside[g])) for g in range(len(demands))]
 
 
-@dataclass
 class _Finish:
-    demands: Sequence[Demand]
-    free: Free
-    homes: Mapping[int, int]
-    cuts: Sequence[Cut]
-    rooms: Sequence[Room]
+    def __init__(
+        self,
+        demands: Sequence[Demand],
+        free: Free,
+        homes: Mapping[int, int],
+        cuts: Sequence[Cut],
+        rooms: Sequence[Room],
+    ) -> None:
+        self.demands, self.free, self.homes = demands, free, homes
+        self.cuts, self.rooms = cuts, rooms
+        self.share, self.taken = free.share, free.taken
+        self.machine = free.share.machine
+        self.own = {c for cut in cuts for c in (*cut.cpus, *cut.idle)}
+        self.own |= {cpu for d in demands for cpu in d.fixed}
 
     def placements(self) -> list[Placement]:
-        self.share, self.taken = self.free.share, self.free.taken
-        self.machine = self.share.machine
-        self.own = {c for cut in self.cuts for c in (*cut.cpus, *cut.idle)}
-        self.own |= {cpu for d in self.demands for cpu in d.fixed}
         self._check_count()
         self.floating = self._floating()
         memory = self._memory()
