@@ -11,8 +11,7 @@ import os
 import pwd
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal, TypeVar
@@ -298,42 +297,39 @@ def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
     return lambda domain: domain.state()[0] == state or work(domain) == 0
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Changes to a warm (paused) guest when a job claims it.
+def take_domain(
+    uri: str,
+    uuid: str,
+    devices: Sequence[str],
+    metadata: tuple[str, str, str],
+    cpus: tuple[bool, ...] = (),
+    timeout: float = CALL_TIMEOUT,
+) -> None:
+    """Add devices, metadata and CPUs to a warm (paused) domain of a job, and resume it.
 
-    Attributes:
+    Args:
+        uri: of libvirtd.
+        uuid: of the domain.
         devices: XML of devices to plug in. The last one follows after the resume, to signal that
             the others are present.
-        metadata: XML in the namespace ``uri`` with the prefix ``key``.
-        cpus: host CPU ids for all threads; empty: any.
+        metadata: XML, its prefix and its namespace.
+        cpus: for each CPU of the host, whether the threads may use it; empty: any.
+        timeout: in seconds.
     """
-
-    devices: tuple[str, ...]
-    metadata: str
-    key: str
-    uri: str
-    cpus: tuple[int, ...] = ()
-    host: int = 0
-
-
-def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT) -> None:
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 
     def work(domain: Any) -> bool:
         if domain.state()[0] != _libvirt().VIR_DOMAIN_PAUSED:
             raise HostFault("the guest is not paused", stage=STAGE)
-        element = _libvirt().VIR_DOMAIN_METADATA_ELEMENT
-        domain.setMetadata(element, taken.metadata, taken.key, taken.uri, live)
-        if taken.cpus:
-            cpus = tuple(cpu in taken.cpus for cpu in range(taken.host))
+        domain.setMetadata(_libvirt().VIR_DOMAIN_METADATA_ELEMENT, *metadata, live)
+        if cpus:
             for number in range(domain.maxVcpus()):
                 domain.pinVcpuFlags(number, cpus, live)
             domain.pinEmulator(cpus, live)
-        for device in taken.devices[:-1]:
+        for device in devices[:-1]:
             domain.attachDeviceFlags(device, live)
         domain.resume()
-        for device in taken.devices[-1:]:
+        for device in devices[-1:]:
             domain.attachDeviceFlags(device, live)
         return True
 

@@ -215,13 +215,13 @@ class GuestBoot:
         guest, merged, files = self.guest, self.each.merged, (self._sockets, self.taps)
         spec = domain_spec(guest, self.site, self.accel)
         devices = plugged(spec, merged, *files, self.site.templates)
-        cpus = guest.placement.cores.get("vcpu", ()) or guest.placement.share
+        own = guest.placement.cores.get("vcpu", ()) or guest.placement.share
         host = max((cpu for cpu in guest.host.cpus), default=-1) + 1
-        owner = metadata(self.rendered)
-        taken = hypervisor.Taken(devices, owner, "vtorque", NAMESPACE, cpus, host)
+        cpus = tuple(cpu in own for cpu in range(host)) if own else ()
+        owner = (metadata(self.rendered), "vtorque", NAMESPACE)
         self.left()
         with self.watched():
-            hypervisor.take_domain(self.uri, guest.uuid, taken)
+            hypervisor.take_domain(self.uri, guest.uuid, devices, owner, cpus)
 
     def resume(self) -> None:
         """Resume the restored domain. QEMU contacts the user's daemons first, as in a boot."""
