@@ -112,7 +112,7 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
         from vtorque_core.api import ImageBuilder, always
 
-        ACME = ImageBuilder("acme", "an Acme appliance", builder=...)
+        ACME = ImageBuilder("acme", builder=...)
         vtorque_image_builders = always(ACME)
     """
     return ()

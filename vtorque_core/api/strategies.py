@@ -65,7 +65,6 @@ class ImageBuilder:
     """An image builder for ``vmgr images build <name>``. ``builder`` is called as root."""
 
     name: str
-    summary: str
     builder: Callable[[], Builder]
 
 

@@ -23,9 +23,7 @@ def _commands() -> ModuleType:
     return command
 
 
-vtorque_image_builders = always(
-    ImageBuilder("disk", "a disk from elsewhere: qcow2, vmdk, vhdx or raw", _builder)
-)
+vtorque_image_builders = always(ImageBuilder("disk", _builder))
 vtorque_commands = always(
     Command("vmgr images add", lambda: _commands().add),
     Command("vmgr images update", lambda: _commands().update),

@@ -70,7 +70,7 @@ deny = ["secret-*"]
     class Builders:
         @hookimpl
         def vtorque_image_builders(self) -> Iterator[ImageBuilder]:
-            yield ImageBuilder("fake", "a fake", Fake)
+            yield ImageBuilder("fake", Fake)
 
     def load(config: Path, *, node: bool = True) -> Any:
         site, plugins = real(config, node=node)

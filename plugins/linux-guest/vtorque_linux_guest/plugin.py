@@ -122,11 +122,7 @@ def _commands() -> ModuleType:
 
 vtorque_guest_types = always(GuestType("linux", supports=SUPPORTS, driver=_driver))
 vtorque_image_builders = always(
-    ImageBuilder(
-        "micro", "kernel and a few MB of initramfs: ready in under 2 s, no packages", builder=_micro
-    ),
-    ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
-    ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
+    ImageBuilder("micro", _micro), ImageBuilder("debian", _debian), ImageBuilder("linux", _linux)
 )
 vtorque_options = always(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
 vtorque_commands = always(

@@ -16,6 +16,4 @@ def _builder() -> Builder:
     return OciBuilder()
 
 
-vtorque_image_builders = always(
-    ImageBuilder("oci", "a container (OCI image, podman save, SIF) as a guest", _builder)
-)
+vtorque_image_builders = always(ImageBuilder("oci", _builder))

@@ -38,8 +38,4 @@ vtorque_options = always(OSV_MODE)
 vtorque_guest_types = always(
     GuestType("osv", supports=SUPPORTS, driver=_driver, check_script=_check_script)
 )
-vtorque_image_builders = always(
-    ImageBuilder(
-        "osv", "OSv from a loader and your programs, each a command by name", builder=_builder
-    )
-)
+vtorque_image_builders = always(ImageBuilder("osv", _builder))

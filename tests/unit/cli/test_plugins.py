@@ -29,7 +29,7 @@ ACME = """
 
     @hookimpl
     def vtorque_image_builders():
-        yield ImageBuilder("acme-disk", "an image", None)
+        yield ImageBuilder("acme-disk", None)
 
     @hookimpl
     def vtorque_commands():
