@@ -146,12 +146,10 @@ def _if_there(work: Callable[[], T]) -> T | None:
 # -- domains ----------------------------------------------------------------------------------
 
 
-def create_domain(
-    uri: str, xml: str, timeout: float = CALL_TIMEOUT, *, paused: bool = False
-) -> None:
+def create_domain(uri: str, xml: str, *, paused: bool = False) -> None:
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
     flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
-    call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
+    call(uri, "start domain", lambda c: c.createXML(xml, flags))
 
 
 def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
@@ -303,7 +301,6 @@ def take_domain(
     devices: Sequence[str],
     metadata: tuple[str, str, str],
     cpus: tuple[bool, ...] = (),
-    timeout: float = CALL_TIMEOUT,
 ) -> None:
     """Add devices, metadata and CPUs to a warm (paused) domain of a job, and resume it.
 
@@ -314,7 +311,6 @@ def take_domain(
             the others are present.
         metadata: XML, its prefix and its namespace.
         cpus: for each CPU of the host, whether the threads may use it; empty: any.
-        timeout: in seconds.
     """
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 
@@ -333,7 +329,7 @@ def take_domain(
             domain.attachDeviceFlags(device, live)
         return True
 
-    if not on_domain(uri, uuid, "take domain", work, timeout):
+    if not on_domain(uri, uuid, "take domain", work):
         raise HostFault("the guest has ended", stage=STAGE)
 
 

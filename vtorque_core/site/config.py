@@ -191,9 +191,9 @@ def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
     return site
 
 
-def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
+def problems(raw: Raw, plugins: Plugins) -> list[str]:
     builder = _Builder(raw)
-    builder.site(plugins, node)
+    builder.site(plugins, node=True)
     return builder.problems
 
 

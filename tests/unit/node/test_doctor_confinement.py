@@ -137,7 +137,7 @@ def test_a_users_home_is_entered_as_the_user(site, tmp_path, monkeypatch, enters
         home.chmod(0)
     user = pwd.struct_passwd(("ada", "x", uid, uid, "", str(home), "/bin/sh"))
     monkeypatch.setattr(doctor.pwd, "getpwnam", lambda _: user)
-    (found,) = doctor.check_user(site, "ada")
+    (found,) = doctor.check_user("ada")
     assert found.status == ("ok" if enters else "failed"), found
     assert enters or "Permission denied" in found.message
 

@@ -97,7 +97,7 @@ def examine(
             ("batch system", lambda s: check_batch(s, plugins, marks=marks)),
         ]
     if user is not None:
-        checks.append((f"user {user}", lambda s: check_user(s, user)))
+        checks.append((f"user {user}", lambda _: check_user(user)))
     for name, check in checks:
         yield from _run("core", name, check, site)
     for contribution in plugins.each(hooks.vtorque_health_checks):
@@ -342,7 +342,7 @@ def _not_done(step: SetupStep, batch: str) -> HealthResult:
     return failed(said, step.problem if isinstance(step, Check) else again)
 
 
-def check_user(site: Site, name: str) -> Iterator[HealthResult]:
+def check_user(name: str) -> Iterator[HealthResult]:
     try:
         user = pwd.getpwnam(name)
     except KeyError:

@@ -62,7 +62,7 @@ def place(
         placements, gone = _placements(claims, share, held, ending, away)
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
-            leases += [(lease, index) for lease in _leases(placement, index, share)]
+            leases += [(lease, index) for lease in _leases(placement, index)]
         journal.acquire_leases(leases, phase="plan")
     return placements, gone
 
@@ -159,7 +159,7 @@ def _job_leases(
     return leases
 
 
-def _leases(placement: Placement, index: int, share: NodeShare) -> list[Lease]:
+def _leases(placement: Placement, index: int) -> list[Lease]:
     leases = []
     for use in sorted(placement.own):
         cores, most = placement.cores[use], placement.most.get(use, 0)
