@@ -109,6 +109,7 @@ def load(only: Collection[str] | None = None) -> Plugins:
 
 
 _create_domain = hypervisor.create_domain
+_destroy_domain = hypervisor.destroy_domain
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,15 @@ class Doubles:
     def end_domain(self, domain: Domain) -> None:
         """Remove the domain."""
         self._ask_libvirtd()
-        if domain.uri != URI:
-            hypervisor.destroy_domain(domain.uri, domain.uuid)
-        (self.domains / f"{domain.name}.xml").unlink(missing_ok=True)
+        self.destroy_domain(domain.uri, domain.uuid)
+
+    def destroy_domain(self, uri: str, uuid: str, *_: object) -> None:
+        """Remove the domain, if it exists."""
+        if uri != URI:
+            _destroy_domain(uri, uuid)
+        for file in self.domains.glob("*.xml"):
+            if f"<uuid>{uuid}</uuid>" in file.read_text("utf-8"):
+                file.unlink()
 
     def _ask_libvirtd(self) -> None:
         if (self.domains / DOWN).exists():
@@ -391,6 +398,7 @@ class RecordedNode:
             for owner, name, value in (
                 (hypervisor, "create_domain", doubles.create_domain),
                 (hypervisor, "take_domain", doubles.take_domain),
+                (hypervisor, "destroy_domain", doubles.destroy_domain),
                 (Domain, "release", _method(doubles.end_domain)),
                 (Domain, "settle", 0.0),  # nobody else makes it
                 (Mount, "create", _method(doubles.mount)),

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree
 
+from vtorque_core.base.bounded import Overdue, bounded
 from vtorque_core.base.errors import HostFault
 
 T = TypeVar("T")
@@ -55,27 +56,14 @@ def _libvirt() -> ModuleType:
 
 
 def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"libvirt {what}", daemon=True)
-    thread.start()
-    thread.join(max(timeout, 0.0))
-    if errors:
-        raise errors[0]
-    if not results:
+    try:
+        return bounded(work, timeout, f"libvirt {what}")
+    except Overdue:
         raise HostFault(
             f"{what}: no answer from libvirtd within {timeout:g} s. Check its log, "
             "and restart it; running guests are not affected",
             stage=STAGE,
-        )
-    return results[0]
+        ) from None
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:

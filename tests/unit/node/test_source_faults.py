@@ -5,6 +5,7 @@ Its journal is released without the plugin.
 
 import contextlib
 import dataclasses
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from vtorque_core.api.boot_source import BootSource, Offer
 from vtorque_core.api.guest_plan import root_disk
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base import locks
+from vtorque_core.node.start import boot
 from vtorque_testing.faults import around_all, orphans, survive
 from vtorque_testing.recorded import RecordedJob
 
@@ -97,6 +99,33 @@ def test_a_source_without_a_cold_boot_in_its_place_fails_the_start(rig, method):
     assert "boot source faulty: KeyError: 'a defect'" in run.error
     faulty.release()
     eventually(lambda: rig.look() == before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hanging(Faulty):
+    """Never returns from one of its methods."""
+
+    def _does(self, method):
+        if method == self.method:
+            threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "method", ["run", *(pytest.param(each, marks=pytest.mark.full) for each in ("start", "ready"))]
+)
+def test_source_that_hangs_is_replaced_by_a_cold_boot(tmp_path, monkeypatch, method):
+    monkeypatch.setattr(boot, "_OVERDUE", 0.0)
+    tables = {"node": {"start_timeout": 30}}
+    case = device_cases.Case({}, {})
+    node = device_cases.node(tmp_path / "node", device_cases.load(()), case, tables=tables)
+    with orphans() as processes:
+        rig = Rig(node, node.job({"vcpus": "1", "ram": "256M"}), processes, source=Hanging(method))
+        before = rig.look()
+        run = rig.start()
+        assert not run.error, run
+        assert len(node.domains()) == 1
+        rig.release()
+        eventually(lambda: rig.look() == before)
 
 
 @pytest.mark.parametrize("method", ["", "ready"])

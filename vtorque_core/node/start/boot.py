@@ -26,6 +26,7 @@ from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
+from vtorque_core.base.bounded import Overdue, bounded
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, libvirt_worker
 from vtorque_core.node.start.attempt import Start
@@ -45,6 +46,7 @@ from vtorque_core.site.config import Site
 T = TypeVar("T")
 ARRIVAL_TIME = 3700.0
 """Timeout in seconds of a migration to this node; longer than the source node's."""
+_OVERDUE = 5.0  # seconds after its deadline that a boot source may still take
 _DESTROYED = 10.0  # seconds to destroy the guest of a failed boot source
 _log = logging.getLogger(__name__)
 
@@ -104,6 +106,8 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
     def boot(each: GuestBoot) -> tuple[GuestBoot, int | None]:
         try:
+            if each.source.fallback:
+                each.halve_time()
             try:
                 return each, boot_one(each)
             except HostFault as error:
@@ -117,7 +121,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
     def ready(each: GuestBoot) -> None:
         if each.source.fallback:
-            each.until = (time.monotonic() + start.deadline) / 2
+            each.halve_time()
             try:
                 return await_ready(each)
             except HostFault as error:
@@ -174,6 +178,10 @@ class GuestBoot:
     @property
     def deadline(self) -> float:
         return min(self.start.deadline, self.until)
+
+    def halve_time(self) -> None:
+        """Leave half of the remaining time to a cold boot in place of this one."""
+        self.until = (time.monotonic() + self.start.deadline) / 2
 
     @property
     def rendered(self) -> str:
@@ -292,10 +300,19 @@ def await_ready(boot: GuestBoot) -> None:
 
 
 def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
+    source = boot.source
+    seconds = boot.deadline + _OVERDUE - time.monotonic()
     try:
-        step(boot)
+        if source.remote:  # it has its own deadline, and the sender decides about its guest
+            step(boot)
+        else:
+            bounded(lambda: step(boot), seconds, f"boot source {source.name}")
     except VtorqueError:
         raise
+    except Overdue:
+        # Should it return, its next call of ``boot`` fails, since no time is left.
+        what = f"boot source {source.name} has not returned by its deadline"
+        raise HostFault(what, stage=boot.start.phase) from None
     except Exception as error:
         log.defect(boot.start.id)
         what = f"boot source {boot.source.name}: {type(error).__name__}: {error}"

@@ -1,0 +1,40 @@
+"""Call code that may hang: a library's, or a plugin's."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Overdue(Exception):
+    """The called code has not returned in time. Its thread may still run."""
+
+
+def bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
+    """Return what ``work`` returns in a thread of its own, which does not delay this process's end.
+
+    Raises:
+        Overdue: ``work`` has not returned within ``seconds``.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    context = contextvars.copy_context()  # the log's guest and plugin
+    thread = threading.Thread(target=context.run, args=(run,), name=name or None, daemon=True)
+    thread.start()
+    thread.join(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+    if errors:
+        raise errors[0]
+    if not results:
+        raise Overdue
+    return results[0]
