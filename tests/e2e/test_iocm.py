@@ -133,7 +133,7 @@ def reading(clean, scratch):
     share = running_jobs.two_cpus()
     journal = Journal.start(paths, JobHeader(JobAttempt("iocm", 0, "u", 1000), "local"))
     claims = [CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)]
-    ((at,),) = [place(journal, [claims], share, paths)]
+    (at,), _ = place(journal, [claims], share, paths)
     plan = guest_plan(scratch, at)
     plan.state_dir.mkdir(mode=0o755)
     disk = plan.state_dir / "disk"

@@ -45,7 +45,8 @@ def start(clean, scratch):
     def begin(*guests: list[Claim]):
         journal = Journal.start(paths, JobHeader(JobAttempt("pins", 0, "u", 1000), "local"))
         journals.append(journal.path)
-        for index, at in enumerate(place(journal, guests, share, paths)):
+        placements, _ = place(journal, guests, share, paths)
+        for index, at in enumerate(placements):
             plan = guest(index, scratch, at)
             plan.state_dir.mkdir(mode=0o755)
             disk = plan.state_dir / "disk"
