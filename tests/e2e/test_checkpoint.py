@@ -311,7 +311,7 @@ def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
 def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
     job = Writer(guest).submit().await_more()
     said = job.checkpoint(check=False)
-    assert said.returncode != 0 and b"this virtiofsd gives QEMU no state" in said.stderr
+    assert said.returncode != 0 and b"this virtiofsd cannot save its state" in said.stderr
     job.check()
 
 

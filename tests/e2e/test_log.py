@@ -77,7 +77,7 @@ def test_the_log_of_a_job(clean, sinks):
     assert sum(e["level"] in ("INFO", "WARN", "ERROR") for e in entries) < 20
 
     other = clean.as_user("vmgr", "logs", job, user=OTHER, check=False)
-    assert other.returncode == 2 and b"nothing is kept here" in other.stderr
+    assert other.returncode == 2 and b"this node has no records" in other.stderr
     (place,) = clean.state.glob(f"kept/*/{key}")
     for name in ("log.jsonl", "job.json", ""):
         assert clean.as_user("/bin/cat", str(place / name), user=OTHER, check=False).stdout == b""

@@ -198,7 +198,7 @@ class TestARunningJob:
             (("vmgr", "cancel", job), b"you have no job of that id"),
             (("vmgr", "logs", "--console", job), b"has no running guest"),
             (("vmgr", "console", job), b"has no running guest"),
-            (("vmgr", "ssh", job), b"nothing is kept here, or can be read"),
+            (("vmgr", "ssh", job), b"this node has no readable records"),
             (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
             (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
         ):

@@ -32,12 +32,18 @@ class Extensions:
         if len(named) != 1:
             known = ", ".join(sorted({point.name for point in self.found})) or "none"
             if not named:
-                raise ConfigError(f"nothing brings {name!r} to {self.group}; there is: {known}")
+                raise ConfigError(
+                    f"no installed distribution provides {name!r} in {self.group}; "
+                    f"available: {known}"
+                )
             owners = ", ".join(sorted(plugins.owner(point) for point in named))
-            raise ConfigError(f"{name!r} is brought to {self.group} by {owners}: disable one")
+            raise ConfigError(
+                f"several distributions provide {name!r} in {self.group} ({owners}): "
+                "disable all but one"
+            )
         function: Callable[..., Any] = plugins.imported(named[0])
         if not callable(function):
-            raise ConfigError(f"{name!r} of {plugins.owner(named[0])} is no function")
+            raise ConfigError(f"{name!r} of {plugins.owner(named[0])} is not a function")
         return function
 
 

@@ -61,7 +61,7 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
         if uid is None:
             how += "; what is kept in its owner's files is theirs: sudo -u OWNER the same command"
         whose = "" if uid is None else " of yours"
-        raise Refused(f"nothing is kept here of {what}{whose}: look on the node {how}")
+        raise Refused(f"this node has no records of {what}{whose}: ask the node {how}")
     return found
 
 

@@ -61,7 +61,7 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob,
 
 def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
     if any(record.kind == SPARE for record in state.open):
-        raise Refused("a job with guests that were booted before it cannot be saved or moved yet")
+        raise Refused("a job with warm guests cannot be checkpointed or migrated yet")
     disks = own_disks(state)
     return [
         Saveable(

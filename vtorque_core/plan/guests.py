@@ -126,8 +126,12 @@ def _offered(context: JobContext, request: JobRequest, image: Image) -> list[Boo
     )
     require_possible(sources)
     if sources and len(sources) != request[VMS_PER_NODE]:
-        made = f"{len(sources)} guests were saved"
-        raise Refused(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key)
+        count = len(sources)
+        raise Refused(
+            f"does not match the boot sources, which are for {count} guests per node",
+            key=VMS_PER_NODE.key,
+            value=str(request[VMS_PER_NODE]),
+        )
     return sources
 
 
@@ -253,8 +257,8 @@ def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> I
         both = each in had and each in now
         if not both or not guest_network.gives(site, now[each], had[each]):
             raise Refused(
-                f"the guest that was saved has the address {had.get(each, 'none')} "
-                f"({each}), which this site gives no guest any more"
+                f"the checkpointed guest has the address {had.get(each, 'none')} "
+                f"({each}), which this site no longer assigns to guests"
             )
         yield PoolClaim(each, (had[each],))
 
@@ -366,7 +370,7 @@ def context_of(
         if kind not in guest.supports:
             raise Refused(
                 f"plugin {contribution.plugin} needs {kind} in the guest; guest type "
-                f"{guest.image.guest_type} of image {guest.image.name} has none",
+                f"{guest.image.guest_type} of image {guest.image.name} does not support it",
                 fix="choose another image, or drop the option that needs it",
             )
         items.append(contribution.item)

@@ -122,7 +122,7 @@ def _runtime(link: Path) -> Path:
             link.unlink()
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    raise ConfigError(f"{place}: is not a directory of yours alone (0700)")
+    raise ConfigError(f"{place}: is not a directory that only you can access (mode 0700)")
 
 
 def _is_own(place: Path) -> bool:

@@ -423,7 +423,9 @@ def _named(
         return found[name]
     known = ", ".join(sorted(found)) or "none"
     hint = "".join(f"; plugin {n} could not be loaded: {e}" for n, e in sorted(broken.items()))
-    raise Refused(f"no plugin brings the {what} {name!r} (there is: {known}){how}{hint}")
+    raise Refused(
+        f"no installed plugin provides the {what} {name!r} (available: {known}){how}{hint}"
+    )
 
 
 def _wanted(

@@ -264,7 +264,7 @@ def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
             raise Refused(_failed(f"{who} failed in vtorque_needs", error))
         if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
             said = printable(repr(item), 80)
-            raise Refused(f"{who} answered {said} where an Extra of 0 or more belongs")
+            raise Refused(f"{who} returned {said} instead of an Extra of 0 or more")
         found.append(item)
     return found
 
@@ -284,7 +284,7 @@ def check_share(
     for name, need in (*needed.resources.items(), *needed.licenses.items()):
         shares.append((need, resources.get(name), name))
     refusals = [
-        Refusal(f"the guests of a node need {need} {unit}, {given} are asked for", fix=fix)
+        Refusal(f"the guests of a node need {need} {unit}, {given} are requested", fix=fix)
         for need, given, unit in shares
         if given is not None and need is not None and given < need
     ]

@@ -104,7 +104,9 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
     words = [word.strip() for value in values for word in value.split(",")]
     if BARE_METAL in words:
         if any(word != BARE_METAL for word in words):
-            raise Refused("-vm none stands alone: it means no virtual machine at all")
+            raise Refused(
+                "-vm none cannot be combined with other -vm options: it requests no virtual machine"
+            )
         return None
     pairs: Pairs = []
     for word in words:

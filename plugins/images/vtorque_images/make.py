@@ -63,7 +63,9 @@ def build(  # noqa: PLR0913 - one for each option
     builders = plugins.image_builders()
     if builder not in builders:
         known = ", ".join(sorted(builders)) or "none"
-        raise Refused(f"no plugin brings the image builder {builder!r} (there is: {known})")
+        raise Refused(
+            f"no installed plugin provides the image builder {builder!r} (available: {known})"
+        )
 
     def make(staging: Path, building: Building) -> BuiltImage:
         try:
@@ -73,7 +75,7 @@ def build(  # noqa: PLR0913 - one for each option
         except Exception as error:
             message = f"image builder {builder} failed: {type(error).__name__}: {error}"
             raise HostFault(message) from error
-        plugins.guest_type(built.guest_type)  # refuses one that no plugin brings
+        plugins.guest_type(built.guest_type)  # refuses one that no plugin provides
         return built
 
     with bars() as told:

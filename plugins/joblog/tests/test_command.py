@@ -60,7 +60,8 @@ def test_it_shows_and_chooses(paths, tmp_path):
     assert json.loads(one)["message"] == "broken \\x1b[31m"
     place(paths).write("console-g0.log", b"panic\x1b[2J\n")
     assert cli(paths, tmp_path, "--console", "42.srv").output == "panic\\x1b[2J\n"
-    assert "nothing is kept here of a job 43.srv" in str(cli(paths, tmp_path, "43.srv").exception)
+    refused = cli(paths, tmp_path, "43.srv").exception
+    assert "this node has no records of a job 43.srv" in str(refused)
     assert "there are trace" in str(cli(paths, tmp_path, "--level", "loud", "42.srv").exception)
 
 

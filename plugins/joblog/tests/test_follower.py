@@ -402,7 +402,10 @@ def test_what_nobody_brings_is_said(paths, process, config):
     config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
     Job(paths).say("one")
     process.create()
-    words = f"sink nowhere: ConfigError: nothing brings 'nowhere' to {GROUP}; there is: none"
+    words = (
+        "sink nowhere: ConfigError: no installed distribution provides 'nowhere' in "
+        f"{GROUP}; available: none"
+    )
     said = paths.state / "joblog.log"
     eventually(lambda: said.exists() and words in said.read_text())
 

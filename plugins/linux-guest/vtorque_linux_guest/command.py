@@ -59,7 +59,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         guests = [moved[0] | {"index": 0}]  # the configuration of the first guest has them all
     if not guests:
         raise Refused(
-            f"nothing is kept here, or can be read, of a guest of rank {rank} of job "
+            f"this node has no readable records of a guest of rank {rank} of job "
             f"{printable(job_id)} of yours: look on the node where it runs"
         )
     if "phases" not in facts or "ended" in facts:  # they are kept when the guests are ready

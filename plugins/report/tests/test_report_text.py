@@ -159,7 +159,7 @@ def test_what_another_node_has_kept_is_added(site, tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(("44.srv",), "nothing is kept here of a job 44.srv"), ((), "name a job"),
+    [(("44.srv",), "this node has no records of a job 44.srv"), ((), "name a job"),
      (("42.srv", "--from", "/"), "/: No such file"), (("42.srv", "--html", "/no/p"), "/no/p: No")],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_a_line(site, argv, said):

@@ -767,7 +767,7 @@ def test_one_that_came_back_and_cannot_leave_again_is_not_taken_for_gone(world):
     record = '{"op": "acquire", "seq": 9, "plugin": "core", "kind": "spare", "scope": "job", '
     record += '"guest": 0, "needs": [], "phase": "plan", "args": {"key": "x"}, "t": 1}'
     path.write_text(f"{path.read_text()}{record}\n")
-    assert "guests that were booted before it cannot be saved or moved yet" in migrate(world)
+    assert "a job with warm guests cannot be checkpointed or migrated yet" in migrate(world)
     assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
 
 

@@ -172,7 +172,7 @@ def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
         return "exporter prometheus: HostFault: everybody who reaches" in caplog.text
 
     eventually(said)
-    assert "exporter no: nothing brings 'no'" in caplog.text
+    assert "exporter no: no installed distribution provides 'no'" in caplog.text
     outside.close()
 
 

@@ -430,9 +430,9 @@ def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path
     settings, sinks = outside._openings(config)
     assert [*sinks] == ["acme", "prometheus"] and settings.interval == 2.0
     for said in (
-        "exporter nowhere: nothing brings 'nowhere' to vtorque1.telemetry; there is: acme, gone, "
-        "influxdb, odd, prometheus, textfile",
-        "exporter odd: 'odd' of acme 1 is no function",
+        "exporter nowhere: no installed distribution provides 'nowhere' in vtorque1.telemetry; "
+        "available: acme, gone, influxdb, odd, prometheus, textfile",
+        "exporter odd: 'odd' of acme 1 is not a function",
         "exporter gone: module 'acme_sinks' has no attribute 'gone'",
     ):
         assert said in caplog.text

@@ -40,7 +40,7 @@ def test_the_batch_systems_are_those_of_the_repository():
 def test_a_site_without_its_batch_system_is_told_what_to_install():
     with pytest.raises(Refused, match=r"batch system 'local'.*WHEELS 'vtorque-local'"):
         Plugins.load(node=False, disable=["local"]).batch_system("local")
-    with pytest.raises(Refused, match="no plugin brings") as raised:
+    with pytest.raises(Refused, match="no installed plugin provides") as raised:
         Plugins.load(node=False).batch_system("acme")
     assert "pip" not in str(raised.value)
 

@@ -73,7 +73,7 @@ def test_what_a_word_means(node, wanted, jobs):
     if jobs:
         assert found(config, wanted) == jobs
     else:
-        with pytest.raises(Refused, match=r"nothing is kept here of a job .* of yours"):
+        with pytest.raises(Refused, match=r"this node has no records of a job .* of yours"):
             kept.jobs(config, wanted)
 
 

@@ -212,15 +212,15 @@ def test_a_start_whose_sender_has_gone_before_it_was_ready_leaves_nothing(here):
 
 def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "11"})
-    assert here.run()[1] == [{"failed": "n3 has another QEMU: 11, not 10"}]
+    assert here.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: False)
-    assert "gives QEMU no state" in here.run()[1][0]["failed"]
+    assert "cannot save its state" in here.run()[1][0]["failed"]
     assert here.adapter.held == []
 
 
 def test_a_batch_system_that_holds_no_node_is_refused(here):
     here.adapter = SimpleNamespace()
-    assert "acme cannot hold a node" in here.run()[1][0]["failed"]
+    assert "acme cannot reserve a node" in here.run()[1][0]["failed"]
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -235,7 +235,7 @@ def test_receiving_fails_unless_exactly_one_plugin_receives(here, number, capsys
 
 def test_a_second_one_of_the_job_is_refused(here):
     running_journal.Job(here.paths, "42")
-    assert here.run()[1] == [{"failed": "job 42 has something on n3 already"}]
+    assert here.run()[1] == [{"failed": "job 42 already holds resources on n3"}]
     assert here.released == []
 
 

@@ -355,7 +355,7 @@ def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch)
     monkeypatch.setattr(spare_boot, "replace", lambda each, **_: each)
     monkeypatch.setattr(spare_boot.plan, "plan_guests", lambda *_: [planned_one])
     site = SimpleNamespace(paths=paths, node=node)
-    with pytest.raises(Refused, match="cores of their own"):
+    with pytest.raises(Refused, match="dedicated cores"):
         spare_boot.boot(site, Plugins(), "warm", 8, {})
     assert not list(paths.journal.iterdir())
 

@@ -171,7 +171,9 @@ def test_a_plugin_that_is_off_for_a_job_does_nothing(plugins):
     where = '[[limits]] 1 (queue = "gpu*") [plugins] acme in /etc/vtorque/vtorque.toml'
     said = f"plugin acme is off for this job (set by {where})"
     assert refused(plugins, "fpga=1", queue="gpu") == f"fpga=1: {said}"
-    with pytest.raises(Refused, match=r"no plugin brings the guest type 'odd'.*; ") as caught:
+    with pytest.raises(
+        Refused, match=r"no installed plugin provides the guest type 'odd'.*; "
+    ) as caught:
         its.guest_type("odd")
     assert said in str(caught.value)
     with pytest.raises(Refused) as caught:

@@ -290,7 +290,7 @@ def test_trace_shows_arguments_results_errors_and_time(vtorque_guest, monkeypatc
 
 
 def test_an_unknown_strategy_says_what_there_is():
-    with pytest.raises(Refused, match="no plugin brings the batch system 'pbs'"):
+    with pytest.raises(Refused, match="no installed plugin provides the batch system 'pbs'"):
         Plugins.load(node=False).batch_system("pbs")
 
 

@@ -386,7 +386,7 @@ def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
     assert dict(found.licenses) == {"matlab": 1}
     for name, need in (("gres/gpu", 3), ("matlab", 1)):
         check_share(found, None, None, {name: need})
-        with pytest.raises(Refused, match=f"need {need} {name}, {need - 1} are asked for"):
+        with pytest.raises(Refused, match=f"need {need} {name}, {need - 1} are requested"):
             check_share(found, None, None, {name: need - 1})
 
 
@@ -399,8 +399,8 @@ def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
             lambda: [3],
             r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: answered int where an Ex",
         ),
-        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0, own=False, resources=\{"),
-        (lambda: [Extra(licenses={"matlab": -1})], "where an Extra of 0 or more belongs"),
+        (lambda: [Extra(cpus=-1)], r"returned Extra\(cpus=-1, mib=0, own=False, resources=\{"),
+        (lambda: [Extra(licenses={"matlab": -1})], "instead of an Extra of 0 or more"),
     ],
 )
 def test_needs_that_cannot_be_had_refuse_the_job(plugins, answer, message):

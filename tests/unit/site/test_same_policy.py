@@ -196,7 +196,7 @@ def test_what_the_user_does_not_ask_for_vsub_does(tmp_path, monkeypatch, given, 
 def test_less_than_guests_need_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(FRONT[0], "given", (None, 100))
     (refusal,), _ = on_the_front_end({}, tmp_path)
-    assert refusal.message == "the guests of a node need 384 MiB of memory, 100 are asked for"
+    assert refusal.message == "the guests of a node need 384 MiB of memory, 100 are requested"
 
 
 def test_both_sides_have_the_same_keys_and_limits():

@@ -258,7 +258,7 @@ def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[
             if name in (state.header.job.id, state.key) and seq in {r.seq for r in state.open}
         ]
         if not matches:
-            raise UsageError(f"--abandon {text}: no job {name} has an open record {seq} here")
+            raise UsageError(f"--abandon {text}: job {name} has no open record {seq} on this node")
         if len(matches) > 1:
             names = ", ".join(f"{state.key}:{seq}" for state in matches)
             raise UsageError(f"--abandon {text}: which of {names}?")

@@ -48,11 +48,11 @@ class Receiving:
 
     def require_like(self, name: str, versions: Mapping[str, str]) -> None:
         if not virtiofs_daemon.saves():
-            raise Refused(f"the virtiofsd of {name} gives QEMU no state to move")
+            raise Refused(f"the virtiofsd of {name} cannot save its state")
         here = {"vTorque": __version__, **hypervisor.versions(self.uri)}
         for what, there in versions.items():
             if here.get(what) != there:
-                raise Refused(f"{name} has another {what}: {here.get(what)}, not {there}")
+                raise Refused(f"{what} of {name} is {here.get(what)} instead of {there}")
 
     def start(
         self, job_id: str, nodes: Sequence[str], left: str, name: str,
@@ -61,10 +61,10 @@ class Receiving:
         """Start the migrating guests. Releases a failed start unless ``keeps()`` returns True."""
         if not isinstance(self.adapter, MovingAdapter):
             system = self.site.batch.system
-            raise Refused(f"{system} cannot hold a node for a guest of another node's job")
+            raise Refused(f"{system} cannot reserve a node for a migrating guest")
         with job_lock(self.site.paths, job_id, 0):
             if find(self.site.paths, job_id):
-                raise Refused(f"job {job_id} has something on {name} already")
+                raise Refused(f"job {job_id} already holds resources on {name}")
             try:
                 job = self.adapter.receive(job_id, nodes, left, name)
                 mine = job_context.attempt_of(job, job_context.job_user(job.owner, self.site))
@@ -88,8 +88,8 @@ def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answe
             receiving = [n for n in plugins.names if "vtorque_receive" in plugins.hooks_of(n)]
             if len(receiving) != 1:
                 raise Refused(
-                    f"{len(receiving)} of this node's plugins receive guests, and exactly one must "
-                    "(vtorque-survive): look at [plugins] in the site config"
+                    f"{len(receiving)} of this node's plugins receive guests, and exactly one is "
+                    "required (vtorque-survive): see [plugins] in the site config"
                 )
             node = Receiving(adapter, site, plugins, requests, answers)
             plugins.collect(hooks.vtorque_receive, node=node)

@@ -82,14 +82,14 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     driver = planned.driver
     if not isinstance(driver, SpareDriver):
         kind = planned.plan.image.guest_type
-        raise Refused(f"guests of type {kind} cannot be booted before their job")
+        raise Refused(f"guests of type {kind} cannot be warm guests")
     kinds = (CoreClaim, MemoryClaim, RamClaim)
     claims = [c for c in planned.claims if isinstance(c, kinds) or _is_uid(c)]
     reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
     share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
     (placement,), _ = ledger.place(start.journal, [claims], share, site.paths)
     if placement.own:  # no job's guest could have the same cores
-        raise Refused("guests with cores of their own cannot be booted before their job")
+        raise Refused("warm guests cannot have dedicated cores")
     guest = replace(planned.plan, placement=placement)
     guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
     start.guests = [guest]

@@ -278,7 +278,7 @@ def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
 
         found.remove(Filesystem.__name__)
         if not virtiofs_daemon.saves():
-            found.append("shared directories (this virtiofsd gives QEMU no state to save)")
+            found.append("shared directories (this virtiofsd cannot save its state)")
     return found
 
 

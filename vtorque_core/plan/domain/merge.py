@@ -77,7 +77,7 @@ def _check(one: Contributed) -> None:
     element = one.element
     if not isinstance(element, Single | ListElement) or not dataclasses.is_dataclass(element):
         raise Refused(
-            f"{one} returned a {type(element).__name__} for the domain, which is no Element "
+            f"{one} returned a {type(element).__name__} for the domain, which is not an Element "
             "dataclass; report this to its authors"
         )
     if isinstance(element, ListElement) and not _NAME.fullmatch(element.name):

@@ -51,9 +51,8 @@ def _require_same(old: Element, new: Element) -> None:
     if other:
         what, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
         raise Refused(
-            f"the guest that was saved is another than this job asks for: its {what} is "
-            f"{before}, not {now}",
-            fix="ask for what the saved job has asked for",
+            f"the checkpoint does not match this job: its {what} is {before}, not {now}",
+            fix="request what the saved job requested",
         )
 
 
