@@ -15,10 +15,9 @@ class Overdue(Exception):
 
 
 def bounded(work: Callable[[], T], seconds: float, name: str = "") -> T:
-    """Return what ``work`` returns in a thread of its own, which does not delay this process's end.
+    """Return the result of ``work``, which runs in a daemon thread.
 
-    Raises:
-        Overdue: ``work`` has not returned within ``seconds``.
+    Raises Overdue after ``seconds``.
     """
     results: list[T] = []
     errors: list[BaseException] = []

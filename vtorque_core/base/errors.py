@@ -115,6 +115,6 @@ class OutputError(VtorqueError):
 def printable(text: str, limit: int = 200) -> str:
     """Return ``text`` for terminals and logs: control characters escaped, length limited."""
     shown = text
-    if not text.isprintable():  # the rest is 20 times slower; reports have 100,000 names
+    if not text.isprintable():  # escaping is 20 times slower; reports have 100,000 names
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= limit else shown[:limit] + f"... ({len(text)} characters)"

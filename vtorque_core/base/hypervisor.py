@@ -292,13 +292,9 @@ def take_domain(
 ) -> None:
     """Add devices, metadata and CPUs to a warm (paused) domain of a job, and resume it.
 
-    Args:
-        uri: of libvirtd.
-        uuid: of the domain.
-        devices: XML of devices to plug in. The last one follows after the resume, to signal that
-            the others are present.
-        metadata: XML, its prefix and its namespace.
-        cpus: for each CPU of the host, whether the threads may use it; empty: any.
+    The last device is plugged in after the resume, to signal that the others are present.
+    ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host CPU that the
+    threads may use; empty: any.
     """
     live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
 

@@ -114,7 +114,6 @@ def probed(run_dir: Path, user: str | None = None) -> Probe:
 
 
 def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
-    """Execute guest instructions in a child, as ``user`` if possible. Never hangs."""
     command = [sys.executable, "-I", "-m", __name__, user if user and os.geteuid() == 0 else ""]
     # No "with": leaving it would wait for ever for a child that cannot be killed.
     child = subprocess.Popen(

@@ -39,7 +39,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 class LazyGroup(click.Group):
     """Group of lazily imported commands (``module:name``) and of plugins' commands.
 
-    ``elsewhere`` is the distribution by command name, for messages about missing plugins.
+    ``elsewhere`` maps commands of plugins that may be missing to their distributions.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def submit(argv: Sequence[str]) -> int:
         return 0
     installed_by_user = os.geteuid() != 0 and Path(sys.prefix).stat().st_uid == os.geteuid()
     if installed_by_user and config == CONFIG_PATH and not site.owner:
-        # Such a user may expect a site of their own.
+        # Such a user may expect a personal site.
         sys.stderr.write(f"vsub: using the site config {site.path}\n")
     submitter = plugins.batch_system(site.batch.system).submitter(site)
     args = submitter.split([arg for arg in argv if arg != DRY_RUN])
@@ -105,7 +105,6 @@ def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def visible_image(wanted: JobRequest, site: Site) -> Image | None:
-    """Return the job's image, or None if this host cannot read the pool."""
     if not os.access(site.images.pool, os.R_OK | os.X_OK):
         return None
     return select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])

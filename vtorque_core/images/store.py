@@ -106,7 +106,6 @@ def reinstate(home: Path, version: str) -> None:
 
 
 def old_versions(home: Path) -> list[tuple[str, float]]:
-    """Return (version, Unix time of expiry) of all versions without a name."""
     now = current(home)
     found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
     return [(version, _until(home, version)) for version in sorted(found)]

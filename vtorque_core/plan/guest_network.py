@@ -95,7 +95,7 @@ def peers(
 ) -> tuple[tuple[str, str], ...]:
     """Return (hostname, ip) of the job's guests in one network, by rank.
 
-    If the site assigns no addresses, the ip is empty, or the result is for a single-node job.
+    If the site assigns no addresses, the ip is empty; a single-node job has no entries.
     """
     network = of_site(site).get(name)
     if network is None:

@@ -264,7 +264,6 @@ def _same_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> I
 
 
 def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
-    """Return notices about NUMA nodes that were advised (:class:`RamClaim`) but not available."""
     return [
         Notice(
             f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "

@@ -23,7 +23,7 @@ from vtorque_core.site.plugins import Plugins
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job, and everything on this node that its guests are planned with.
+    """A job, with the site, plugins and hardware that its guests are planned for.
 
     Attributes:
         site: config with the limits of this job (:func:`vtorque_core.site.policy.for_job`).

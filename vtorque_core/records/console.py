@@ -85,7 +85,7 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
 def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
     """Keep the end of the console and of cloud-init's log of failed guests.
 
-    ``dead`` are the indexes of guests that have ended. After a failed start, all guests count.
+    ``dead`` are the indexes of guests that have ended. After a failed start, all count as failed.
     """
     failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
     for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):

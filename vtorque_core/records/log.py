@@ -47,10 +47,7 @@ logging.addLevelName(TRACE, "TRACE")
 
 @dataclass
 class Log:
-    """Log of one job attempt on this node.
-
-    ``site`` and ``asked`` are the log levels of the site and of the job's owner.
-    """
+    """Log of one job attempt on this node."""
 
     paths: Paths
     job: JobAttempt
@@ -268,7 +265,7 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 
 def to_syslog(text: str) -> None:
-    """Send one error line to syslog (RFC 3164). Never blocks; a busy syslog loses the line."""
+    """Send one error line to syslog (RFC 3164). Never blocks."""
     line = f"<{3 << 3 | 3}>vtorque[{os.getpid()}]: {shown(text, MAX_MESSAGE)}"
     with (
         contextlib.suppress(OSError),

@@ -181,7 +181,7 @@ def _number(library: ctypes.CDLL, call: str) -> int:
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
-    Otherwise virtiofsd would drop its supplementary groups, and access to their directories.
+    Otherwise virtiofsd would drop its groups and lose access to their directories.
     """
     answer_calls([("setgroups", 0, ())])
 
@@ -320,7 +320,7 @@ def _open_source_as_user(plan: Plan) -> int:
             os.setresuid(plan.uid, plan.uid, plan.uid)  # not dumpable: the user cannot trace it
             os.write(child_answer, b"%d" % (_open_disk if plan.disk else _open_source)(plan))
             os.read(child_hold, 1)
-        except BaseException as error:  # nothing may run on in this process
+        except BaseException as error:  # this process must not continue
             _report(plan, error)
         os._exit(0)
     os.close(child_answer)
@@ -419,7 +419,8 @@ def set_limits(plan: Plan) -> None:
     """Limit the daemon's descriptors and, for a directory, its memory: a guest can use up both.
 
     Without CAP_SYS_RESOURCE the daemon gets as many descriptors as its hard limit allows. QEMU's
-    virtiofsd needs 32 KiB for each directory that the guest keeps open, and no 1 KiB for a file.
+    virtiofsd needs 32 KiB for each directory that the guest keeps open, and less than 1 KiB for a
+    file.
     """
     for most in (min(plan.nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]), plan.nofile):
         with contextlib.suppress(ValueError, OSError):
@@ -454,7 +455,7 @@ def _launch(plan: Plan) -> None:
         os.close(maps_done)
         try:
             _daemon(plan, host_source, child_maps_wanted, child_maps_done)
-        except BaseException as error:  # nothing may run on in this process
+        except BaseException as error:  # this process must not continue
             _report(plan, error)
     os.close(child_maps_wanted)
     if os.read(maps_wanted, 1) != b"?":

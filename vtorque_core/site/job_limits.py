@@ -99,7 +99,10 @@ def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
 
 
 def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return a user's name and groups, the facts known before submission. "": the caller."""
+    """Return a user's name and groups, the facts known before submission.
+
+    Empty ``name``: the caller.
+    """
     account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
     return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}

@@ -16,7 +16,7 @@ from vtorque_core.site.values import unknown
 
 @dataclass(frozen=True)
 class Rule:
-    """One item of allow or deny: a value, or a glob for the value's text."""
+    """Item of allow or deny: a value, or a glob for its text."""
 
     text: str
     value: Any = None

@@ -359,7 +359,6 @@ class Plugins:
         return _named(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
 
     def plugin_of(self, hook: str, name: str) -> str:
-        """Return the plugin that defines the guest type, batch system or builder ``name``."""
         for contribution in self.each(hook):
             if contribution.error is None and contribution.item.name == name:
                 return contribution.plugin

@@ -75,7 +75,7 @@ def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Itera
 def examine(
     site: Site, plugins: Plugins, user: str | None = None, *, marks: bool = False
 ) -> Iterator[Finding]:
-    """Run all checks, with ``user`` also of this user's requirements.
+    """Run all checks. ``user``: also check this user's requirements.
 
     ``marks``: omit the node's mark, because :func:`set_mark` follows.
     """
@@ -253,7 +253,6 @@ def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[Health
 
 
 def check_shares(site: Site) -> Iterator[HealthResult]:
-    """Check each share's exposure, and that no user has the id of guest root."""
     for name, share in site.shares.items():
         if share.kind == "nfs":
             yield warning(

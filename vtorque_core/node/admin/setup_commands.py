@@ -51,7 +51,6 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
 
 
 def uninstall(commands: str, modulefiles: str, say: Say) -> None:
-    """Remove only the files that :func:`install` created."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)

@@ -149,7 +149,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
 
 
 class GuestBoot:
-    """Boot of one guest; a :class:`vtorque_core.api.guest_plan.Boot` for its boot source.
+    """Boot of one guest, which boot sources use as :class:`vtorque_core.api.guest_plan.Boot`.
 
     ``ports`` is the number of slots for hotplugged devices.
     """
@@ -180,7 +180,7 @@ class GuestBoot:
         return min(self.start.deadline, self.until)
 
     def halve_time(self) -> None:
-        """Leave half of the remaining time to a cold boot in place of this one."""
+        """Leave half of the remaining time for a cold boot instead of this one."""
         self.until = (time.monotonic() + self.start.deadline) / 2
 
     @property

@@ -158,7 +158,6 @@ def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) 
 
 
 def metadata(xml: str) -> str:
-    """Return the metadata of a rendered domain for libvirt's setMetadata, without prefixes."""
     ours = xml[xml.index("<vtorque:job") : xml.index("</metadata>")].strip()
     return re.sub("(</?)vtorque:", r"\1", ours).replace(f' xmlns:vtorque="{NAMESPACE}"', "", 1)
 

@@ -85,7 +85,7 @@ def _seen(device: Element) -> str:
 def _wired(nic: Element) -> Iterator[str]:
     for source in nic.findall("source"):
         kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
-        yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # not a network's bridge
+        yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # not the bridge of a network
     mac = nic.find("mac")
     tap = tap_name(mac.get("address", "")) if mac is not None else ""
     yield "filtered" if any(each.get("dev") == tap for each in nic.findall("target")) else "open"

@@ -53,7 +53,7 @@ class NodeShare:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """CPU ids for the job's guests if the node had no other job."""
+        """CPU ids that the job's guests could use if no other job were on the node."""
         return self.cpus or tuple(c for c in self.machine.cpus if c not in self.reserved)
 
     @property
@@ -144,7 +144,7 @@ class Free:
 
     @property
     def mib(self) -> int:
-        """MiB of the whole node, of ordinary memory and huge pages."""
+        """Free MiB of the whole node, in ordinary memory and huge pages."""
         share = self.share
         return max(0, share.machine.mem_mib - share.reserve_mib - self.taken.mib)
 

@@ -14,7 +14,7 @@ _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: T
 
 
 def misfits(d: Demand, free: Free) -> dict[int, int]:
-    """Return by NUMA node how many of a guest's preferences (items, nodes) it does not meet."""
+    """Count a guest's unmet preferences (items, nodes) on each NUMA node."""
     result: Counter[int] = Counter()
     nodes = free.share.machine.nodes
     for node in nodes if d.near else ():
