@@ -107,7 +107,7 @@ def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
     job.await_still()
     refused = job.resume(check=False)
-    assert b"its processes were stopped" in refused.stderr and refused.returncode != 0
+    assert b"the job's processes are stopped" in refused.stderr and refused.returncode != 0
     guest.root("/usr/bin/pkill", "-9", "-f", "vtorque_survive.watcher")
     before = job.counted
     os.kill(job.node.job_shell(job.id), signal.SIGCONT)

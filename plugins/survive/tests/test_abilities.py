@@ -35,8 +35,10 @@ def tools(tmp_path, monkeypatch):
         site = {Settings: Settings(checkpoints=place, remote_command=reach)}
         first, second, third = abilities.check(site)
         assert {first.status, third.status} == {"ok"}
-        assert (second.status == "warning") == (bool(place) and second.message != "checkpoint: yes")
-        assert first.message.endswith("yes")
+        assert (second.status == "warning") == (
+            bool(place) and second.message != "checkpoint: supported"
+        )
+        assert first.message.endswith(": supported")
         return second.message, third.message
 
     return say
@@ -44,22 +46,26 @@ def tools(tmp_path, monkeypatch):
 
 def test_tools_that_could(tools):
     saves, moves = tools(**NEW)
-    assert saves == "checkpoint: yes"
-    assert moves == "migrate: yes, where the batch system can"
+    assert saves == "checkpoint: supported"
+    assert moves == "migrate: supported, if the batch system can"
 
 
 def test_a_site_without_a_way_from_node_to_node(tools):
     _, moves = tools(reach="", **NEW)
-    assert moves == "migrate: no: [plugin.survive] remote_command names no way to other nodes"
+    assert moves == "migrate: not supported: [plugin.survive] remote_command is empty"
 
 
 def test_a_site_without_a_place_for_checkpoints(tools):
     saves, _ = tools(place="", **NEW)
-    assert saves.startswith("checkpoint: no: ") and saves.endswith("checkpoints names no place")
+    assert saves.startswith("checkpoint: not supported: ") and saves.endswith(
+        "checkpoints is empty"
+    )
 
 
 def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
-    assert tools(place="/none/such", **NEW)[0].startswith("checkpoint: no: /none: No such file")
+    assert tools(place="/none/such", **NEW)[0].startswith(
+        "checkpoint: not supported: /none: No such file"
+    )
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     theirs.chmod(0o777)
@@ -69,24 +75,24 @@ def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
-        ("virtiofsd", "virtiofsd has no --migration-verify-handles"),
-        ("qemu", "is of version 7.2, 8.2 is needed"),
-        ("virsh", "virsh is of version 9.0, 11.3 is the oldest that was tried"),
+        ("virtiofsd", "virtiofsd does not support --migration-verify-handles"),
+        ("qemu", "7.2 is too old: 8.2 is needed"),
+        ("virsh", "virsh 9.0 is too old: 11.3 is the oldest tested version"),
     ],
 )
 def test_each_that_could_not_is_said(tools, tool, said):
     saves, moves = tools(**NEW | {tool: OLD[tool]})
-    assert saves.startswith("checkpoint: no: ") and saves.endswith(said)
-    assert moves.startswith("migrate: no: ") and moves.endswith(said)
+    assert saves.startswith("checkpoint: not supported: ") and saves.endswith(said)
+    assert moves.startswith("migrate: not supported: ") and moves.endswith(said)
 
 
 def test_what_is_missing_is_said(tools):
     for message in tools(virsh="no number"):
         assert message.count("not found in") + message.count("No such file") == 2
-        assert message.endswith("version unknown, 11.3 is the oldest that was tried")
+        assert message.endswith("unknown is too old: 11.3 is the oldest tested version")
 
 
 def test_a_place_where_none_can_lie_is_said(tools):
     saves, _ = tools(place="/proc/self", **NEW)
-    assert "file system of the kind proc, which other hosts may read" in saves
+    assert "file system of type proc. Other hosts may read" in saves
     assert "No such file" in tools(place="/none", **NEW)[0]

@@ -71,8 +71,8 @@ def test_what_cannot_be_saved_is_refused_with_what_would_work(plugins, asked, ot
 def test_a_disk_file_is_not_to_be_written_to_after_the_job_was_saved(plugins, asked):
     text = said(plugins, asked, "disk=/home/ada/data.raw")
     if "every" in asked:
-        assert f"{asked}: a job with disk writes to its file after it was saved" in text
-        assert "ask for before-walltime, or leave out disk" in text
+        assert f"{asked}: a job that uses disk and continues after a checkpoint" in text
+        assert "use before-walltime, or leave out disk" in text
     else:
         assert text == ""
 
@@ -80,9 +80,11 @@ def test_a_disk_file_is_not_to_be_written_to_after_the_job_was_saved(plugins, as
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_site_without_a_place_and_several_nodes_are_said(plugins, asked):
     text = said(plugins, asked, site="")
-    assert "this site keeps no checkpoints" in text and "[plugin.survive] checkpoints" in text
+    assert (
+        "checkpoints are disabled on this site" in text and "[plugin.survive] checkpoints" in text
+    )
     text = said(plugins, asked, nodes=2)
-    assert re.search(r"on several nodes \(it is to have 2\).*checkpoints_shared.*one node", text)
+    assert re.search(r"on several nodes \(this one: 2\).*checkpoints_shared.*one node", text)
     assert said(plugins, "checkpoint=never", site="", nodes=2) == said(plugins, site="") == ""
 
 
@@ -99,13 +101,13 @@ def test_several_nodes_need_a_place_that_all_see_and_slurm(plugins, asked, monke
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("checkpoint=hourly", "write every:TIME, as every:1h, or before-walltime or never"),
+        ("checkpoint=hourly", "write every:TIME, as in every:1h, or before-walltime or never"),
         ("checkpoint=every:", "is not a duration"),
-        ("checkpoint=every:0", "is less than every:1s"),
-        ("checkpoint=every:90s", "jobs are saved every 600 s at most"),
-        ("checkpoint=every:99999999d", "more than any job"),
-        ("resume=../43.srv.0", "is no checkpoint: write the id that"),
-        ("resume=a/b", "is no checkpoint"),
+        ("checkpoint=every:0", "must be at least 1 s"),
+        ("checkpoint=every:90s", "checkpoints more often than every 600 s are not allowed"),
+        ("checkpoint=every:99999999d", "shorter than any job"),
+        ("resume=../43.srv.0", "is not a checkpoint's id: write the id that"),
+        ("resume=a/b", "is not a checkpoint"),
     ],
 )
 def test_what_is_no_value_is_refused(plugins, value, why):

@@ -345,7 +345,7 @@ def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell, monkeypatch):
     assert Store(top, job.uid).read(FIRST).id == FIRST
     assert (top / str(job.uid) / FIRST / "session").read_bytes() == b"session"
     assert not (job.run_dir(0) / "tell.fifo").exists()
-    assert "saved as checkpoint 42.srv.0-3; the job goes on" in told(job)
+    assert "saved as checkpoint 42.srv.0-3; the job continues" in told(job)
     for _ in range(3):
         loop.look()
     assert done.did() == did, "once is enough"
@@ -373,7 +373,7 @@ def test_a_job_with_a_disk_of_its_users_is_saved_if_it_ends(loop, paths, done, t
         assert served.stdout.readline() == b"locked\n"
         shell(job)
         said = ask(loop, job, "save")
-        assert "a job with disk= cannot be saved while it goes on" in said and done.did() == []
+        assert "a job with disk= cannot be saved and continue" in said and done.did() == []
         assert ask(loop, job) == ""
         served.kill()
     at = file.stat()
@@ -516,13 +516,13 @@ def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done,
     assert "No space left" in ask(loop, job, "save")
     assert goes_on(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
-    assert "no checkpoint: save domain: No space left" in told(job)
+    assert "the checkpoint has failed: save domain: No space left" in told(job)
     assert not (job.run_dir(0) / "tell.fifo").exists()
 
 
 def test_one_whose_job_shell_does_not_tell_goes_on(loop, paths, done, top):
     job = started(paths)
-    assert "its job shell has not said" in ask(loop, job, "save")
+    assert "the job shell has not sent" in ask(loop, job, "save")
     assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
@@ -576,7 +576,7 @@ def test_without_room_for_the_session_no_job_hangs(loop, paths, done, top, shell
     shell(job)
     monkeypatch.setattr(checkpoint, "replace_file", no_space)
     assert "No space left" in ask(loop, job)
-    assert "cancelled" in done.did() and "the job ends" in told(job)
+    assert "cancelled" in done.did() and "the job is canceled" in told(job)
     assert list((top / str(job.uid)).iterdir()) == []
     assert not (job.run_dir(0) / "leave.fifo").exists()
 
@@ -642,7 +642,7 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
     )
     loop.look()
     thread.start()
-    says = "has not said what another one needs to go on: it was stopped"
+    says = "has not sent its session state in time: the job shell was stopped"
     eventually(lambda: loop.look() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
     assert phase(job) == "paused" and "cancelled" not in done.did()
     goes_on.set()
@@ -668,7 +668,7 @@ def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
     loop.look()
     thread.start()
     eventually(lambda: loop.look() or phase(job) == "paused")
-    assert "it is being saved: wait for that" in ask(loop, job, word)
+    assert "the job is being saved: wait until this is finished" in ask(loop, job, word)
     shell(job)
     eventually(lambda: loop.look() or said)
     thread.join()
@@ -680,7 +680,7 @@ def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monke
     """It would be told to wait, and then run on until its user gives up."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
-    assert "no more at its owner's word" in ask(loop, job)
+    assert "further requests are ignored" in ask(loop, job)
     loop.look()
     assert done.did() == [] and phase(job) == "run"
 
@@ -697,7 +697,7 @@ def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, shel
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(checkpoint, "on_step", dies)
-    assert "it could not be saved within 3600 s" in ask(loop, job)
+    assert "the job could not be saved within 3600 s" in ask(loop, job)
     assert goes_on(loop, job)
 
 
@@ -728,7 +728,7 @@ def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, don
 
 def test_one_whose_job_shell_says_nothing_goes_on(loop, paths, done, top):
     job = started(paths)
-    assert "its job shell has not said" in ask(loop, job)
+    assert "the job shell has not sent" in ask(loop, job)
     assert goes_on(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
@@ -738,7 +738,9 @@ def test_one_whose_script_does_not_run_goes_on(loop, paths, done, top, shell, wo
     """Its prologue runs, or an epilogue: another job shell could not go on with that."""
     job = started(paths)
     shell(job, tells=b"")
-    assert "its script does not run: it has not begun (vm_prologue)" in ask(loop, job, word)
+    assert "the job's script is not running: it has not started yet (vm_prologue)" in ask(
+        loop, job, word
+    )
     assert goes_on(loop, job) and "cancelled" not in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
     assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
@@ -749,7 +751,7 @@ def test_one_whose_job_shell_dies_meanwhile_ends_without_a_checkpoint(
 ):
     job = started(paths)
     shell(job).leaves = False
-    assert "its job shell has not said" in ask(loop, job)
+    assert "the job shell has not sent" in ask(loop, job)
     assert "cancelled" in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
 
@@ -798,7 +800,7 @@ def test_who_leaves_no_whole_line_keeps_root_neither_busy_nor_for_ever(fifo, mon
     )
     thread = threading.Thread(target=writes, args=(fifo, part))
     thread.start()
-    with pytest.raises(HostFault, match="has not said"):
+    with pytest.raises(HostFault, match="has not sent"):
         session.said(fifo)
     thread.join()
     assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
@@ -814,7 +816,7 @@ def test_who_writes_without_end_is_not_read_without_end(fifo):
 
     thread = threading.Thread(target=drips)
     thread.start()
-    with pytest.raises(HostFault, match="has not said"):
+    with pytest.raises(HostFault, match="has not sent"):
         session.said(fifo)
     over.set()
     thread.join()
@@ -832,7 +834,7 @@ def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
     job = started(paths)
     free = SimpleNamespace(free=600 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
-    assert "it needs up to 640M in" in ask(loop, job)
+    assert "the checkpoint needs up to 640M in" in ask(loop, job)
     assert goes_on(loop, job)
     assert not any(line.startswith("saved") for line in done.did())
 
@@ -844,7 +846,7 @@ def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
     old.mkdir(parents=True)
     (old / "g0.memory").write_bytes(b"x" * (100 << 20))
     said = ask(loop, job)
-    assert "and 100M of 700M are in use ([plugin.survive] checkpoint_quota)" in said
+    assert "but 100M of your quota of 700M are in use ([plugin.survive] checkpoint_quota)" in said
     assert goes_on(loop, job)
     shut(loop)
 
@@ -859,7 +861,10 @@ def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done,
         of = name.partition(".0")[0]
         finish(store, Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
     said = ask(loop, job)
-    assert "2 of at most 2 jobs have checkpoints ([plugin.survive] max_checkpointed_jobs)" in said
+    assert (
+        "2 jobs of yours already have checkpoints, and the limit is 2 ([plugin.survive] max_"
+        in said
+    )
     assert goes_on(loop, job)
     shut(loop)
 
@@ -910,7 +915,7 @@ def test_what_becomes_larger_than_was_expected_is_not_kept(
     monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
     shell(job)
-    assert "and no more than 0M were expected" in ask(loop, job, "save")
+    assert "but only 0M were reserved" in ask(loop, job, "save")
     assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
@@ -923,7 +928,7 @@ def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top
     with store.locked():
         room.require_room(store, part, guests, settings)
         room.require_room(store, part, guests, settings)  # after a kill
-    with pytest.raises(Refused, match="640M of 700M are in use"):
+    with pytest.raises(Refused, match="640M of your quota of 700M are in use"):
         room.require_room(store, store.make(two.key), guests, settings)
     assert store.used() == 640 << 20
     store.drop(one.key)
@@ -943,8 +948,8 @@ def shut(loop):
     ("facts", "said"),
     [
         ({"unsaveable": ["PciDevice", "Filesystem"]}, "on this node: PciDevice, Filesystem"),
-        ({"nodes": ["n1", "n2"]}, "only where they all see the place"),
-        ({"unsaveable": None}, "could not save jobs"),
+        ({"nodes": ["n1", "n2"]}, "only be saved if all nodes share"),
+        ({"unsaveable": None}, "cannot save jobs"),
     ],
 )
 def test_what_cannot_be_saved_is_said_and_goes_on(loop, paths, done, facts, said):
@@ -956,14 +961,14 @@ def test_what_cannot_be_saved_is_said_and_goes_on(loop, paths, done, facts, said
 
 def test_a_site_without_a_place_has_none(paths, done):
     loop = made(paths, Settings())
-    assert "no place for checkpoints" in ask(loop, started(paths))
+    assert "checkpoints are disabled" in ask(loop, started(paths))
     shut(loop)
 
 
 def test_a_job_that_stands_still_is_to_go_on_first(loop, paths, done):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
-    assert "have it go on first" in ask(loop, job)
+    assert "resume it first" in ask(loop, job)
 
 
 def test_a_manifest_says_what_was_written(loop, paths, done, shell, top):
@@ -977,7 +982,7 @@ def test_a_manifest_says_what_was_written(loop, paths, done, shell, top):
     path = store.directory / job.key / MANIFEST
     for broken in (b"", b"[]", b'{"schema": 1}', path.read_bytes()[:-9]):
         path.write_bytes(broken)
-        with pytest.raises(HostFault, match="cannot be read"):
+        with pytest.raises(HostFault, match="invalid checkpoint manifest"):
             store.read(job.key)
     path.write_text(json.dumps({**json.loads(found.encode()), "uid": 7}))
     with pytest.raises(HostFault, match="uid 7"):
@@ -1260,7 +1265,7 @@ def test_a_node_that_does_not_answer_is_named(both, done, top, shell, monkeypatc
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.0)
     shell(both.job)
     both.dead = ("n2",)
-    assert both.ask() == "n2: its guests do not stand still"
+    assert both.ask() == "n2: the guests are not paused"
     assert phase(both.other) == "run"
     both.dead = ()
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
@@ -1273,7 +1278,7 @@ def test_a_node_with_other_tools_is_named(both, done, top, shell, monkeypatch):
     monkeypatch.setattr(checkpoint.tools, "tools", others)
     shell(both.job)
     said = both.ask()
-    assert said.startswith("n2: has another QEMU than n1") and both.all_run()
+    assert said.startswith("n2: a job on both this node and n1 cannot be saved") and both.all_run()
 
 
 def test_what_others_may_have_made_asks_for_nothing(both, done):
@@ -1304,11 +1309,11 @@ def test_it_is_saved_from_its_first_node(both, done):
     asks.start()
     eventually(lambda: both.look() or said)
     asks.join()
-    assert said == ["it is saved from its first node: there, or from a submit host"]
+    assert said == ["the job can only be saved from its first node, or from a submit host"]
 
 
 def test_no_two_nodes_are_saved_where_the_batch_system_does_not_know_all(both, done, monkeypatch):
     batch = SimpleNamespace(knows_all_nodes=False)
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
-    assert "on this batch system no job on several nodes" in both.ask()
+    assert "jobs on several nodes cannot be saved on this batch system" in both.ask()
     assert both.all_run() and not of(done.did(), "suspend")

@@ -82,14 +82,17 @@ def test_a_job_is_saved_and_only_then_requeued_and_another_is_left_and_told(node
     jobs = [started(node), started(node, "43.srv", asked="")]
     first, second = of(node).run()
     assert first == Done("42.srv", "ada", REQUEUED, "saved as checkpoint 42.srv.0-7")
-    assert (second.job, second.done) == ("43.srv", LEFT) and "has not asked" in second.why
+    assert (second.job, second.done) == (
+        "43.srv",
+        LEFT,
+    ) and "does not request checkpoints" in second.why
     assert node.did() == [
         "drain its disk is slow",
         "checkpoint --this-node -- 42.srv",
         "requeue 42.srv",
     ]
-    assert "drained (its disk is slow), and the job is requeued: saved as" in logged(jobs[0])
-    assert "and the job is left to run: it has not asked for checkpoints" in logged(jobs[1])
+    assert "drained (its disk is slow); the job is requeued: saved as" in logged(jobs[0])
+    assert "; the job is left running: the job does not request checkpoints" in logged(jobs[1])
     assert Last.read(node.paths).left == ("43.srv",) and Last.read(node.paths).at > 0
 
 
@@ -107,7 +110,7 @@ def test_what_no_spare_node_takes_is_requeued_and_what_cannot_be_says_all_reason
     node.fails("migrate-n3", "n3 has no room")
     first, second = of(node, spare_nodes=("n3",)).run()
     assert (first.done, second.done) == (REQUEUED, LEFT)
-    assert second.why.startswith("not moved to n3: n3 has no room; it has not asked")
+    assert second.why.startswith("not migrated to n3: n3 has no room; the job does not request")
 
 
 @pytest.mark.parametrize("error", [HostFault("no server"), Refused("knows no such thing")])
@@ -123,13 +126,13 @@ def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
 def test_a_node_that_is_ill_is_drained_only_where_few_others_are(node):
     started(node)
     node.others = {"n2": "x", "n3": "x"}
-    with pytest.raises(Refused, match="2 others"):
+    with pytest.raises(Refused, match="2 other nodes"):
         list(of(node, in_turn=True).run())
     assert node.did() == [] and Last.read(node.paths) == Last()
     (done,) = of(node, in_turn=True, max_drained_nodes=3).run()
     assert done.done == REQUEUED
     assert node.did()[:2] == [
-        "drain asks to be drained: its disk is slow",
+        "drain requests a drain: its disk is slow",
         "drain its disk is slow",
     ]
 
@@ -147,7 +150,7 @@ def test_a_job_that_its_batch_system_does_not_requeue_goes_on(node):
     node.refuses["requeue"] = HostFault("scontrol: Requested operation is presently disabled")
     (done,) = of(node).run()
     assert done.done == LEFT
-    assert "saved as checkpoint 42.srv.0-7, and not requeued: scontrol: Req" in done.why
+    assert "saved as checkpoint 42.srv.0-7, but not requeued: scontrol: Req" in done.why
     assert "presently disabled" in logged(job)
 
 
@@ -158,7 +161,7 @@ def test_whose_start_from_the_beginning_is_not_lost_work(node):
     assert done.done == LEFT and "resume=none" in done.why
     node.settings["checkpoints_shared"] = False
     started(node, "43.srv")
-    assert "on this node alone" in list(of(node).run())[1].why
+    assert "only be restored on this node" in list(of(node).run())[1].why
     assert not [line for line in node.did() if not line.startswith("drain")]
 
 
@@ -166,7 +169,7 @@ def test_a_job_whose_guests_end_is_let_alone(node):
     job = started(node)
     job.journal.phase("teardown")
     (done,) = of(node, spare_nodes=("n3",)).run()
-    assert (done.done, done.why) == (LEFT, "its guests start, or end")
+    assert (done.done, done.why) == (LEFT, "its guests are starting or ending")
 
 
 def test_a_dry_run_does_nothing(node):
@@ -180,7 +183,7 @@ def test_a_dry_run_does_nothing(node):
     assert (first.done, first.why) == (REQUEUED, "saved first"), "its only node is its first one"
     assert (second.done, third.done) == (LEFT, LEFT)
     assert "moved" not in second.why
-    assert third.why.endswith("(resume=none), unless it can be moved to n3")
+    assert third.why.endswith("(resume=none), unless it can be migrated to n3")
     assert node.did() == []
 
 
@@ -229,7 +232,7 @@ def test_the_command_says_what_was_done(node, monkeypatch, left, code):
     monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason, **_: of(node, reason))
     called = CliRunner().invoke(drain_command.drain, ["n1", "--reason", "test"])
     assert called.exit_code == code
-    what = "left to run: it has" if left else "requeued: saved as"
+    what = "left running: the job does" if left else "requeued: saved as"
     assert called.output.startswith(f"42.srv (ada): {what}")
     called = CliRunner().invoke(drain_command.drain, ["n1", "--dry-run", "--json"])
     assert json.loads(called.output)[0]["job"] == "42.srv"

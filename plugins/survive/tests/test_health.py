@@ -23,7 +23,7 @@ def node(tmp_path, monkeypatch):
     did.touch()
     command, drains = tmp_path / "well", tmp_path / "drains"
     command.write_text(f"#!/bin/sh\ncat {tmp_path}/says\nexit $(cat {tmp_path}/code)\n")
-    drains.write_text(f'#!/bin/sh\necho "$@" >> {did}\necho "42.srv (ada): left to run"\n')
+    drains.write_text(f'#!/bin/sh\necho "$@" >> {did}\necho "42.srv (ada): left running"\n')
     for program in (command, drains):
         program.chmod(0o700)
     monkeypatch.setattr(health, "require_root_owned", lambda *_, **__: None)
@@ -83,7 +83,7 @@ def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node,
     assert node.drained() == []
     ask(node)
     drained(node, 1)
-    assert "drain: 42.srv (ada): left to run" in caplog.text
+    assert "drain: 42.srv (ada): left running" in caplog.text
     name = health.socket.gethostname()
     assert node.drained()[0] == f"drain --in-turn --reason its disk is slow -- {name}"
 
@@ -171,7 +171,7 @@ def test_doctor_says_what_the_command_said_and_when_it_was_drained(node):
     Last(time.time(), "by its admin", ("42.srv",)).write(node.paths)
     ill, last = health.check(_Site(node))
     assert ill.status == "warning" and "its disk is slow (1 times in a row)" in ill.message
-    assert last.message.endswith("by its admin; left to run: 42.srv")
+    assert last.message.endswith("by its admin; left running: 42.srv")
     (node.paths.state / "survive-health.json").write_text('{"asked": "x"}')
     (node.paths.state / "survive-drained.json").write_text("[")
     assert [each.status for each in health.check(_Site(node))] == ["ok"]
@@ -187,7 +187,7 @@ def test_of_doctor_what_has_failed_counts(tmp_path):
     with pytest.raises(health.HostFault, match=r"^libvirt: no answer$"):
         health._ask(("/bin/sh", "-c", f"cat {said}; exit 1"))
     health._ask(("/bin/sh", "-c", f"cat {said}"))
-    with pytest.raises(health.HostFault, match="exit code 4"):
+    with pytest.raises(health.HostFault, match="exit status 4"):
         health._ask(("/bin/sh", "-c", "exit 4"))
 
 

@@ -91,7 +91,7 @@ def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
     node.fails(what)
     look(node, "42.srv")
     assert "requeue 42.srv" not in node.did()
-    assert "holds it, and it runs on: " in logged(node) and says in logged(node)
+    assert "held by the batch system, but still running: " in logged(node) and says in logged(node)
     look(node, "42.srv")
     assert len(node.did()) == 1, "not again and again"
     assert not node.store.is_held(SAVED), "no later start goes on with it unasked"
@@ -100,7 +100,7 @@ def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
 def test_whose_start_from_the_beginning_is_not_lost_work(node):
     node.job.kept.add_facts(begins_again=True)
     look(node, "42.srv")
-    assert node.did() == [] and "from its beginning (resume=none)" in logged(node)
+    assert node.did() == [] and "from the beginning (resume=none)" in logged(node)
 
 
 def test_the_batch_system_is_asked_for_both_at_once(node):

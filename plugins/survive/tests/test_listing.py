@@ -101,7 +101,7 @@ def test_a_user_removes_theirs_and_no_other(paths, store, wishes):
     assert not listing.place(paths, UID).exists(), "without checkpoints there is no list"
     made(store, "44.srv.0")
     listing.publish(paths, store)
-    assert asked(paths, wishes, "44.srv.0") == "", "the FIFO is another one now"
+    assert asked(paths, wishes, "44.srv.0") == "", "the FIFO is was changed or replaced"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_without_a_watcher_it_is_said(paths, store, monkeypatch):
     made(store, "42.srv.0")
     listing.publish(paths, store)
     monkeypatch.setattr(listing, "_BEGINS", 0.0)
-    with pytest.raises(HostFault, match="no process of vTorque's reads"):
+    with pytest.raises(HostFault, match="no vTorque process reads"):
         listing.ask(paths, UID, "42.srv.0", 1.0)
 
 
@@ -202,11 +202,11 @@ def test_the_command_lists_and_removes(paths, store, monkeypatch):
     assert "this list is 2:00:0" in run()[0]
     listing.publish(paths, store)
     assert "old" not in run()[0]
-    assert "is no checkpoint" in str(run("remove", "../x")[1])
+    assert "is not a checkpoint" in str(run("remove", "../x")[1])
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "there is no checkpoint 43.srv.0" in str(run("remove", "43.srv.0")[1])
     assert "ada" in run()[0]
     made(dataclasses.replace(store, uid=UID + 1), "42.srv.0")
-    assert f"say whose, --uid {UID} or {UID + 1}" in str(run("remove", "42.srv.0")[1])
+    assert f"choose one with --uid {UID} or {UID + 1}" in str(run("remove", "42.srv.0")[1])
     assert run("remove", "42.srv.0", "--uid", str(UID + 1))[1] is None
     assert store.has("42.srv.0")

@@ -221,7 +221,7 @@ class World:
 
     def ask(self, _config, _settings, node, what):
         if self.is_lost(node):
-            raise HostFault(f"{node} cannot be asked: no route to host")
+            raise HostFault(f"{node} did not answer the request: no route to host")
         question = json.dumps(what).encode()
         return json.loads(arrival.answer(self.nodes[node].here, question, *NOTHING))["answer"]
 
@@ -422,17 +422,17 @@ def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(
 
 def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypatch):
     def fails(*_):
-        raise HostFault("what job 42 has here is not all released")
+        raise HostFault("not all resources of job 42 on this node are released")
 
     with monkeypatch.context() as patch:
         patch.setattr(Here, "release", fails)
-        assert migrate(world).startswith("its guests run on n3, and what job 42 has here is not")
+        assert migrate(world).startswith("the job's guests run on n3, but not all resources")
         found = [result.message for result in health.suspended(world.n2.here.site)]
-        assert "a guest of job 42 is on its way to n3" in found
+        assert "the migration of job 42 to n3 is unfinished" in found
     watch(world)
     assert is_the_targets(world)
     found = [result.message for result in health.suspended(world.n2.here.site)]
-    assert found == ["0 jobs stand still: none"]
+    assert found == ["0 jobs are suspended: none"]
 
 
 def test_a_guest_moves(world):
@@ -444,7 +444,7 @@ def test_a_guest_moves(world):
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
 def test_one_that_does_not_come_there_goes_on_here(world, ends):
     world.ends = ends
-    assert migrate(world) == "it is on n2 still: migrate domain: the connection is broken"
+    assert migrate(world) == "the guests are still on n2: migrate domain: the connection is broken"
     assert is_the_sources(world)
 
 
@@ -453,7 +453,7 @@ def test_a_job_that_ends_while_its_guest_is_sent_does_not_wait_for_that(world, m
     monkeypatch.setattr(move, "_ENDS", 0.01)
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
-    assert migrate(world).startswith("it is on n2 still")
+    assert migrate(world).startswith("the guests are still on n2")
     assert is_the_sources(world)
 
 
@@ -469,7 +469,7 @@ def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(wo
 
     monkeypatch.setattr(move, "_receiver", receiver)
     (world.top / "over").touch()
-    assert migrate(world) == "it is on n2 still: the job ends"
+    assert migrate(world) == "the guests are still on n2: the job is ending"
     os.close(says)
 
 
@@ -501,9 +501,9 @@ def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
     (world.top / "unheld").touch()
     for _ in range(2):
         assert watch(world, "n3") == ""
-    assert any("somebody has ended its placeholder" in each for each in checks())
+    assert any("its placeholder job was canceled" in each for each in checks())
     said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
-    assert said.count("somebody has ended its placeholder") == 1
+    assert said.count("its placeholder job was canceled") == 1
     (world.top / "unheld").unlink()
     watch(world, "n3")
     assert not any("placeholder" in each for each in checks())
@@ -520,7 +520,10 @@ def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(wo
     assert migrate(world) == ""
     assert is_the_targets(world)
     said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
-    assert "its start here did not end: what plugins do after a boot is not done" in said
+    assert (
+        "the start on this node was interrupted: the plugins' actions after a boot are skipped"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -574,18 +577,21 @@ def test_one_with_its_own_disk_goes_on_here_also_if_the_other_node_is_lost(
         migrates(*args, **how)
 
     monkeypatch.setattr(hypervisor, "migrate_domain", loses)
-    assert "n3 cannot be asked" in migrate(disked)
+    assert "n3 did not answer" in migrate(disked)
     assert disked.n2.state() == "runs" and disked.n3.state() != "runs"
     assert disked.did() == ["clocks"]
     lost.unlink()
-    assert watch(disked).startswith("it is on n2 still")
+    assert watch(disked).startswith("the guests are still on n2")
     assert is_the_sources(disked)
 
 
 def test_one_with_its_own_disk_that_libvirt_leaves_here_goes_on_here(disked):
     """It warns of that alone ("Guest probably left in 'paused' state on source")."""
     disked.ends = "left"
-    assert migrate(disked) == "it is on n2 still: libvirt has left here what it has sent"
+    assert (
+        migrate(disked)
+        == "the guests are still on n2: libvirt has not removed the migrated guest from this node"
+    )
     assert is_the_sources(disked)
 
 
@@ -610,7 +616,7 @@ def test_what_libvirt_is_still_at_there_comes(disked, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(hypervisor, "is_busy", says)
-        assert "n3 cannot say yet whether they come there" in watch(disked)
+        assert "n3 does not know yet whether the guests have arrived" in watch(disked)
     assert disked.n3.state() == "still"
     assert watch(disked) == ""
     assert is_the_targets(disked)
@@ -627,7 +633,7 @@ def test_one_that_nobody_has_go_on_there_does_so_once_that_node_is_asked(disked,
 
     monkeypatch.setattr(hypervisor, "migrate_domain", loses)
     for said in (migrate(disked), watch(disked)):
-        assert "n3 cannot be asked: no route to host: what guest is not moved further" in said
+        assert "no route to host: the guests stay as they are until n3 answers" in said
     assert (disked.n2.state(), disked.n3.state()) == ("", "still")
     lost.unlink()
     assert watch(disked) == ""
@@ -637,7 +643,7 @@ def test_one_that_nobody_has_go_on_there_does_so_once_that_node_is_asked(disked,
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
 def test_one_with_its_own_disk_that_does_not_go_runs_on_here(disked, ends):
     disked.ends = ends
-    assert migrate(disked) == "it is on n2 still: migrate domain: the connection is broken"
+    assert migrate(disked) == "the guests are still on n2: migrate domain: the connection is broken"
     assert is_the_sources(disked)
 
 
@@ -668,14 +674,19 @@ def is_in_part(two):
 @pytest.mark.parametrize("first", ["well", "not told"])
 def test_if_one_of_two_does_not_go_it_stays_and_runs(two, first, other):
     two.ends = (first, other)
-    said = "1 of its guests run on n3, others here still: migrate domain: the connection is broken"
+    said = (
+        "only 1 of the job's guests have migrated to n3, the others are still on this node: "
+        "migrate domain: the connection is broken"
+    )
     assert migrate(two) == said
     assert is_in_part(two)
-    part = "some of its guests have gone to another node before: the others stay"
+    part = (
+        "some of the job's guests have already migrated to another node: the others cannot follow"
+    )
     assert migrate(two) == part
     with pytest.raises(Refused, match=part):
         move.migrate(two.n3.here, JOB, "n4")
-    with pytest.raises(Refused, match="some of its guests have gone to another node"):
+    with pytest.raises(Refused, match="some of the job's guests have migrated to another node"):
         tools.require_saveable(Running(two.n2.paths).jobs()[0], ends=True)
     ends(two)
     watch(two)
@@ -693,7 +704,7 @@ def test_who_parts_two_guests_is_killed(two, step):
 
 def test_if_neither_of_two_goes_both_go_on(two):
     two.ends = ("fails", "stands still")
-    assert migrate(two).startswith("it is on n2 still")
+    assert migrate(two).startswith("the guests are still on n2")
     assert (two.n2.states(), two.n2.phase()) == (["runs", "runs"], "run")
     assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
 
@@ -723,7 +734,7 @@ def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
         raise HostFault("a file that is open was deleted")
 
     monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
-    assert migrate(two) == "it is on n2 still: a file that is open was deleted"
+    assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
 
 
 def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, monkeypatch):
@@ -736,7 +747,7 @@ def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, mon
 
     monkeypatch.setattr(move.saving, "libvirt_worker", lambda *_: worker)
     monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
-    assert migrate(two) == "it is on n2 still: a file that is open was deleted"
+    assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
     assert len([line for line in two.did() if line.startswith("sent")]) == 1
 
 
@@ -744,7 +755,7 @@ def test_when_one_of_two_does_not_go_the_other_is_sent_no_further(two, monkeypat
     given_up = two.top / "broken-off"
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
     two.ends = ("fails", "broken off")
-    assert migrate(two).startswith("it is on n2 still")
+    assert migrate(two).startswith("the guests are still on n2")
     assert given_up.exists()
 
 
@@ -775,7 +786,7 @@ def test_while_the_other_node_cannot_be_asked_it_stands_still(world):
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
     world.lost.add("n3")
-    assert "n3 cannot be asked" in watch(world) and "STANDS STILL" in watch(world)
+    assert "n3 did not answer" in watch(world) and "PAUSED" in watch(world)
     assert (world.n2.state(), world.n2.phase()) == ("still", "moves")
     (job,) = Running(world.n2.paths).jobs()
     assert suspend.phase(job) == "", "nobody's word has it go on"
@@ -788,7 +799,7 @@ def test_what_is_on_its_way_is_waited_for(world):
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
     world.n3.domain.write_text("still")
-    assert "cannot say yet" in watch(world)
+    assert "does not know yet" in watch(world)
     assert (world.n2.state(), world.n3.state()) == ("still", "still")
     world.n3.domain.unlink()
     watch(world)
@@ -817,7 +828,7 @@ def test_if_both_should_run_neither_is_ended(world):
     world.ends, world.dies = "well", "sent"
     migrate(world)
     world.n2.domain.write_text("runs")
-    assert "end one by hand" in watch(world)
+    assert "destroy one of them" in watch(world)
     assert (world.n2.state(), world.n3.state()) == ("runs", "runs")
 
 
@@ -880,7 +891,7 @@ def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
     migrate(world)
     ends(world)
     world.lost.add("n3")
-    assert "n3 cannot be asked" in watch(world)
+    assert "n3 did not answer" in watch(world)
     assert Move.read(world.n2.paths, KEY).phase == move_record.EITHER
 
 
@@ -1060,21 +1071,23 @@ def test_a_guest_elsewhere_does_as_the_owner_asks_on_the_first_node(world, monke
     monkeypatch.setattr(arrival.request, "ask", lambda path, _, word, __: asked.append(word) or "")
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.nodes["n1"].here))
     job = Running(first.paths).jobs()[0]
-    with pytest.raises(HostFault, match=r"^n4: n4 cannot be asked: no route to host$"):
+    with pytest.raises(HostFault, match=r"^n4: n4 did not answer the request: no route to host$"):
         move_watch._pass_on(Path(), job, ["n3", "n4"], "suspend")
     assert asked == ["suspend"]
-    assert "nothing of it" in in_child(lambda: arrival.as_asked(world.n2.here, "9.0", "resume"), 60)
+    assert "the job has no guest" in in_child(
+        lambda: arrival.as_asked(world.n2.here, "9.0", "resume"), 60
+    )
 
 
 @pytest.mark.parametrize(
     ("facts", "to", "why"),
     [
-        ({"nodes": ["n2"]}, "n3", "the job shell is on n2, the job's first node, and stays"),
+        ({"nodes": ["n2"]}, "n3", "the guests on n2, the job's first node, cannot be migrated"),
         ({"nodes": ["n2", "n1"]}, "n3", "vsub -vm resume=ID"),
-        ({}, "n1", "n1 has a guest of the job already"),
-        ({}, "-oProxyCommand=x", "is no node's name"),
-        ({"immovable": ["Unclot"]}, "n3", "what cannot be moved: Unclot"),
-        ({"immovable": None}, "n3", "a vTorque that could not move"),
+        ({}, "n1", "n1 already runs a guest of the job"),
+        ({}, "-oProxyCommand=x", "is not a valid node name"),
+        ({"immovable": ["Unclot"]}, "n3", "use resources that cannot be migrated: Unclot"),
+        ({"immovable": None}, "n3", "a version of vTorque that cannot migrate"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(world, facts, to, why):
@@ -1096,7 +1109,7 @@ def test_a_refused_move_leaves_no_file(world, monkeypatch):
 def test_a_site_has_to_want_it(world):
     world.settings = Settings()
     with pytest.raises(
-        Refused, match=r"no way from node to node \(\[plugin.survive\] remote_command\)"
+        Refused, match=r"migration .* is disabled .*\(\[plugin.survive\] remote_command is empty\)"
     ):
         move.migrate(world.n2.here, JOB, "n3")
 
@@ -1108,7 +1121,7 @@ def test_a_way_without_a_node_is_refused():
 
 def test_a_job_that_stands_still_is_refused(world):
     world.job.journal.phase("paused")
-    with pytest.raises(Refused, match="it stands still"):
+    with pytest.raises(Refused, match="the job is suspended"):
         move.migrate(world.n2.here, JOB, "n3")
 
 
@@ -1116,7 +1129,9 @@ def test_elsewhere_it_says_where(world, monkeypatch):
     known = SimpleNamespace(jobs=lambda: [SimpleNamespace(id=JOB, nodes=("n1", "n2"))])
     batch = SimpleNamespace(submitter=lambda _: known)
     monkeypatch.setattr(move.service, "batch_system", lambda _: (None, batch))
-    with pytest.raises(Refused, match=r"no guest on this node: call it on .* one of n1, n2"):
+    with pytest.raises(
+        Refused, match=r"no guest on this node: run the command on .* one of n1, n2"
+    ):
         move.migrate(world.n3.here, JOB, "n1")
 
 
@@ -1131,7 +1146,7 @@ def test_what_no_node_asks_is_refused(world, question):
 
 
 def test_a_word_that_a_shell_could_take_for_something_is_not_sent():
-    with pytest.raises(Refused, match="no shell may see"):
+    with pytest.raises(Refused, match="not safe for a shell"):
         reach.argv(Settings(remote_command="ssh {node}"), "n3", ("a;b",))
     assert reach.argv(Settings(remote_command="ssh -x {node}"), "n3", ("a",)) == [
         "ssh",

@@ -59,25 +59,33 @@ def test_it_goes_on_there_with_all_of_it_when_that_is_said(receive):
 def test_who_ends_before_has_nothing_go_on(receive, count):
     whole = b"".join(TWICE)
     said, _, resumed = receive(whole[: len(whole) * count // 5])
-    assert (said, resumed) == ("who sends it has ended", [])
+    assert (said, resumed) == ("the sender disconnected before the disk was complete", [])
 
 
 @pytest.mark.parametrize(("uuid", "does"), [("8", ""), ("7", "still"), ("7", "runs")])
 def test_one_that_is_here_or_does_not_come_is_not_written(receive, disk, uuid, does):
     disk.write_bytes(b"has")
-    assert receive(*TWICE, b"!", uuid=uuid, does=does) == ("no guest awaits its disk here", b"", [])
+    assert receive(*TWICE, b"!", uuid=uuid, does=does) == (
+        "no guest on this node waits for this disk",
+        b"",
+        [],
+    )
     assert disk.read_bytes() == b"has"
 
 
 def test_one_that_is_awaited_no_more_does_not_go_on(receive):
     """Its owner may have had it stand still meanwhile."""
-    assert receive(*TWICE, b"!", awaits=1) == ("it is not to go on", b"\n\n", [])
+    assert receive(*TWICE, b"!", awaits=1) == (
+        "the migration was canceled: the guest is not resumed",
+        b"\n\n",
+        [],
+    )
     assert receive(*TWICE, b"!", awaits=0)[1:] == (b"", [])
 
 
 @pytest.mark.parametrize("wrong", [struct.pack(">QQ", 0, MIB + 1), struct.pack(">QQ", 1 << 45, 0)])
 def test_what_is_no_part_of_a_disk_is_refused(receive, wrong):
-    assert receive(wrong)[0] == "what comes is no disk"
+    assert receive(wrong)[0] == "invalid data instead of a disk"
 
 
 def test_it_is_no_link(receive, disk, tmp_path):
@@ -128,7 +136,7 @@ def test_one_whose_job_ends_waits_for_no_answer(disk, answers, still):
         return stood.is_set() == still
 
     with (
-        pytest.raises(HostFault, match="its disk does not go: no answer in time"),
+        pytest.raises(HostFault, match="cannot copy the guest's disk: no answer in time"),
         move_disk.sent(argv, {}, disk, stood.set, stop) as rest,
     ):
         rest()
@@ -140,7 +148,7 @@ def test_what_is_wrong_there_is_said(disk):
     disk.write_bytes(b"a")
     argv = [sys.executable, "-c", "raise SystemExit('noise\\nno room')"]
     with (
-        pytest.raises(HostFault, match="its disk does not go: no room"),
+        pytest.raises(HostFault, match="cannot copy the guest's disk: no room"),
         move_disk.sent(argv, {}, disk, lambda: None, lambda: False),
     ):
         raise AssertionError

@@ -38,10 +38,10 @@ def test_what_another_node_says(way):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("sys.exit('ssh: no route\\nto host')", "n3 cannot be asked: to host"),
-        ("sys.exit(9)", "n3 cannot be asked: exit code 9"),
-        ("print('no JSON')", "n3 cannot be asked: Expecting value"),
-        ("print('{}')", "n3 cannot be asked: 'answer'"),
+        ("sys.exit('ssh: no route\\nto host')", "n3 did not answer the request: to host"),
+        ("sys.exit(9)", "n3 did not answer the request: exit status 9"),
+        ("print('no JSON')", "n3 did not answer the request: Expecting value"),
+        ("print('{}')", "n3 did not answer the request: 'answer'"),
     ],
 )
 def test_what_is_no_answer_is_said(way, body, why):
@@ -70,7 +70,7 @@ def test_a_socket_behind_which_is_the_other_nodes_libvirtd(way, tmp_path):
 
 @pytest.mark.parametrize("uri", ["qemu+ssh://n3/system", "qemu:///system?socket=x", "/run/libvirt"])
 def test_libvirts_other_ways_are_refused(tmp_path, uri):
-    with pytest.raises(Refused, match="guests are moved from one like qemu:///system"):
+    with pytest.raises(Refused, match="migrated with a URI like qemu:///system"):
         reach.Bridge(Settings(remote_command="ssh {node}"), "n3", uri, tmp_path / "bridge")
 
 
@@ -100,11 +100,15 @@ def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
     ("body", "error", "why"),
     [
         ('print(\'{"failed": "no room"}\')', Refused, "n3: no room"),
-        ("sys.exit('Host key\\nverification failed.')", HostFault, "n3 has ended: verification"),
-        ("pass", HostFault, "n3 has ended: without a word"),
-        ("print('motd')", HostFault, "n3 said motd"),
-        ("print('{}')", HostFault, "n3 has not said with what"),
-        ("print(json.dumps({'xml': {'b': 'x'}}))", HostFault, "n3 has not said with what"),
+        (
+            "sys.exit('Host key\\nverification failed.')",
+            HostFault,
+            "on n3 has exited: verification",
+        ),
+        ("pass", HostFault, "on n3 has exited: no error message"),
+        ("print('motd')", HostFault, "invalid answer from n3: motd"),
+        ("print('{}')", HostFault, "n3 did not send valid domain XML"),
+        ("print(json.dumps({'xml': {'b': 'x'}}))", HostFault, "n3 did not send valid domain XML"),
     ],
 )
 def test_one_that_does_not_receive_says_why(receiver, body, error, why):

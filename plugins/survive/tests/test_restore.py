@@ -107,7 +107,7 @@ def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number, monk
     assert mine[0].gate is mine[1].gate is not None
     here = store.read(name).of_node(number)
     assert here.disks == ({} if number else OLD), "the first guest's"
-    with pytest.raises(Refused, match="was made of a job on 2 nodes, and this one has 1"):
+    with pytest.raises(Refused, match="is of a job on 2 nodes, but this job has 1"):
         asked(store, paths, name=name)
 
 
@@ -116,7 +116,7 @@ def test_there_is_no_other(saved, paths, name):
     store = saved[0]
     store.make("42.srv.0")  # one that is not finished
     if "/" in name or name.startswith("."):
-        with pytest.raises(ValueError, match="is no checkpoint"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
             RESUME.parse(name)
         return
     with pytest.raises(Refused, match="you have no checkpoint"):
@@ -136,7 +136,7 @@ def test_one_that_others_could_have_made_is_not_used(saved, paths, part):
     store = saved[0]
     place = store.top / part.format(uid=os.getuid())
     place.chmod(0o777)
-    with pytest.raises(Refused, match=r"is not root's: .*can be written by others"):
+    with pytest.raises(Refused, match=r"written by others than root: .*can be written by others"):
         asked(store, paths)
     place.chmod(0o700)
     assert asked(store, paths)
@@ -149,7 +149,7 @@ def test_a_link_in_its_place_is_not_followed_for_others(saved, paths, tmp_path):
     (store.directory / NAME).rename(theirs / NAME)
     theirs.chmod(0o777)
     (store.directory / NAME).symlink_to(theirs / NAME)
-    with pytest.raises(Refused, match="is not root's"):
+    with pytest.raises(Refused, match="written by others than root"):
         asked(store, paths)
 
 
@@ -163,17 +163,17 @@ def test_none_is_made_where_others_could_exchange_it(tmp_path):
 
 
 def test_who_has_the_uid_of_one_who_has_left_does_not_get_their_memory(saved, paths):
-    with pytest.raises(Refused, match="is a checkpoint of ada's"):
+    with pytest.raises(Refused, match="is a checkpoint of user ada"):
         asked(saved[0], paths, owner="bea")
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"node": "n2"}, "another node: n2, and here it is n1"),
-        ({"sha256": "cd" * 32}, "another image: micro cdcd"),
-        ({"tools": {"QEMU": "9.2"}}, "another QEMU: 9.2, and here it is 10.0.13"),
-        ({"tools": {"QEMU": "10.0.13", "zstd": "1"}}, "another zstd: 1, and here it is none"),
+        ({"node": "n2"}, "with node n2, but this node has n1"),
+        ({"sha256": "cd" * 32}, "with image micro cdcd"),
+        ({"tools": {"QEMU": "9.2"}}, "with QEMU 9.2, but this node has 10.0.13"),
+        ({"tools": {"QEMU": "10.0.13", "zstd": "1"}}, "with zstd 1, but this node has none"),
     ],
 )
 def test_what_is_not_as_it_was_is_refused(saved, paths, changed, said):
@@ -194,7 +194,7 @@ def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeyp
     (store.directory / NAME / "manifest.json").write_bytes(
         dataclasses.replace(found, guests=(same,)).encode()
     )
-    with pytest.raises(HostFault, match=r"its guests are those of job 42.srv now") as raised:
+    with pytest.raises(HostFault, match=r"is in use by job 42.srv") as raised:
         asked(store, paths)
     assert not raised.value.blames_node, "users could take nodes out of service"
     monkeypatch.setattr(restore, "_RELEASED", 60.0)
@@ -319,7 +319,7 @@ def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, capl
     elsewhere = dataclasses.replace(AGAIN, node="n2", nodes=("n2",))
     assert asked(saved[0], paths, name="", job=elsewhere, checkpoint=3600) == []
     said = [record.message for record in caplog.records]
-    assert "without a checkpoint" in said[0] and "another node: n1" in said[1]
+    assert "without a checkpoint" in said[0] and "with node n1" in said[1]
 
 
 def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path, caplog):
@@ -337,7 +337,7 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
         restore.bring(job)
     third = dataclasses.replace(AGAIN, attempt=3)
     assert asked(store, paths, name="", job=third, checkpoint=3600) == []
-    assert "has failed 2 times: the job starts from its beginning" in caplog.text
+    assert "has failed 2 times: the job starts from the beginning" in caplog.text
     restore.works(job)
     assert len(asked(store, paths, name="", job=third, checkpoint=3600)) == 1
 
@@ -346,10 +346,10 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
     ("then", "now", "says"),
     [
         (OLD, OLD, ""),
-        (OLD, {"g0/disk-data": [7, 64 << 20, 1_000_000_001]}, "was changed since"),
-        (OLD, {"g0/disk-data": [8, 64 << 20, 1_000_000_000]}, "another one now"),
-        (OLD, {}, "another one now"),
-        ({}, OLD, "was saved without a disk file of yours"),
+        (OLD, {"g0/disk-data": [7, 64 << 20, 1_000_000_001]}, "was changed or replaced"),
+        (OLD, {"g0/disk-data": [8, 64 << 20, 1_000_000_000]}, "was changed or replaced"),
+        (OLD, {}, "was changed or replaced"),
+        ({}, OLD, "was made without a disk file"),
     ],
 )
 def test_a_disk_file_must_be_as_it_was(saved, tmp_path, monkeypatch, then, now, says):
@@ -387,7 +387,7 @@ def test_a_checkpoint_of_an_earlier_job_with_this_id_is_not_taken(saved, paths, 
     user = SimpleNamespace(uid=os.getuid())
     restore.bring(SimpleNamespace(site=site, user=user, guests=guests))
     assert asked(store, paths, name="", job=AGAIN, checkpoint=3600) == []
-    assert "started again, without a checkpoint" in caplog.text
+    assert "requeued without a checkpoint" in caplog.text
     mine = dataclasses.replace(found, id="42.srv.0-3", made=2.0)
     store.make(mine.id)
     finish(store, mine)

@@ -93,7 +93,7 @@ def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
 def test_guests_of_a_job_that_may_run_elsewhere_are_nobodys(store, site, alive, life):
     found = manifest(store)
     alive["42.srv"] = life
-    with pytest.raises(HostFault, match=r"are those of job 42.srv on n1") as raised:
+    with pytest.raises(HostFault, match=r"in use by job 42.srv on n1") as raised:
         shared.held(store, found, HERE, site)
     assert not raised.value.blames_node
 
@@ -103,11 +103,11 @@ def test_of_two_jobs_that_go_on_with_it_one_has_it(store, site, alive):
     other = JobAttempt("10.srv", 0, "ada", os.getuid(), "n3")
     mine, theirs = (shared.held(store, found, job, site) for job in (HERE, other))
     theirs.create()
-    with pytest.raises(HostFault, match=r"job 10.srv goes on with it, on node n3"):
+    with pytest.raises(HostFault, match=r"in use by job 10.srv on node n3"):
         mine.create()
     mine.release()
     alive["10.srv"] = Life.ALIVE
-    with pytest.raises(HostFault, match=r"those of job 10.srv on n3"):
+    with pytest.raises(HostFault, match=r"in use by job 10.srv on n3"):
         shared.held(store, found, HERE, site)
     del alive["10.srv"]
     mine = shared.held(store, found, HERE, site)
@@ -187,7 +187,7 @@ def test_nodes_seen_one_after_the_other_are_looked_at_once_more(gates, monkeypat
     begun = [waiting(gates, 1, 0.5) for _ in range(2)]
     for thread, said in begun:
         thread.join(LONG)
-        assert "its guests on n1" in said[0]
+        assert "the job's guests on n1" in said[0]
 
 
 def test_nodes_that_go_on_with_different_checkpoints_do_not_run(gates):
@@ -195,7 +195,7 @@ def test_nodes_that_go_on_with_different_checkpoints_do_not_run(gates):
     Path(gates.files[1].path).write_text(json.dumps(said | {"checkpoint": "42.srv.0-7"}))
     thread, said = waiting(gates, 0)
     thread.join(LONG)
-    assert "and on n2 with 42.srv.0-7" in said[0]
+    assert "42.srv.0-7 on n2" in said[0]
 
 
 def test_who_waits_no_longer_is_not_waited_for(gates):
@@ -203,11 +203,11 @@ def test_who_waits_no_longer_is_not_waited_for(gates):
     others = [waiting(gates, 0, 0.3) for _ in range(2)]
     for thread, said in others:
         thread.join(LONG)
-        assert "n2 are not there in time" in said[0]
+        assert "n2 did not become ready in time" in said[0]
     late = [waiting(gates, 1, 0.5) for _ in range(2)]
     for thread, said in late:
         thread.join(LONG)
-        assert "its guests on n1" in said[0]
+        assert "the job's guests on n1" in said[0]
 
 
 def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates, alive, monkeypatch):
@@ -217,11 +217,11 @@ def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates, a
     gates.files[1].release()
     for thread, said in first:
         thread.join(LONG)
-        assert said == ["its start has failed on n2"]
+        assert said == ["the job's start on n2 has failed"]
     alive["9.srv over"] = True
     thread, said = waiting(gates, 0)
     thread.join(LONG)
-    assert said == ["the batch system has ended it, or starts it again"]
+    assert said == ["the job has ended or is being restarted by the batch system"]
     gates.failed.set()
     thread, said = waiting(gates, 1)
     thread.join(LONG)
@@ -233,9 +233,9 @@ def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypa
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared, "_READ", 0.2)
     monkeypatch.setattr(shared, "_tell", lambda *_: time.sleep(600))
-    with pytest.raises(HostFault, match=r"all nodes are to see: timed out after 0.2 s") as raised:
+    with pytest.raises(HostFault, match=r"all nodes share: timed out after 0.2 s") as raised:
         list(shared.away([planned.guest_plan()], site))
-    assert raised.value.stage == "checkpoints' place"
+    assert raised.value.stage == "checkpoints' directory"
 
 
 def test_an_address_that_a_guest_here_has_may_be_a_checkpoints_next(store, site, alive, tmp_path):
@@ -301,7 +301,7 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(store, site, alive, monkey
 def test_a_mount_point_without_its_mount_is_not_an_empty_place(store, site, alive):
     (store.top / shared.SEEN).unlink()
     for looks in (away, lambda _: shared.require_not_shared(site[Settings])):
-        with pytest.raises(HostFault, match="is not mounted here, or nobody has made that file"):
+        with pytest.raises(HostFault, match="is not mounted on this node, or this file is missing"):
             looks(site)
 
 
@@ -332,7 +332,7 @@ def test_the_kind_of_a_file_system(tmp_path):
 
 def test_others_do_not_see_it_unless_the_site_says_so(tmp_path, monkeypatch):
     shared.require_not_shared(Settings(checkpoints=str(tmp_path)))
-    with pytest.raises(Refused, match=r"kind proc.*in the clear.*checkpoints_shared = true"):
+    with pytest.raises(Refused, match=r"type proc.*in plain text.*checkpoints_shared = true"):
         shared.require_not_shared(Settings(checkpoints="/proc"))
     monkeypatch.setattr(shared, "require_seen", lambda _: None)
     shared.require_not_shared(Settings(checkpoints="/proc", checkpoints_shared=True))

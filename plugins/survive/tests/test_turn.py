@@ -88,7 +88,7 @@ def test_in_any_order_never_more_are_drained_and_not_all_give_up():
 def test_where_there_is_no_room_nothing_is_marked():
     marks = {"n1": "ill", "n2": "ill"}
     node = Node("n3", marks)
-    with pytest.raises(Refused, match=r"2 others are, or are to be: n1, n2"):
+    with pytest.raises(Refused, match=r"2 other nodes are drained or about to be: n1, n2"):
         turn.take(node, 2, "ill")
     assert (node.asks, set(marks)) == (0, {"n1", "n2"})
 
@@ -121,7 +121,7 @@ def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
 
 
 def test_a_batch_system_that_does_not_say_who_is_drained_has_no_health_drain_a_node():
-    with pytest.raises(Refused, match="does not say which nodes are drained"):
+    with pytest.raises(Refused, match="does not report which nodes are drained"):
         turn.take(object(), 1, "ill")
 
 

@@ -134,7 +134,7 @@ def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains)
     assert phases(job)[-2:] == ["paused", "run"]
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
-    assert "paused: its owner asked for it" in log and "goes on: " in log
+    assert "paused: requested by its owner" in log and "goes on: " in log
     assert not any(loop.reasons)  # nothing for the batch system to say
 
 
@@ -224,7 +224,7 @@ def test_it_is_paused_as_its_job_shell_is_and_keeps_its_cpus(loop, paths, domain
         loop.lives[job.id] = Life.SUSPENDED  # the batch system's word is another thing
         settle(loop)
         assert read(job.journal.path).suspended
-        assert "the batch system has suspended it" in ask(loop, job, "resume")
+        assert "suspended by the batch system" in ask(loop, job, "resume")
         shell.send_signal(signal.SIGCONT)
         settle(loop)
         assert phases(job)[-1] == "suspended" and loop.reasons[-1]
@@ -351,7 +351,7 @@ def test_a_user_who_plays_with_it_fills_no_journal(loop, paths, domains, monkeyp
         assert ask(loop, job, word) == ""
     assert ask(loop, job, "suspend") == ""
     assert ask(loop, job, "resume") == ""
-    assert "no more at its owner's word" in ask(loop, job, "suspend")
+    assert "further requests are ignored" in ask(loop, job, "suspend")
     loop.lives[job.id] = Life.SUSPENDED  # its batch system may
     settle(loop)
     assert phases(job)[-1] == "suspended"

@@ -21,27 +21,30 @@ _LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shar
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Report which of these actions this node supports."""
-    yield ok("suspend, resume: yes")
+    yield ok("suspend, resume: supported")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
     settings = site[Settings]
     why_not = "; ".join(filter(None, (_place(settings), missing)))
     if settings.checkpoints and why_not:
-        fix = "[plugin.survive] checkpoints names a place: jobs that ask for checkpoints end here"
-        yield warning(f"checkpoint: no: {why_not}", fix)
+        fix = (
+            "set [plugin.survive] checkpoints to empty, or fix this: until then jobs that "
+            "request checkpoints are rejected"
+        )
+        yield warning(f"checkpoint: not supported: {why_not}", fix)
     else:
-        yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
-    why_not = (
-        missing
-        if settings.remote_command
-        else "[plugin.survive] remote_command names no way to other nodes"
+        yield ok(f"checkpoint: not supported: {why_not}" if why_not else "checkpoint: supported")
+    why_not = missing if settings.remote_command else "[plugin.survive] remote_command is empty"
+    yield ok(
+        f"migrate: not supported: {why_not}"
+        if why_not
+        else "migrate: supported, if the batch system can"
     )
-    yield ok(f"migrate: no: {why_not}" if why_not else "migrate: yes, where the batch system can")
 
 
 def _place(settings: Settings) -> str:
     """Return why the checkpoint directory is unusable; empty if it is usable."""
     if not settings.checkpoints:
-        return "[plugin.survive] checkpoints names no place"
+        return "[plugin.survive] checkpoints is empty"
     try:
         require_root_owned(Path(settings.checkpoints), uid=os.geteuid())
         require_not_shared(settings)
@@ -56,7 +59,7 @@ def _daemon() -> str:
         helps = run_tool(VIRTIOFSD, "--help", timeout=10)
     except HostFault as error:
         return str(error)
-    return "" if _OPTION in helps else f"{VIRTIOFSD} has no {_OPTION}"
+    return "" if _OPTION in helps else f"{VIRTIOFSD} does not support {_OPTION}"
 
 
 def _qemu() -> str:
@@ -64,7 +67,7 @@ def _qemu() -> str:
 
 
 def _libvirt() -> str:
-    return _older("virsh", _LIBVIRT, "the oldest that was tried")
+    return _older("virsh", _LIBVIRT, "the oldest tested version")
 
 
 def _older(program: str, least: tuple[int, int], why: str) -> str:
@@ -76,4 +79,4 @@ def _older(program: str, least: tuple[int, int], why: str) -> str:
     if found and (int(found[1]), int(found[2])) >= least:
         return ""
     version = found[0] if found else "unknown"
-    return f"{program} is of version {version}, {least[0]}.{least[1]} is {why}"
+    return f"{program} {version} is too old: {least[0]}.{least[1]} is {why}"

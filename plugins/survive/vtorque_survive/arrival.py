@@ -64,7 +64,9 @@ def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> by
         else:
             raise ValueError(what)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"another node asks what this one does not know: {error}") from None
+        raise UsageError(
+            f"unknown request from another node (do both run the same version of vTorque?): {error}"
+        ) from None
     return json.dumps({"answer": said}).encode() + b"\n"
 
 
@@ -138,7 +140,10 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
         move_record.forget(here.paths, key)  # they may have been here before
         if (now := here.job(job_id)) is not None:
             with kept.logging_for(here.paths, now.job):
-                log.warning("its start here did not end: what plugins do after a boot is not done")
+                log.warning(
+                    "the start on this node was interrupted: the plugins' actions after a "
+                    "boot are skipped"
+                )
             with reader():
                 suspend.set_clocks(here.paths, now).wait()
     return said
@@ -177,7 +182,7 @@ def as_asked(here: Here, key: str, word: str) -> str:
     """
     job = _job(here, key)
     if job is None:
-        raise HostFault("nothing of it is here")
+        raise HostFault("the job has no guest on this node")
     return request.ask(request.path_of(here.paths, key), job.kept, word, _WAIT)
 
 

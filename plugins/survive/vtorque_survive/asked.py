@@ -27,7 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
 def checkpoint_id(value: str) -> str:
     """Validate and return a checkpoint's id, or BEGINNING."""
     if value and not _ID.fullmatch(value):
-        raise ValueError("is no checkpoint: write the id that vmgr checkpoint has printed")
+        raise ValueError("is not a checkpoint's id: write the id that vmgr checkpoint has printed")
     return value
 
 
@@ -37,11 +37,13 @@ def times(value: str) -> int:
     if word in _WORDS:
         return _WORDS[word]
     if not word.startswith(_EVERY):
-        raise ValueError("is no time for checkpoints: write every:TIME, as every:1h, or "
+        raise ValueError("is invalid: write every:TIME, as in every:1h, or "
                          + " or ".join(_WORDS))  # fmt: skip
     seconds = duration(word.removeprefix(_EVERY))
     if not _LEAST <= seconds < BEFORE_WALLTIME:
-        raise ValueError(f"is less than every:{_LEAST}s, or more than any job")
+        raise ValueError(
+            f"is out of range: the interval must be at least {_LEAST} s, and shorter than any job"
+        )
     return int(seconds)
 
 
@@ -78,29 +80,35 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     asked += [CHECKPOINT] * (every != NEVER)
     if every < least:
         limit, where = (
-            f"jobs are saved every {least:g} s at most",
+            f"checkpoints more often than every {least:g} s are not allowed",
             "[plugin.survive] min_checkpoint_interval",
         )
         yield Refusal(limit, CHECKPOINT.key, CHECKPOINT.show(every), where=where)
     if every < BEFORE_WALLTIME and request[DISK]:
-        message = f"a job with {DISK.key} writes to its file after it was saved while it goes on"
+        message = (
+            f"a job that uses {DISK.key} and continues after a checkpoint changes its disk "
+            "file, so the checkpoint would be useless"
+        )
         value = CHECKPOINT.show(every)
-        fix = f"ask for before-walltime, or leave out {DISK.key}"
+        fix = f"use before-walltime, or leave out {DISK.key}"
         yield Refusal(message, CHECKPOINT.key, value, fix=fix)
     for option in asked:
         value = option.show(request[option])
         if not site[Settings].checkpoints:
             where, fix = "[plugin.survive] checkpoints", "leave it out"
-            yield Refusal("this site keeps no checkpoints", option.key, value, where=where, fix=fix)
+            yield Refusal(
+                "checkpoints are disabled on this site", option.key, value, where=where, fix=fix
+            )
         if (request.nodes or 1) > 1 and not _on_any_node(site):
             message = (
-                f"a job on several nodes (it is to have {request.nodes}) cannot be saved here: "
-                "that needs a place that all nodes see (checkpoints_shared), and Slurm"
+                f"jobs on several nodes (this one: {request.nodes}) cannot be saved on this "
+                "site: this needs a checkpoints' directory that all nodes share "
+                "(checkpoints_shared), and Slurm"
             )
-            yield Refusal(message, option.key, value, fix="ask for one node, or leave it out")
+            yield Refusal(message, option.key, value, fix="request one node, or leave it out")
         for other in (key for key, acts in request.forbids.items() if "save" in acts):
             message = f"a job with {other} cannot be saved"
-            yield Refusal(message, option.key, value, fix=f"leave out {other}, or this")
+            yield Refusal(message, option.key, value, fix=f"leave out {other}, or this option")
 
 
 def _on_any_node(site: Site) -> bool:

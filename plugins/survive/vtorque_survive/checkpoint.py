@@ -55,7 +55,7 @@ _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it
 _ANSWERS = 60.0  # seconds for the guests of all nodes to stand still
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
 """Steps of a checkpoint. ENDS ends the saved job."""
-SAVED = "it is being saved"
+SAVED = "the job is being saved"
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Checkpoints:
         if ends is None or self.asked(paths, job):
             return
         if why := self.why_not(job, ends=ends):
-            log.warning("%s is not saved: %s", job.job.id, why)
+            log.warning("%s cannot be saved: %s", job.job.id, why)
         else:
             self.ask(paths, job, ends=ends)
         periodic.begun(paths, job)  # who is killed before it is asked for again, not forgotten
@@ -210,7 +210,7 @@ def _hold(
             _require_time(paths, job)
             require_not_shared(settings)
             if len(nodes_of(job)) > 1 and not service.batch_system(config)[1].knows_all_nodes:
-                raise Refused("on this batch system no job on several nodes can be saved")
+                raise Refused("jobs on several nodes cannot be saved on this batch system")
             store = Store(Path(settings.checkpoints), job.job.uid)
             asked = replace(asked, id=_free_id(store, job, asked))
             asked.write(paths, job)
@@ -256,15 +256,17 @@ def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Ite
 
 def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if not settings.checkpoints:
-        raise Refused("this site has no place for checkpoints ([plugin.survive] checkpoints)")
+        raise Refused(
+            "checkpoints are disabled on this site ([plugin.survive] checkpoints is empty)"
+        )
     if suspend.phase(job) != suspend.RUNS:
-        raise Refused("it stands still: have it go on first")
+        raise Refused("the job is suspended: resume it first")
     if not leads(job):
-        raise Refused("it is saved from its first node: there, or from a submit host")
+        raise Refused("the job can only be saved from its first node, or from a submit host")
     if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
         raise Refused(
-            "a job on several nodes is saved only where they all see the place for checkpoints "
-            "([plugin.survive] checkpoints_shared)"
+            "a job on several nodes can only be saved if all nodes share the checkpoints' "
+            "directory ([plugin.survive] checkpoints_shared)"
         )
     tools.require_saveable(job, ends=ends)
 
@@ -279,12 +281,12 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             except _Later:
                 raise
             except Exception as error:
-                log.warning("no checkpoint: %s", error)
+                log.warning("the checkpoint has failed: %s", error)
                 if not all(saving.runs(each.guest) for each in guests):
-                    log.error("some guests have ended, and not all are saved: the job ends")
+                    log.error("some guests have ended without being saved: the job is canceled")
                     _cancel(config, job)
                 raise
-            does = "ends" if asked.ends else "goes on"
+            does = "ends" if asked.ends else "continues"
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         (guests[0].guest.run_dir / TELL).unlink(missing_ok=True)
         if leads(job):
@@ -313,7 +315,9 @@ def _cancel(config: Path, job: RunningJob) -> None:
     site, batch = service.batch_system(config)
     code = batch.submitter(site).cancel(job.job.id)
     if code:
-        raise HostFault(f"it is saved, and its batch system does not end it (exit code {code})")
+        raise HostFault(
+            f"the job is saved, but the batch system cannot cancel it (exit status {code})"
+        )
 
 
 def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:
@@ -325,7 +329,7 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
         periodic.trim(paths, job, store, settings.kept_checkpoints)
         listing.publish(paths, store)
     except (OSError, VtorqueError) as error:
-        log.warning("its older checkpoints: %s", error)
+        log.warning("cannot remove older checkpoints: %s", error)
 
 
 @dataclass(frozen=True)
@@ -374,11 +378,11 @@ def _make(of: _Saving) -> None:
             on_step("before still")
             nodes.tell(STILL)
             answers = time.time() + _ANSWERS + of.settings.query_interval
-            nodes.wait(STILL, min(until, answers), "its guests do not stand still")
+            nodes.wait(STILL, min(until, answers), "the guests are not paused")
             on_step("after still")
             _write(of, manifest)
         if runs and not ends and not suspend.shell_stopped(paths, job):
-            suspend.bring(paths, job, suspend.RUNS, "it is saved")
+            suspend.bring(paths, job, suspend.RUNS, "the checkpoint is complete")
             clocks = suspend.set_clocks(paths, job)
         if not ends:
             _require_time(paths, job)
@@ -412,7 +416,7 @@ def _finish(of: _Saving, until: float) -> None:
         if not leads(of.job):
             nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node then says who was late
             return
-        nodes.wait(DONE, until, "its guests were not saved in time")
+        nodes.wait(DONE, until, "the guests were not saved in time")
     if ends:
         on_step("before end")
         nodes.end()
@@ -524,14 +528,14 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
         return session.said(fifo)
     except HostFault as error:
         if suspend.shell_stopped(paths, job) and _has_time(paths, job):
-            raise _Later(f"{error}: it was stopped") from None
+            raise _Later(f"{error}: the job shell was stopped") from None
         raise
 
 
 def _require_time(paths: Paths, job: RunningJob) -> None:
     """Stop retrying after the time limit, which may be why the predecessor was killed."""
     if not _has_time(paths, job):
-        raise HostFault(f"it could not be saved within {_TIME:g} s")
+        raise HostFault(f"the job could not be saved within {_TIME:g} s")
 
 
 def _has_time(paths: Paths, job: RunningJob) -> bool:
@@ -567,4 +571,4 @@ def _memory(of: _Saving, each: Saveable) -> None:
         saving.save(of.paths, of.job, each.guest, file, _writes(each.guest))
         on_step("after memory")
     if not tools.is_whole(file):
-        raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
+        raise HostFault(f"guest {each.guest.index} has ended without being saved")

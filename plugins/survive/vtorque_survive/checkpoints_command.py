@@ -41,9 +41,13 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
     tables.show((*_COLUMNS, "OWNER") if root else _COLUMNS, rows, right=("AGE", "SIZE"))
 
 
-@checkpoints.command(short_help="Remove a checkpoint. No job can be restored from it then.")
+@checkpoints.command(short_help="Remove a checkpoint. The job can no longer be restored from it.")
 @click.argument("name", metavar="ID")
-@click.option("--uid", type=int, help="Uid of its owner; for root, if several users have this id.")
+@click.option(
+    "--uid",
+    type=int,
+    help="Uid of the owner; for root, if several users have a checkpoint with this id.",
+)
 @click.pass_obj
 def remove(config: Path, name: str, uid: int | None) -> None:
     """Remove one of your checkpoints on this node; as root, of any user.
@@ -61,7 +65,7 @@ def remove(config: Path, name: str, uid: int | None) -> None:
     found = [each for each in _stores(config) if each.has(name) and uid in (None, each.uid)]
     if len(found) > 1:
         uids = " or ".join(str(each.uid) for each in found)
-        raise Refused(f"several users have a checkpoint {name}: say whose, --uid {uids}")
+        raise Refused(f"several users have a checkpoint {name}: choose one with --uid {uids}")
     if not found:
         raise Refused(f"there is no checkpoint {name} on this node")
     listing.remove(found[0], name)
@@ -76,9 +80,9 @@ def _found(config: Path) -> Iterator[Entry]:
         old = listing.age(paths, os.getuid())
         if site[Settings].checkpoints_shared and old > _STALE:
             click.echo(
-                f"vmgr: this list is {timedelta(seconds=int(old))} old, and other nodes may have "
-                "saved or removed checkpoints since: it is renewed while a job with guests is on "
-                "this node",
+                f"vmgr: this list is {timedelta(seconds=int(old))} old. Other nodes may have "
+                "saved or removed checkpoints since. It is updated while a job with guests runs "
+                "on this node.",
                 err=True,
             )
         return
@@ -96,7 +100,7 @@ def _publish(paths: Paths, store: Store) -> None:
     try:
         listing.publish(paths, store)
     except OSError as error:
-        raise HostFault(f"its owner's list: {error.strerror}") from None
+        raise HostFault(f"cannot read the owner's list: {error.strerror}") from None
 
 
 def _row(each: Entry, *, root: bool) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def resume(config: Path, job_id: str, this_node: bool) -> None:
     _all(config, request.RESUME, job_id, this_node=this_node)
 
 
-@click.command(short_help="Save a job, to restore it later.")
+@click.command(short_help="Save a job as a checkpoint, to restore it later.")
 @_JOB
 @click.option("--stop", is_flag=True, help="End the job once it is saved.")
 @_HERE
@@ -74,7 +74,9 @@ def _all(
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts:
-        raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
+        raise Refused(
+            f"job {printable(job_id)} does not run on this node, or belongs to another user"
+        )
     if os.geteuid() == 0 and Watcher.of(paths).lost():
         Watcher.of(paths, config).create()
     nodes = facts.get("nodes", [])
@@ -100,4 +102,4 @@ def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
     if done.returncode == 0:
         return ""
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return f"{node}: {printable(said[-1], 300) if said else f'exit code {done.returncode}'}"
+    return f"{node}: {printable(said[-1], 300) if said else f'exit status {done.returncode}'}"

@@ -82,7 +82,7 @@ class Drain:
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
             if spare := [node for node in self.settings.spare_nodes if self._movable(job, node)]:
-                why += f", unless it can be moved to {' or '.join(spare)}"
+                why += f", unless it can be migrated to {' or '.join(spare)}"
             yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
     def _movable(self, job: RunningJob, node: str) -> bool:
@@ -125,7 +125,7 @@ class Drain:
             _, wrong = _vmgr(self.config, "migrate", "--to", node, "--", job.job.id)
             if not wrong:
                 return Done(job.job.id, job.job.owner, MOVED, f"to {node}")
-            why.append(f"not moved to {node}: {wrong}")
+            why.append(f"not migrated to {node}: {wrong}")
         try:
             saved, wrong = self._requeued(job)
         except (VtorqueError, OSError) as error:
@@ -145,19 +145,25 @@ class Drain:
     def _why_not_requeued(self, job: RunningJob) -> str:
         """Return why the job cannot be restored on another node; empty if it can."""
         if not suspend.phase(job):
-            return "its guests start, or end"
+            return "its guests are starting or ending"
         if not periodic.goes_on(self.paths, job):
-            return "it has not asked for checkpoints (checkpoint=), or not to go on (resume=none)"
+            return (
+                "the job does not request checkpoints (checkpoint=), or requests to start "
+                "from the beginning (resume=none)"
+            )
         if not self.settings.checkpoints_shared:
-            return "its checkpoints are on this node alone (checkpoints_shared)"
+            return (
+                "its checkpoints can only be restored on this node ([plugin.survive] "
+                "checkpoints_shared is false)"
+            )
         return Checkpoints(self.config, self.settings).why_not(job, ends=False)
 
     def _tell(self, job: RunningJob, done: Done) -> None:
         level = logging.WARNING if done.done == LEFT else logging.INFO
-        what = "left to run" if done.done == LEFT else done.done
+        what = "left running" if done.done == LEFT else done.done
         with suppress(OSError), kept.logging_for(self.paths, job.job):
             why = f"{what}: {done.why}" if done.why else what
-            log.log(level, "its node is drained (%s), and the job is %s", self.reason, why)
+            log.log(level, "node drained (%s); the job is %s", self.reason, why)
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
     try:
         requeue(job.job.id)
     except VtorqueError as error:
-        raise HostFault(f"saved as checkpoint {saved}, and not requeued: {error}") from None
+        raise HostFault(f"saved as checkpoint {saved}, but not requeued: {error}") from None
 
 
 def _vmgr(config: Path, *words: str) -> tuple[str, str]:
@@ -224,7 +230,7 @@ def _vmgr(config: Path, *words: str) -> tuple[str, str]:
     out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))
     if done.returncode == 0:
         return printable(out, _MOST), ""
-    last = (err or out or f"exit code {done.returncode}").splitlines()[-1]
+    last = (err or out or f"exit status {done.returncode}").splitlines()[-1]
     return "", printable(last.removeprefix("vmgr: "), _MOST)
 
 

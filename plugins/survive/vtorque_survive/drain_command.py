@@ -15,7 +15,9 @@ from vtorque_core.live.limits import CONFIG_PATH
 from vtorque_survive.drain import LEFT, Done, Drain
 
 
-@click.command(short_help="Have this node get no new jobs, and its jobs go elsewhere.")
+@click.command(
+    short_help="Drain this node: accept no new jobs, migrate or requeue the present ones."
+)
 @click.argument("node", metavar="NODE")
 @click.option(
     "--config",
@@ -23,8 +25,14 @@ from vtorque_survive.drain import LEFT, Done, Drain
     default=CONFIG_PATH,
     help="Site config.",
 )
-@click.option("--reason", default="by its admin", help="For the batch system and the jobs' logs.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done with each job; do nothing.")
+@click.option(
+    "--reason",
+    default="by its admin",
+    help="Reason for the drain, for the batch system and the jobs' logs.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be done with each job, without doing it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--in-turn", is_flag=True, hidden=True)
 def drain(
@@ -39,12 +47,13 @@ def drain(
     122 the batch system did not respond. With 2 and 122 nothing was done.
     """
     if os.geteuid() != 0:
-        raise UsageError("a node is drained by root: ask your administrator")
+        raise UsageError("only root can drain a node: ask your administrator")
     its = Drain.of(config, reason, in_turn=in_turn)
     if not its.is_here(node):
         name = printable(node)
         raise Refused(
-            f"this is not {name}: call it there, as root: ssh {name} vtorque drain {name}"
+            f"this node is not {name}: run the command on that node as root: ssh {name} vtorque "
+            f"drain {name}"
         )
     done = []
     for each in its.planned() if dry_run else its.run():
@@ -54,10 +63,10 @@ def drain(
     if as_json:
         click.echo(json.dumps([asdict(each) for each in done], indent=2))
     elif not done:
-        click.echo("no job with guests is here")
+        click.echo("no job with guests runs on this node")
     sys.exit(EXIT_FAILED if any(each.done == LEFT for each in done) else 0)
 
 
 def _line(each: Done, would: str) -> str:
-    what = "left to run" if each.done == LEFT else each.done
+    what = "left running" if each.done == LEFT else each.done
     return f"{each.job} ({each.owner}): {would}{what}: {each.why}"

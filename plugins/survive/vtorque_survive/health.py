@@ -97,7 +97,7 @@ class Health:
                 argv = _command(self._config, self._settings)
                 self._child = Child(lambda: _ask(argv), TIME)
         except (OSError, VtorqueError) as error:
-            log.warning("the node's health: %s", error)
+            log.warning("cannot check the node's health: %s", error)
 
     def _is_due(self) -> bool:
         return not 0 <= time.time() - self._said.asked < self._settings.health_interval
@@ -105,9 +105,7 @@ class Health:
     def _take(self, error: str) -> None:
         count = self._said.failed + 1 if error else 0
         if error or self._said.failed:
-            log.warning(
-                "health: %s", f"{error} ({count} times in a row)" if error else "well again"
-            )
+            log.warning("health: %s", "healthy again" if error else "well again")
         self._said = Said(self._said.asked, count, printable(error, _MOST))
         if count >= IN_A_ROW and abs(time.time() - Last.read(self._paths).at) >= AGAIN:
             self._begin_drain()
@@ -117,7 +115,7 @@ class Health:
         """Start a process that drains the node, and that outlives the watcher."""
         if self._drain is not None or self._back is not None:
             return
-        log.warning("the node is drained")
+        log.warning("draining the node")
         place = service.place_of(self._config)
         says = os.memfd_create("drain")  # no disk, which may be full, nor a reader is needed
         try:
@@ -161,19 +159,25 @@ def check(site: Site) -> Iterator[HealthResult]:
             require_root_owned(Path(settings.health_command), uid=os.geteuid())
     except (OSError, VtorqueError) as error:
         yield failed(
-            f"[plugin.survive] health_command: {error}", "no node's health is asked until then"
+            f"[plugin.survive] health_command: {error}",
+            "fix this: until then the node's health is not checked",
         )
         return
     if settings.health_command and said.failed:
-        yield warning(f"health: {said.said} ({said.failed} times in a row)", "mend that")
+        yield warning(
+            f"health: {said.said} ({said.failed} times in a row)",
+            "fix the cause: an unhealthy node is drained",
+        )
     else:
         yield ok(
-            "health: well, or not asked yet" if settings.health_command else "health: not asked"
+            "health: not checked"
+            if settings.health_command
+            else "health: healthy, or not checked yet"
         )
     if last.at:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
-        left = f"; left to run: {', '.join(last.left)}" if last.left else ""
-        yield ok(f"drained last at {when}: {last.reason}{left}")
+        left = f"; left running: {', '.join(last.left)}" if last.left else ""
+        yield ok(f"last drained at {when}: {last.reason}{left}")
 
 
 def _take_back(paths: Paths, config: Path) -> None:
@@ -199,7 +203,7 @@ def _ask(argv: tuple[str, ...]) -> None:
     ) as process:  # fmt: skip
         said = process.stdout.read(_READ).decode("utf-8", "replace") if process.stdout else ""
     if process.returncode:
-        raise HostFault(_words(said) or f"exit code {process.returncode}")
+        raise HostFault(_words(said) or f"exit status {process.returncode}")
 
 
 def _words(said: str) -> str:
@@ -219,16 +223,22 @@ def suspended(site: Site) -> Iterator[HealthResult]:
     jobs = [job for job in Running(site.paths).jobs() if suspend.phase(job)]
     still = [job.job.id for job in jobs if suspend.stands_still(job)]
     if jobs and Watcher.of(site.paths).lost():
-        fix = f"vmgr resume {jobs[0].job.id} as root, or the next job's start, begins it again"
-        yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} stand still)", fix)
+        fix = (
+            f"run vmgr resume {jobs[0].job.id} as root, or start another job: both start the "
+            "watcher"
+        )
+        yield warning(
+            f"no watcher process serves the {len(jobs)} jobs on this node ({len(still)} suspended)",
+            fix,
+        )
     else:
-        yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
+        yield ok(f"{len(still)} jobs are suspended: {', '.join(still) or 'none'}")
     for job in jobs:
         if job.kept.facts().get(UNHELD):
             yield warning(
-                f"a guest of job {job.job.id} is here, and {WHY_UNHELD}", "cancel the job"
+                f"a guest of job {job.job.id} runs on this node, but {WHY_UNHELD}", "cancel the job"
             )
     for move in move_record.all_moves(site.paths):
         if move.phase != move_record.AWAY:
-            fix = f"vmgr migrate {move.job} --to {move.to} as root goes on with it"
-            yield warning(f"a guest of job {move.job} is on its way to {move.to}", fix)
+            fix = f"run vmgr migrate {move.job} --to {move.to} as root to complete the migration"
+            yield warning(f"the migration of job {move.job} to {move.to} is unfinished", fix)

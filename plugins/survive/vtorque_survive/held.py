@@ -53,7 +53,7 @@ class Holds:
             if child is not None and child.check():
                 self._begun[key] = None
                 if child.error:
-                    log.error("%s, which is held: %s", key, child.error)
+                    log.error("%s, which the batch system holds: %s", key, child.error)
         wanted = {job.job.key: job for job in jobs if job.job.id in held}
         for key in [key for key, child in self._begun.items() if child is None]:
             if key not in wanted:
@@ -69,7 +69,9 @@ def start_again(config: Path, job: RunningJob) -> None:
     with kept.logging_for(site.paths, job.job):
         try:
             if periodic.begins_again(job):
-                raise Refused(f"it would start from its beginning ({RESUME.key}={BEGINNING})")
+                raise Refused(
+                    f"the requeued job would start from the beginning ({RESUME.key}={BEGINNING})"
+                )
             node = cast("Holding", batch.node(site))  # it has said that the job is held
             saved = drain.save(config, job)
             store = Store(Path(site[Settings].checkpoints), job.job.uid)
@@ -79,6 +81,6 @@ def start_again(config: Path, job: RunningJob) -> None:
             except Exception:  # whatever it is, the job runs on
                 store.let_go(saved)
                 raise
-            log.info("its batch system holds it: saved as checkpoint %s, and requeued", saved)
+            log.info("held by the batch system: saved as checkpoint %s, and requeued", saved)
         except (VtorqueError, OSError) as error:
-            log.warning("its batch system holds it, and it runs on: %s", error)
+            log.warning("held by the batch system, but still running: %s", error)

@@ -119,14 +119,17 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
     while not _written(fifo, f"{name}\n"):
         if time.monotonic() >= begins:
             raise HostFault(
-                f"no process of vTorque's reads {fifo}: one does while a job with guests is on "
-                "this node, anybody's; or ask your administrator"
+                f"no vTorque process reads {fifo}. One runs while a job with guests is on this "
+                "node, no matter whose; otherwise ask your administrator to remove the checkpoint"
             )
         time.sleep(_LOOK)  # that somebody begins to read a FIFO is no event
     until = time.monotonic() + seconds
     while any(each.id == name for each in listed(paths, uid)):
         if time.monotonic() >= until:
-            raise HostFault(f"checkpoint {name} is not removed yet")
+            raise HostFault(
+                f"the removal of checkpoint {name} is not finished yet; vmgr checkpoints "
+                "shows when it is"
+            )
         time.sleep(_LOOK)  # the directory is root's alone to look into, and so to watch
 
 
@@ -147,14 +150,14 @@ def remove(store: Store, name: str) -> None:
     The checkpoint is unusable from the first step on.
     """
     if not store.has(name):
-        raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
+        raise Refused(f"uid {store.uid} has no checkpoint {name}")
     try:
         _clear(store)
         (store.directory / name).rename(store.directory / f".{name}{GONE}")
         store.tries(name).unlink(missing_ok=True)
         _clear(store)
     except FileNotFoundError:
-        raise Refused(f"checkpoint {name} is gone already") from None
+        raise Refused(f"checkpoint {name} was already removed") from None
     except OSError as error:
         raise HostFault(f"cannot remove checkpoint {name}: {error.strerror}") from None
 

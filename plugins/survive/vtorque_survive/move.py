@@ -53,7 +53,7 @@ _DISK = 1800.0  # seconds for a guest's own disk: less than it is awaited for
 _COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
 _AT_ONCE = 4  # libvirtd reads five calls of a connection (max_client_requests), one breaks off
 _ENDS = 5.0  # seconds between two looks whether the job ends while its guest is sent
-CHECKPOINT = "vmgr checkpoint --stop, and vsub -vm resume=ID, have a job go on elsewhere"
+CHECKPOINT = "to restart the job on another node, use vmgr checkpoint --stop and vsub -vm resume=ID"
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
@@ -80,8 +80,8 @@ class Here:
         adapter = batch.node(site)
         if not isinstance(adapter, MovingAdapter):
             raise Refused(
-                "this batch system has no way to hold a node for a guest of another node's job: "
-                f"it cannot be moved ({CHECKPOINT})"
+                "this batch system cannot reserve a node for a guest of a job on another node, "
+                f"so guests cannot be migrated ({CHECKPOINT})"
             )
         return cls(config, site, adapter, moving.Node.of(config))
 
@@ -111,7 +111,10 @@ class Here:
         argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
-            raise HostFault(f"what job {job_id} has here is not all released: vtorque reap tells")
+            raise HostFault(
+                f"not all resources of job {job_id} on this node are released: run vtorque "
+                "reap for the reasons"
+            )
 
 
 def migrate(here: Here, job_id: str, to: str) -> None:
@@ -153,8 +156,8 @@ def _where(here: Here, job_id: str) -> str:
     with suppress(VtorqueError, OSError):
         for each in batch.submitter(here.site).jobs():
             if each.id == job_id and each.nodes:
-                return f"call it on the node that is left, one of {', '.join(each.nodes)}"
-    return "call it on the node that is left"
+                return f"run the command on the source node, one of {', '.join(each.nodes)}"
+    return "run the command on the source node"
 
 
 def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple[str, ...]:
@@ -168,17 +171,27 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     node, lacking = job.job.node, facts.get("immovable")
     reach.argv(settings, to, ())
     if node not in nodes[1:]:
-        raise Refused(f"the job shell is on {node}, the job's first node, and stays: {CHECKPOINT}")
+        raise Refused(
+            f"the guests on {node}, the job's first node, cannot be migrated because the job "
+            f"shell runs there; {CHECKPOINT}"
+        )
     if to in nodes:
-        raise Refused(f"{to} has a guest of the job already")
+        raise Refused(f"{to} already runs a guest of the job")
     if lacking is None:
-        raise Refused("it was started by a vTorque that could not move guests")
+        raise Refused("the job was started by a version of vTorque that cannot migrate guests")
     if lacking:
-        raise Refused(f"its guests have what cannot be moved: {', '.join(lacking)}")
+        raise Refused(
+            f"the job's guests use resources that cannot be migrated: {', '.join(lacking)}"
+        )
     if len(job.guests) < len(facts.get("guests", ())):
-        raise Refused("some of its guests have gone to another node before: the others stay")
+        raise Refused(
+            "some of the job's guests have already migrated to another node: the others "
+            "cannot follow"
+        )
     if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
-        raise Refused("it stands still, starts or ends: have it go on first")
+        raise Refused(
+            "the job is suspended, starting or ending: only running guests can be migrated"
+        )
     return tuple(to if each == node else each for each in nodes)
 
 
@@ -187,13 +200,16 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
-                raise Refused("its guests have a disk file of their user's: such cannot be moved")
+                raise Refused(
+                    "the job's guests use a disk file of their owner (disk=), which cannot "
+                    "be migrated"
+                )
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
             on_step("after record")
             locked.enter(moving.MOVES)
-            log.info("its guests are to go to %s", to)
+            log.info("migrating the guests to %s", to)
             on_step("after mark")
             with (
                 _while_it_lives(here, job) as over,
@@ -235,12 +251,12 @@ def _send_all(
                 saving.of_libvirt(here.paths, job, guest, limit, failed, _TIME),
             ):
                 if failed.is_set():
-                    raise HostFault("another guest of the job does not go")
+                    raise HostFault("another guest of the job cannot be migrated")
                 try:
                     rest_of_disk()
                     moving.send(each, uri, xml[guest.uuid], seconds)
                     if each.disk and moving.state(guest.uri, guest.uuid):
-                        raise HostFault("libvirt has left here what it has sent")
+                        raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
                     fails(error)  # before another one has the worker
                     raise
@@ -287,7 +303,7 @@ def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
         while not sent.wait(_ENDS):
             with suppress(VtorqueError):
                 if here.adapter.over(job.job.id, job.job.attempt):
-                    log.info("the job ends: its guests are sent no further")
+                    log.info("the job is ending: its migration is canceled")
                     os.write(ends, b"!")
                     _break_off(job)
 
@@ -341,7 +357,7 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
             receiver.stdin.write(json.dumps(told).encode() + b"\n")
             xml = _answer(*answers, over, seconds, to, errors).get("xml")
             if not isinstance(xml, dict) or xml.keys() != {g["uuid"] for g in told["guests"]}:
-                raise HostFault(f"{to} has not said with what the guests are to go there")
+                raise HostFault(f"{to} did not send valid domain XML for the guests")
             on_step("ready")
             yield {uuid: str(each) for uuid, each in xml.items()}
             _answer(*answers, over, seconds, to, errors)
@@ -362,21 +378,25 @@ def _answer(
     until = time.monotonic() + seconds
     while b"\n" not in said:
         if not readable([answers.fileno(), over], max(0.0, until - time.monotonic())):
-            raise HostFault(f"{to} has not answered within {seconds:g} s")
+            raise HostFault(f"{to} did not answer within {seconds:g} s")
         if readable([over], 0):
-            raise HostFault("the job ends")
+            raise HostFault("the job is ending")
         data = answers.read(1 << 16)
         if not data:
             errors.seek(0)
             last = errors.read(1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise HostFault(f"{to} has ended: {printable(last or 'without a word', 300)}")
+            raise HostFault(
+                f"the receiver on {to} has exited: {printable(last or 'no error message', 300)}"
+            )
         said += data
     line, _, said[:] = bytes(said).partition(b"\n")
     try:
         found: dict[str, Any] = json.loads(line)
         failed = found.get("failed")
     except (ValueError, AttributeError):
-        raise HostFault(f"{to} said {printable(line.decode('utf-8', 'replace'), 100)}") from None
+        raise HostFault(
+            f"invalid answer from {to}: {printable(line.decode('utf-8', 'replace'), 100)}"
+        ) from None
     if failed:
         raise Refused(f"{to}: {printable(str(failed), 500)}")
     return found
@@ -400,14 +420,14 @@ def settle(here: Here, move: Move) -> None:
     with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher asks whether one is
         found = Move.read(here.paths, move.key)
         if found is not None:
-            _settle(here, found, "it was interrupted")
+            _settle(here, found, "the migration was interrupted")
 
 
 def _settle(here: Here, move: Move, why: str) -> None:
     shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
     if move.phase == move_record.EITHER:
         job = here.job(move.job)
-        stays = f"it is on {move.node} still: {why or 'it did not come there'}"
+        stays = f"the guests are still on {move.node}: {why or 'they did not arrive there'}"
         if job is None or job.job.key != move.key:  # an epilogue was here
             said = _said(here, move, dict.fromkeys(move.guests, "still"))  # none is to go on there
             gone, stays = _there(said), f"job {move.job} has ended"
@@ -424,7 +444,10 @@ def _settle(here: Here, move: Move, why: str) -> None:
         move = move.now(here.paths, AWAY)
         if move.part:
             count = len(move.guests)
-            raise HostFault(f"{count} of its guests run on {move.to}, others here still: {why}")
+            raise HostFault(
+                f"only {count} of the job's guests have migrated to {move.to}, the others "
+                f"are still on this node: {why}"
+            )
 
 
 def _there(said: Mapping[str, str]) -> set[str]:
@@ -433,13 +456,15 @@ def _there(said: Mapping[str, str]) -> set[str]:
 
 def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     """Return the guests that the destination owns. If there are none, all run here."""
-    both = f"a guest of it runs on {move.node} and on {move.to}: end one by hand"
+    both = (
+        f"a guest of the job runs on both {move.node} and {move.to}: destroy one of them with virsh"
+    )
     if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
         if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
-        raise HostFault("what it has here is being released")
+        raise HostFault("the job's resources on this node are being released")
     # Not under the job's lock, since an epilogue may need it: nobody moves them meanwhile.
     mine = {uuid: moving.settled(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
@@ -449,10 +474,10 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         # Without a reason why not the other node has just said that they run there.
         gone = _there(_said(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
-        stands = "STANDS STILL here" if "still" in mine.values() else "is not moved further"
+        stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
         with kept.logging_for(here.paths, job.job):
-            log.error("%s; what guest %s waits for that", error, stands)
-        raise HostFault(f"{error}: what guest {stands} waits for that") from None
+            log.error("%s; the guests stay %s until %s answers", error, stay, move.to)
+        raise HostFault(f"{error}: the guests stay {stay} until {move.to} answers") from None
     on_step("asked")
     if any(mine[uuid] == "runs" for uuid in gone):
         raise HostFault(both)
@@ -463,9 +488,13 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
                 moving.go_on(each.guest.uri, each.guest.uuid)
         if gone:
-            log.info("%d of %d guests have gone to %s", len(gone), len(mine), move.to)
+            log.info("%d of %d guests have migrated to %s", len(gone), len(mine), move.to)
         else:
-            log.info("its guests stay on %s: %s", move.node, why or "they did not come there")
+            log.info(
+                "the guests stay on %s: %s",
+                move.node,
+                why or "they did not arrive on the destination",
+            )
             locked.enter(suspend.RUNS)
         return gone
 
@@ -496,7 +525,7 @@ def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
         if said.keys() == move.guests.keys() and {*said.values()} <= {"here", "none"}:
             return said
         if time.monotonic() >= until:
-            raise HostFault(f"{move.to} cannot say yet whether they come there")
+            raise HostFault(f"{move.to} does not know yet whether the guests have arrived")
         time.sleep(_LOOK)
 
 
@@ -540,7 +569,7 @@ def _leave(here: Here, move: Move) -> None:
             try:
                 here.release(move.job)
             except HostFault as error:
-                raise HostFault(f"its guests run on {move.to}, and {error}") from None
+                raise HostFault(f"the job's guests run on {move.to}, but {error}") from None
             on_step("after release")
     for done in told:
         done.result()
@@ -549,5 +578,7 @@ def _leave(here: Here, move: Move) -> None:
         if not here.adapter.over(move.job, move.attempt):
             here.adapter.leave(move.job, move.node)
     except VtorqueError as error:  # Slurm without slurmdbd says so for ever, or a strange job name
-        log.warning("%s stays held for job %s until that ends: %s", move.node, move.job, error)
+        log.warning(
+            "%s stays reserved for job %s until the job ends: %s", move.node, move.job, error
+        )
     on_step("after leave")

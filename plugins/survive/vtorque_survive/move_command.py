@@ -12,7 +12,7 @@ from vtorque_core.api import EXIT_FAILED, UsageError, VtorqueError, printable
 from vtorque_survive import arrival, move
 
 
-@click.command(short_help="Move a job's guests to another node while they run; root only.")
+@click.command(short_help="Migrate a job's running guests to another node; root only.")
 @click.argument("job_id", metavar="JOB")
 @click.option("--to", required=True, metavar="NODE", help="The destination node.")
 @click.option("--settle", is_flag=True, hidden=True)
@@ -25,7 +25,7 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
     code 1, the last line says which guests are where, and why.
     """
     if os.geteuid() != 0:
-        raise UsageError("vmgr migrate moves what root has acquired: run it as root")
+        raise UsageError("vmgr migrate needs root's privileges")
     try:
         here = move.Here.of(config)
         if settle:
@@ -42,6 +42,6 @@ def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
 def arrives(config: Path) -> None:
     """Answer a request from another node about a guest that migrates between the nodes."""
     if os.geteuid() != 0:
-        raise UsageError("only root of another node asks this")
+        raise UsageError("only root of another node runs this command")
     asked, said = sys.stdin.buffer, sys.stdout.buffer
     said.write(arrival.answer(move.Here.of(config), asked.readline(arrival.MOST), asked, said))

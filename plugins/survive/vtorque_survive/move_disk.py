@@ -151,7 +151,7 @@ def _require(wanted: bytes, said: bytes, errors: IO[bytes]) -> None:
         errors.seek(0)
         why = errors.read(_LINE).strip() or said.strip() or b"no answer in time"
         last = why.splitlines()[-1].decode("utf-8", "replace")
-        raise HostFault(f"its disk does not go: {printable(last, 300)}")
+        raise HostFault(f"cannot copy the guest's disk: {printable(last, 300)}")
 
 
 def receive(
@@ -174,14 +174,14 @@ def receive(
     """
     disk = moving.disks(paths, key).get(uuid)
     if disk is None or not awaited() or moving.state(uri, uuid):
-        raise HostFault("no guest awaits its disk here")
+        raise HostFault("no guest on this node waits for this disk")
     with _opened(disk, os.O_RDWR) as file:
         for _ in range(2):
             _read(parts, file)
             said.write(_ALL)
             said.flush()
     if _exactly(parts, 1) != _GO_ON or not awaited():
-        raise HostFault("it is not to go on")
+        raise HostFault("the migration was canceled: the guest is not resumed")
     moving.go_on(uri, uuid)
     return "here"
 
@@ -190,7 +190,7 @@ def _read(parts: IO[bytes], file: int) -> None:
     while True:
         at, count = _PART.unpack(_exactly(parts, _PART.size))
         if at > _MOST or count > _BLOCK:
-            raise HostFault("what comes is no disk")
+            raise HostFault("invalid data instead of a disk")
         if not count:
             os.ftruncate(file, at)
             return
@@ -203,7 +203,7 @@ def _read(parts: IO[bytes], file: int) -> None:
 def _exactly(parts: IO[bytes], count: int) -> bytes:
     data = parts.read(count)
     if len(data) < count:
-        raise HostFault("who sends it has ended")
+        raise HostFault("the sender disconnected before the disk was complete")
     return data
 
 

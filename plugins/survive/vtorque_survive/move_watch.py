@@ -27,7 +27,10 @@ _PASSES = 55.0  # seconds for other nodes to do as the owner asks, who waits a m
 _SELDOM = 60.0  # seconds until also a job that is there is asked for, whether this attempt is over
 UNHELD = "unheld"  # what is kept of a job whose guest here nothing holds this node for
 _TOLD = "told"  # and the phase that its first node knows
-WHY_UNHELD = "somebody has ended its placeholder: this node's share of it may be given to others"
+WHY_UNHELD = (
+    "its placeholder job was canceled: the batch system may give the guest's cores and "
+    "memory to other jobs"
+)
 log = logging.getLogger("survive")
 
 
@@ -82,7 +85,7 @@ def apart(config: Path, found: move_record.Move) -> None:
     )  # fmt: skip
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise HostFault(printable(said or f"exit code {done.returncode}", 500))
+        raise HostFault(printable(said or f"exit status {done.returncode}", 500))
 
 
 def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
@@ -163,7 +166,7 @@ def _pass_on(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> 
 def _end(here: move.Here, key: str, job_id: str) -> None:
     job = here.job(job_id)
     if job is not None and job.job.key == key and comes(job):
-        log.info("%s has ended: its guest here, too", job_id)
+        log.info("%s has ended: releasing its guest on this node", job_id)
         here.release(job_id)
     move_record.forget(here.paths, key)
 

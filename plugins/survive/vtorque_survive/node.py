@@ -82,7 +82,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     else:
         periodic.plan(job)
         restore.bring(job)
-    Watcher.start(job, "it cannot be suspended")
+    Watcher.start(job, "the job cannot be suspended")
 
 
 def _require_saveable(job: NodeJob) -> None:
@@ -92,7 +92,7 @@ def _require_saveable(job: NodeJob) -> None:
     if guest[CHECKPOINT] != NEVER and lacking:
         said = f"node {guest.job.node} cannot save guests with {', '.join(map(str, lacking))}"
         value = CHECKPOINT.show(guest[CHECKPOINT])
-        raise Refused(Refusal(said, CHECKPOINT.key, value, fix="leave it out"))
+        raise Refused(Refusal(said, CHECKPOINT.key, value, fix="leave out checkpoint"))
 
 
 @hookimpl
@@ -124,7 +124,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
     return [
         HealthCheck("survive: suspended jobs", health.suspended),
-        HealthCheck("survive: what this node can do", abilities.check),
+        HealthCheck("survive: supported actions", abilities.check),
         HealthCheck("survive: the node's health", health.check),
     ]
 

@@ -34,11 +34,14 @@ def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
         Refused: If the site has no ``remote_command``, or a word is unsafe for a shell.
     """
     if not settings.remote_command:
-        raise Refused("this site has no way from node to node ([plugin.survive] remote_command)")
+        raise Refused(
+            "migration between nodes is disabled on this site ([plugin.survive] "
+            "remote_command is empty)"
+        )
     if not _NODE.fullmatch(node):
-        raise Refused(f"{printable(node)} is no node's name")
+        raise Refused(f"{printable(node)} is not a valid node name")
     if wrong := [word for word in words if not _WORD.fullmatch(word)]:
-        raise Refused(f"{printable(wrong[0])}: no shell may see such a word")
+        raise Refused(f"{printable(wrong[0])} contains characters that are not safe for a shell")
     return [
         *(word.replace("{node}", node) for word in shlex.split(settings.remote_command)),
         *words,
@@ -56,12 +59,12 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
         if done.returncode == 0:
             return json.loads(done.stdout)["answer"]
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        why = said[-1] if said else f"exit code {done.returncode}"
+        why = said[-1] if said else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         why = f"no answer within {_ANSWER:g} s"
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = str(error)
-    raise HostFault(f"{node} cannot be asked: {printable(why, 300)}")
+    raise HostFault(f"{node} did not answer the request: {printable(why, 300)}")
 
 
 class Bridge:
@@ -75,7 +78,8 @@ class Bridge:
         driver, separator, path = uri.partition(":///")
         if not separator or "+" in driver or "?" in path:
             raise Refused(
-                f"[node] libvirt_uri {uri}: guests are moved from one like qemu:///system"
+                f"[node] libvirt_uri={uri}: guests can only be migrated with a URI like "
+                "qemu:///system"
             )
         self._argv = argv(settings, node, ("virt-ssh-helper", uri))
         self._socket = directory / "libvirt"

@@ -72,14 +72,14 @@ class Told:
             nodes = tuple(map(str, told.pop("nodes")))
             versions = {str(name): str(each) for name, each in told.pop("versions").items()}
             if wrong := [name for name, value in told.items() if not isinstance(value, str)]:
-                raise ValueError(f"{wrong[0]} is no text")
+                raise ValueError(f"{wrong[0]} is not a string")
             found = cls(nodes=nodes, versions=versions, guests=guests, **told)
             if found.to not in nodes:
-                raise ValueError(f"node {found.to!r} is none of the job's")
+                raise ValueError(f"node {found.to!r} is not one of the job's nodes")
             if not guests:
-                raise ValueError("no guest")
+                raise ValueError("the list of guests is empty")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise HostFault(f"what comes here cannot be read: {error}") from None
+            raise HostFault(f"invalid request from the source node: {error}") from None
         return found
 
 
@@ -108,7 +108,7 @@ class _Sender:
             data = os.read(self._requests, 1 << 16) if readable([self._requests], left) else b""
             said += data
             if not data or len(said) > _MOST:
-                raise HostFault("nobody has said what is to come here")
+                raise HostFault("the source node did not send its request in time")
         return bytes(said)
 
     def say(self, **what: Any) -> None:
@@ -149,7 +149,7 @@ class _Sender:
         while not self.awaits or moving.state(node.uri, uuid) != "runs":
             self._require_there(_LOOK)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
-                raise HostFault("another guest of the job is not ready to come here")
+                raise HostFault("another guest of the job is not ready to arrive")
             if time.monotonic() >= until:
                 raise LeftAlone
 
@@ -198,7 +198,7 @@ def receive_guests(node: ReceivingNode) -> None:
         node.start(*where, sources, keeps=lambda: sender.awaits)
         sender.say(here=True)
     except LeftAlone:
-        raise HostFault("who sends the guests is there no more") from None
+        raise HostFault("the source node has disconnected") from None
     except Exception as error:
         known = isinstance(error, VtorqueError)
         with suppress(LeftAlone):

@@ -55,7 +55,7 @@ class Fifo(Resource):
             os.mkfifo(self.path, 0o200)
             os.chown(self.path, self.uid, -1, follow_symlinks=False)
         except OSError as error:
-            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
+            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the FIFO. Idempotent."""
@@ -73,7 +73,7 @@ def listen(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no FIFO")
+        raise OSError(f"{path} is not a FIFO")
     return descriptor
 
 
@@ -98,7 +98,9 @@ def made(place: Place) -> str:
     try:
         return str(json.loads(place.read(ANSWER, _MOST))["made"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise HostFault("it is saved, and its id is lost: vmgr checkpoints lists it") from None
+        raise HostFault(
+            "the job is saved, but the checkpoint's id is unknown: vmgr checkpoints lists it"
+        ) from None
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
@@ -153,8 +155,9 @@ def _opened(path: Path, place: Place, events: int, until: float) -> int:
         if "ended" in place.facts():
             raise HostFault("the job has ended")
     raise HostFault(
-        f"{path}: no process of vTorque's looks after the job, or its guests are not ready yet. If "
-        "they are, ask your administrator to call the same command, which begins one"
+        f"{path}: no watcher process of vTorque serves this job, or its guests are not ready "
+        "yet. If they are, ask your administrator to run the same command, which starts the "
+        "watcher"
     )
 
 
@@ -175,7 +178,7 @@ def _awaited(events: int, place: Place, token: str, until: float) -> str:
         if left <= 0:
             raise HostFault(
                 "the job has ended" if ended
-                else "the node's watcher has not answered; vmgr logs may say more"
+                else "the node's watcher did not answer in time; vmgr logs may show the reason"
             )  # fmt: skip
         select.select([events], [], [], left)
         _take(events)

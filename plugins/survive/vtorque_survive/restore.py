@@ -66,7 +66,7 @@ class Disk(Resource):
                 os.fchown(writes.fileno(), self.uid, -1)
                 copy_data(reads.fileno(), writes.fileno())
         except OSError as error:
-            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
+            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the disk. Idempotent."""
@@ -86,7 +86,7 @@ class Link(Resource):
         try:
             Path(self.path).symlink_to(self.target)
         except OSError as error:
-            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
+            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the link. Idempotent."""
@@ -146,19 +146,24 @@ def boot_sources(
     found = _its_last(job, request, store) if settings.checkpoints else None
     others = list(_others(job, image, found, user, site)) if found is not None else []
     if others:
-        log.warning("%s: the job starts from its beginning", "; ".join(map(str, others)))
+        log.warning("%s: the job starts from the beginning", "; ".join(map(str, others)))
     if found is None or others:
         if request[RESUME] in ("", BEGINNING):
             return
         if not settings.checkpoints:
             where = "[plugin.survive] checkpoints"
             raise Refused(
-                Refusal("this node keeps no checkpoints", RESUME.key, request[RESUME], where=where)
+                Refusal(
+                    "checkpoints are disabled on this node",
+                    RESUME.key,
+                    request[RESUME],
+                    where=where,
+                )
             )
         found = store.read(request[RESUME])
         if others := list(_others(job, image, found, user, site)):
             raise Refused(*others)
-    log.info("goes on with checkpoint %s", found.id)
+    log.info("restored from checkpoint %s", found.id)
     _await_released(site.paths, found)
     here = found.of_node(job.node_index)
     attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
@@ -177,9 +182,9 @@ def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | No
         return None
     found = next(reversed(its), None)
     if found is None:
-        log.warning("started again, without a checkpoint: from its beginning")
+        log.warning("requeued without a checkpoint: the job starts from the beginning")
     elif (failed := _failed(store, found, job)) >= _TRIES:
-        what = "going on with checkpoint %s has failed %d times: the job starts from its beginning"
+        what = "restoring checkpoint %s has failed %d times: the job starts from the beginning"
         log.warning(what, found.id, failed)
         return None
     return found
@@ -213,22 +218,30 @@ def _others(
 ) -> Iterator[Refusal]:
     """Yield the differences from the saved job that prevent a restore."""
     if found.owner != user.name:  # a uid may be given to another user
-        yield Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id)
+        yield Refusal(f"is a checkpoint of user {found.owner}", RESUME.key, found.id)
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
     if shared.on_any_node(site):
         del then["node"]
     if found.nodes != len(job.nodes):
-        what = f"was made of a job on {found.nodes} nodes, and this one has {len(job.nodes)}"
+        what = (
+            f"the checkpoint is of a job on {found.nodes} nodes, but this job has {len(job.nodes)}"
+        )
         yield Refusal(what, RESUME.key, found.id)
     elif found.nodes > 1 and not shared.on_any_node(site):
-        what = "is of a job on several nodes, which needs a place that all see"
+        what = (
+            "a checkpoint of a job on several nodes can only be restored if all nodes share "
+            "the checkpoints' directory"
+        )
         where = "[plugin.survive] checkpoints_shared"
         yield Refusal(what, RESUME.key, found.id, where=where)
     for name, was in then.items():
         if was != here.get(name):
-            what = f"was made with another {name}: {was}, and here it is {here.get(name, 'none')}"
+            what = (
+                f"the checkpoint was made with {name} {was}, but this node has "
+                f"{here.get(name, 'none')}"
+            )
             yield Refusal(what, RESUME.key, found.id)
 
 
@@ -283,15 +296,21 @@ def _require_disks(job: NodeJob, found: Manifest) -> None:
     def compare() -> None:
         if tools.disks(guest.run_dir for guest in job.guests) != found.disks:
             raise Refused(
-                "the job was saved with a disk file that is another one now, or was changed since: "
-                "its guest would go on with what it remembers of the old one"
+                (
+                    "a disk file of the job (disk=) was changed or replaced after the checkpoint "
+                    "was made: the restored guest would corrupt it"
+                )
                 if found.disks
-                else "the job was saved without a disk file of yours"
+                else "the checkpoint was made without a disk file (disk=)"
             )
 
     if wrong := in_child(compare, _LOOKS):
         value = job.guests[0].request[DISK]
-        raise Refused(Refusal(wrong, DISK.key, value, fix=f"leave out {RESUME.key}"))
+        raise Refused(
+            Refusal(
+                wrong, DISK.key, value, fix=f"leave out {RESUME.key} to start from the beginning"
+            )
+        )
 
 
 def _disown(store: Store, job_id: str) -> None:
@@ -325,7 +344,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                raise shared.in_use(f"checkpoint {found.id}: its guests are those of job {job} now")
+                raise shared.in_use(f"checkpoint {found.id} is in use by job {job}")
             select.select([events], [], [], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)

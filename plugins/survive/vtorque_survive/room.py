@@ -19,9 +19,9 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
     of = {each.job for each in store.all()} | {job_id}
     if settings.max_checkpointed_jobs and len(of) > settings.max_checkpointed_jobs:
         raise Refused(
-            f"{len(of) - 1} of at most {settings.max_checkpointed_jobs} jobs have "
-            "checkpoints ([plugin.survive] max_checkpointed_jobs): remove some (vmgr "
-            "checkpoints)"
+            f"{len(of) - 1} jobs of yours already have checkpoints, and the limit is "
+            f"{settings.max_checkpointed_jobs} ([plugin.survive] max_checkpointed_jobs). Remove "
+            "some with vmgr checkpoints remove"
         )
 
 
@@ -39,15 +39,15 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
     used = store.used() - had
     if settings.checkpoint_quota and used + need > settings.checkpoint_quota * _MIB:
         raise Refused(
-            f"it needs up to {show_mib(need // _MIB)}, and {show_mib(used // _MIB)} "
-            f"of {show_mib(settings.checkpoint_quota)} are in use ([plugin.survive] "
-            "checkpoint_quota): remove some"
+            f"the checkpoint needs up to {show_mib(need // _MIB)}, but {show_mib(used // _MIB)} "
+            f"of your quota of {show_mib(settings.checkpoint_quota)} are in use "
+            "([plugin.survive] checkpoint_quota). Remove some with vmgr checkpoints remove"
         )
     free = shutil.disk_usage(part).free + had - store.promised()
     if need > free:
         raise HostFault(
-            f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
-            f"{show_mib(free // _MIB)}"
+            f"the checkpoint needs up to {show_mib(need // _MIB)} in {store.top}, which has "
+            f"{show_mib(free // _MIB)} free"
         )
     with reserved.open("wb") as file:
         file.truncate(need)
@@ -68,4 +68,6 @@ def require_no_more(part: Path) -> None:
     had, reserved = taken(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)
-        raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")
+        raise Refused(
+            f"the checkpoint has {show_mib(had // _MIB)}, but only {most} were reserved for it"
+        )

@@ -26,7 +26,7 @@ def make(fifo: Path, uid: int) -> None:
             os.mkfifo(fifo, 0o200)
         os.chown(fifo, uid, -1, follow_symlinks=False)
     except OSError as error:
-        raise HostFault(f"cannot make {fifo}: {error.strerror}") from None
+        raise HostFault(f"cannot create {fifo}: {error.strerror}") from None
 
 
 def said(fifo: Path) -> bytes:
@@ -39,8 +39,8 @@ def said(fifo: Path) -> bytes:
     if line := _line(fifo):
         return line
     raise Refused(
-        "its script does not run: it has not begun (vm_prologue), or has ended (vm_epilogue, "
-        "the site's epilogue); once it runs ask again"
+        "the job's script is not running: it has not started yet (vm_prologue), or has ended "
+        "(vm_epilogue, the site's epilogue). Retry while the script runs"
     )
 
 
@@ -61,7 +61,7 @@ def _line(fifo: Path) -> bytes:
                 said.clear()  # who has written this, or had read before us, was killed
                 time.sleep(_LOOK)
             if len(said) > _MOST:
-                raise HostFault("its job shell says too much")
+                raise HostFault("the job shell's answer is too long")
     finally:
         os.close(descriptor)
-    raise HostFault("its job shell has not said what another one needs to go on")
+    raise HostFault("the job shell has not sent its session state in time")

@@ -90,31 +90,32 @@ class Settings:
             ("query_interval", self.query_interval, 0.5),
         ):
             if not least <= value <= 60:
-                raise ValueError(f"{name} is {value:g}: write {least:g} to 60 (s)")
+                raise ValueError(f"{name}={value:g} is invalid: write {least:g} to 60 (s)")
         if self.checkpoints and not is_plain(self.checkpoints):
-            raise ValueError(f"checkpoints is {self.checkpoints!r}: write an absolute path")
+            raise ValueError(f"checkpoints={self.checkpoints!r} is not an absolute path")
         for name, value, least in (
             ("min_checkpoint_interval", self.min_checkpoint_interval, 1),
             ("checkpoint_before_end", self.checkpoint_before_end, 1),
             ("health_interval", self.health_interval, 1),
         ):
             if value < least:
-                raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
+                raise ValueError(f"{name}={value:g} is too small: write {least} (s) or more")
         for name in ("kept_checkpoints", "drain_parallelism", "max_drained_nodes"):
             if (number := getattr(self, name)) < 1:
-                raise ValueError(f"{name} is {number}: write 1 or more")
+                raise ValueError(f"{name}={number} is too small: write 1 or more")
         if self.health_command not in ("", DOCTOR) and not is_plain(self.health_command):
             raise ValueError(
-                f"health_command is {self.health_command!r}: write an absolute path, or {DOCTOR}"
+                f"health_command={self.health_command!r} is invalid: write an absolute path, or "
+                f"{DOCTOR}"
             )
         if self.remote_command and "{node}" not in self.remote_command:
-            raise ValueError(f"remote_command is {self.remote_command!r}: it must contain {{node}}")
+            raise ValueError(f"remote_command={self.remote_command!r}: it must contain {{node}}")
         for name, number in (
             ("checkpoint_quota", self.checkpoint_quota),
             ("max_checkpointed_jobs", self.max_checkpointed_jobs),
         ):
             if number < 0:
-                raise ValueError(f"{name} is {number}: write a number, or 0")
+                raise ValueError(f"{name}={number} is invalid: write a number, or 0 for no limit")
 
 
 def is_plain(path: str) -> bool:

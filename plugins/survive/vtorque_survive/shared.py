@@ -49,9 +49,9 @@ def require_not_shared(settings: Settings) -> None:
     kind = file_system(Path(settings.checkpoints))
     if kind not in _OWN and not settings.checkpoints_shared:
         raise Refused(
-            f"the place for checkpoints is on a file system of the kind {kind}, which other hosts "
-            "may read, and memory would lie there in the clear: the site has to name another "
-            "([plugin.survive] checkpoints), or accept it (checkpoints_shared = true)"
+            f"the checkpoints' directory is on a file system of type {kind}. Other hosts may "
+            "read it, with the guests' memory in plain text. Set another directory "
+            "([plugin.survive] checkpoints), or accept that (checkpoints_shared = true)"
         )
     if settings.checkpoints_shared:
         require_seen(Path(settings.checkpoints))
@@ -63,8 +63,8 @@ def require_seen(top: Path) -> None:
         (top / SEEN).stat(follow_symlinks=False)
     except OSError as error:
         raise HostFault(
-            f"{top / SEEN}: {error.strerror}: either the place that all nodes are to see is not "
-            "mounted here, or nobody has made that file in it yet (touch, once, as root)"
+            f"{top / SEEN}: {error.strerror}: either the checkpoints' directory is not mounted "
+            "on this node, or this file is missing (create it once, as root, with touch)"
         ) from None
 
 
@@ -117,7 +117,7 @@ class Held(Resource):
         with _locked(self.path, "write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
-                raise in_use(f"job {found['job']} goes on with it, on node {found['node']}")
+                raise in_use(f"checkpoint in use by job {found['job']} on node {found['node']}")
             said = json.dumps({**self._said(), "leased": self.leased})
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
@@ -182,7 +182,9 @@ class Gate:
             if failed.wait(_GATE):
                 raise HostFault("another guest of the job has failed")
             if time.monotonic() >= until and (missing := self._give_up()):
-                raise InUse(f"its guests on {', '.join(missing)} are not there in time")
+                raise InUse(
+                    f"the job's guests on {', '.join(missing)} did not become ready in time"
+                )
             if time.monotonic() >= asks:
                 self._require_going_on()
                 asks = time.monotonic() + _LOOK
@@ -194,7 +196,7 @@ class Gate:
             if isinstance(adapter, MovingAdapter):
                 over = adapter.over(self._job.id, self._job.attempt)
         if over:
-            raise InUse("the batch system has ended it, or starts it again")
+            raise InUse("the job has ended or is being restarted by the batch system")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
         """Return the nodes whose guests are not ready; raise InUse if a start has failed."""
@@ -202,9 +204,9 @@ class Gate:
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:
             if (other := said[node].get("checkpoint")) != self._id:
-                raise InUse(f"it goes on with {self._id} here, and on {node} with {other}")
+                raise InUse(f"different checkpoints: {self._id} on this node, {other} on {node}")
         if gone := seen - ours:
-            raise InUse(f"its start has failed on {', '.join(sorted(gone))}")
+            raise InUse(f"the job's start on {', '.join(sorted(gone))} has failed")
         seen |= ours
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
@@ -255,7 +257,7 @@ def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
     until = time.monotonic() + _OVER
     while batch.node(config).alive([job_id])[job_id] is not Life.GONE:
         if time.monotonic() >= until:
-            raise in_use(f"checkpoint {found.id}: its guests are those of job {job_id} on {node}")
+            raise in_use(f"checkpoint {found.id} is in use by job {job_id} on {node}")
         time.sleep(_LOOK)
 
 
@@ -299,7 +301,10 @@ def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
                 break
             said += part
     if wrong := child.wait():
-        raise in_use(f"{top}, which all nodes are to see: {wrong}", stage="checkpoints' place")
+        raise in_use(
+            f"the checkpoints' directory {top}, which all nodes share: {wrong}",
+            stage="checkpoints' directory",
+        )
     pairs = (line.split(" ") for line in said.decode().splitlines())
     return {(pool, item) for pool, item in pairs}
 

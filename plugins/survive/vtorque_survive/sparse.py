@@ -16,7 +16,7 @@ def copy_data(source: int, to: int) -> None:
         while at < end:
             sent = _copied(source, to, end - at, at)
             if not sent:
-                raise OSError(errno.EIO, "it became shorter")
+                raise OSError(errno.EIO, "the file shrank during the copy")
             at += sent
 
 

@@ -105,7 +105,7 @@ class Manifest:
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("schema") != SCHEMA:
-                raise ValueError("another version's")
+                raise ValueError("it was written by another version of vTorque")
             guests = (
                 SavedGuest(
                     **{name: value for name, value in guest.items() if name not in _OLDER}
@@ -117,7 +117,7 @@ class Manifest:
             )
             return cls(guests=tuple(guests), **found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise HostFault(f"the checkpoint's manifest cannot be read: {error}") from None
+            raise HostFault(f"invalid checkpoint manifest: {error}") from None
 
 
 def manifest_of(
@@ -263,11 +263,15 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
         except ConfigError as error:
-            raise Refused(f"checkpoint {printable(name)} is not root's: {error}") from None
+            raise Refused(
+                f"checkpoint {printable(name)} could have been written by others than root: {error}"
+            ) from None
         except OSError as error:
             raise Unreachable(f"{path}: {error.strerror}") from None
         if (found.uid, found.id) != (self.uid, name):
-            raise HostFault(f"{self.directory / name}: is the one of {found.id}, uid {found.uid}")
+            raise HostFault(
+                f"{self.directory / name} contains the checkpoint {found.id} of uid {found.uid}"
+            )
         return found
 
     def all(self) -> Iterator[Manifest]:

@@ -99,8 +99,9 @@ class Together:
         for name, version in tools.items():
             if theirs.get(name) != version:
                 raise HostFault(
-                    f"has another {name} than {self.nodes[0]}, so a job of both cannot be saved: "
-                    f"{version}, and there it is {printable(str(theirs.get(name)), 200)}"
+                    f"a job on both this node and {self.nodes[0]} cannot be saved, because their "
+                    f"versions of {name} differ: {version} on this node, "
+                    f"{printable(str(theirs.get(name)), 200)} on the other"
                 )
 
     def has(self, kind: str) -> bool:
@@ -153,7 +154,7 @@ class Together:
             if not self._part.exists() and not self.store.has(self.name):
                 raise self._given_up()
             if time.time() >= (longest if (self._part / ENDS).exists() else until):
-                raise HostFault(f"{self.nodes[0]} has not made a checkpoint of it in time")
+                raise HostFault(f"{self.nodes[0]} did not complete the checkpoint in time")
             time.sleep(_LOOK)
 
     def is_written(self) -> bool:
@@ -229,7 +230,7 @@ class Together:
             raise self._given_up()
 
     def _given_up(self) -> HostFault:
-        return HostFault(self._why() or "another node of the job has given it up")
+        return HostFault(self._why() or "another node of the job has canceled the checkpoint")
 
     def _why(self) -> str:
         with suppress(OSError):

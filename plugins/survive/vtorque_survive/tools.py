@@ -20,15 +20,20 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
     facts = job.kept.facts()
     lacking = facts.get("unsaveable")
     if lacking is None:
-        raise Refused("it was started by a vTorque that could not save jobs")
+        raise Refused("the job was started by a version of vTorque that cannot save jobs")
     if lacking:
-        raise Refused(f"its guests have what cannot be saved on this node: {', '.join(lacking)}")
+        raise Refused(
+            "the job's guests use resources that cannot be saved on this node: "
+            f"{', '.join(lacking)}"
+        )
     if len(job.guests) < len(facts.get("guests", ())):
-        raise Refused("some of its guests have gone to another node: it cannot be saved any more")
+        raise Refused(
+            "some of the job's guests have migrated to another node: the job can no longer be saved"
+        )
     if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
         raise Refused(
-            "a job with disk= cannot be saved while it goes on, for it writes to that file "
-            "afterwards: save it with --stop"
+            "a job with disk= cannot be saved and continue, because it would change its disk "
+            "file afterwards: use --stop"
         )
 
 

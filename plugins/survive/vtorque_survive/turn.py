@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from vtorque_core.api import Refused, VtorqueError
 
-ASKS = "asks to be drained: "
+ASKS = "requests a drain: "
 _LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and until it is given up
 
 
@@ -52,7 +52,7 @@ def take(batch: object, most: int, reason: str) -> None:
         Refused: If the limit is reached. Nothing is changed.
     """
     if not isinstance(batch, Counting):
-        raise Refused("this site's batch system does not say which nodes are drained")
+        raise Refused("this site's batch system does not report which nodes are drained")
     me, nodes = batch.drained()
     if me in nodes and not nodes[me].startswith(ASKS):
         return
@@ -92,4 +92,7 @@ def _await_turn(batch: Counting, most: int) -> None:
 
 def _refusal(others: list[str]) -> Refused:
     names = ", ".join(sorted(others)[:5])
-    return Refused(f"not drained: {len(others)} others are, or are to be: {names} (drain_most)")
+    return Refused(
+        f"not drained: {len(others)} other nodes are drained or about to be: {names} (limit: "
+        "[plugin.survive] max_drained_nodes)"
+    )

@@ -43,8 +43,11 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is trie
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
 _HELD = "held"  # what is said of a job beside its Life
-_NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
-_OWNER = "its owner asked for it"
+_NO_MORE = (
+    f"the job was suspended or saved too often ({_MOST_PHASES} phases): further requests are "
+    "ignored"
+)
+_OWNER = "requested by its owner"
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
@@ -192,7 +195,7 @@ class Loop:
         try:
             return self.batch.told(ids, soon=any(map(_is_reason, self.jobs.values())))
         except OSError as error:
-            log.warning("the batch system cannot be asked: %s", error)
+            log.warning("cannot query the batch system: %s", error)
             return {}
 
     def _collect(self, watched: Watched) -> None:
@@ -239,14 +242,14 @@ class Loop:
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Pause, resume or save the guests, as the job's state or its owner's request demands."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
-            request.answer(watched.job.kept, found[1], f"{SAVED}: wait for that")
+            request.answer(watched.job.kept, found[1], f"{SAVED}: wait until this is finished")
         if watched.change is not None or watched.passed is not None or watched.to == ENDS:
             return
         asked = self._asked(watched)
         self.checkpoints.due(self.paths, watched.job)
         to, why = self._wanted(watched, life)
         if asked == request.RESUME and to != suspend.RUNS:
-            self._answer(watched, f"{why}: have that go on")
+            self._answer(watched, f"the job cannot be resumed now: {why}")
         elif asked == request.SUSPEND and to == suspend.RUNS:
             self._answer(watched, _NO_MORE)
         done = to == suspend.phase(watched.job) and asked != request.RESUME
@@ -308,12 +311,12 @@ class Loop:
             return suspend.PAUSED, SAVED  # its guests are not there to be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is Life.SUSPENDED or unknown:
-            return suspend.SUSPENDED, "the batch system has suspended it"
+            return suspend.SUSPENDED, "suspended by the batch system"
         if watched.stopped and not _plays(watched):
-            return suspend.PAUSED, "its processes were stopped"
+            return suspend.PAUSED, "the job's processes are stopped"
         if self._file(watched).exists() and not _plays(watched):
             return suspend.PAUSED, _OWNER
-        return suspend.RUNS, "nothing holds it any more"
+        return suspend.RUNS, "no reason to be suspended is left"
 
     def _file(self, watched: Watched) -> Path:
         return self.paths.job_state(watched.job.job.key) / ASKED

@@ -227,11 +227,11 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
     with ill.is_ill(watched, first):
         second = elsewhere(watched, job_id, [first])
         said = watched.root(first, "vmgr", "logs", other_id)
-        assert f"its node is drained ({ill.WHY}), and the job is left to run" in said
+        assert f"node drained ({ill.WHY}); the job is left running" in said
         assert watched.show(other_id)["JobState"] == "RUNNING"
         assert ill.state(watched, first) == f"draining vTorque: {ill.WHY}"
         doctor = watched.root(first, "vtorque", "doctor", check=False)
-        assert f": {ill.WHY}; left to run: {other_id}" in doctor
+        assert f": {ill.WHY}; left running: {other_id}" in doctor
         await_more(watched, len(counted(watched)) + 5)
         said = watched.root(second, "vtorque", "drain", second)
         assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")
@@ -328,7 +328,7 @@ def test_a_job_on_two_nodes_is_saved_while_it_goes_on_and_goes_on_from_there(pla
     place.root("head", "scontrol", "requeue", job_id)
     place.root("head", "scontrol", "update", f"jobid={job_id}", "reqnodelist=")
     await_more(place, before + 20)
-    assert f"goes on with checkpoint {name}" in place.root("n1", "vmgr", "logs", job_id)
+    assert f"restored from checkpoint {name}" in place.root("n1", "vmgr", "logs", job_id)
     said = place.root("n1", "vtorque", "drain", "n1")
     assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint"), said
     before = len(counted(place))
@@ -402,7 +402,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_job_goes_on(place, echoes)
     await_more(place, 5)
     kill_watcher(place, "n2")
     done = place.user("vmgr", "checkpoint", "--stop", job_id, check=False, timeout=300)
-    assert done.returncode and b"n2: its guests do not stand still" in done.stderr
+    assert done.returncode and b"n2: the guests are not paused" in done.stderr
     place.wait(lambda: domains(place, "n1", "n2") == {"running"}, what="it goes on")
     assert place.root("head", "find", PLACE, "-mindepth", "2", "-name", "*.0*") == ""
     await_more(place, len(counted(place)) + 5)

@@ -244,7 +244,7 @@ def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
             lambda: [
                 line
                 for line in watched.root("n2", *doctor, check=False).splitlines()
-                if "drained last" in line
+                if "last drained" in line
             ],
             what="the drain's end",
         )

@@ -118,7 +118,7 @@ def test_what_is_told(here):
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(here, told):
     code, (said,) = here.run(told)
-    assert code and "cannot be read" in said["failed"]
+    assert code and "invalid request" in said["failed"]
 
 
 def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
@@ -146,13 +146,13 @@ def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
     here.site.node.start_timeout = 0.0
     here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     here.adapter.held.clear()
-    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to come here"}])
+    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to arrive"}])
     here.site.node.start_timeout = 3600.0
     failed = threading.Event()
     failed.set()
     here.starts = lambda guest, _: guest.arrive(guest.guest.uuid, "<domain/>", failed)
     here.released.clear()
-    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to come here"}])
+    assert here.run(both) == (1, [{"failed": "another guest of the job is not ready to arrive"}])
     assert here.adapter.held == [] and here.released == ["42"]
 
 
