@@ -205,6 +205,13 @@ def paths_of(raw: Raw) -> Paths:
     return table or Paths()
 
 
+def node_of(raw: Raw) -> schema.Node:
+    """Return only ``[node]``, or its defaults if it is invalid. For teardown, as paths_of()."""
+    builder = _Builder(raw)
+    table: schema.Node | None = builder.table(schema.Node, "node")
+    return schema.Node() if table is None or builder.problems else table
+
+
 class _Builder:
     plugins: Plugins
     wanted: schema.PluginsTable

@@ -9,8 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vtorque_core.base.names import Paths
-from vtorque_core.site.config import Raw, Site, build, paths_of, plugins_config, read_toml
+from vtorque_core.site.config import Raw, Site, build, node_of, paths_of, plugins_config, read_toml
 from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.schema import Node
 
 
 def load(path: Path, *, node: bool | Collection[str], new: bool = False) -> tuple[Site, Plugins]:
@@ -31,3 +32,9 @@ def opened(path: Path, *, node: bool | Collection[str], new: bool = False) -> tu
 
 def load_paths(path: Path) -> Paths:
     return paths_of(read_toml(path))
+
+
+def load_for_teardown(path: Path) -> tuple[Paths, Node]:
+    """Return ``[paths]`` and ``[node]``, whatever else the config contains. Raises ConfigError."""
+    raw = read_toml(path)
+    return paths_of(raw), node_of(raw)

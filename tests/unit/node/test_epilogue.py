@@ -146,6 +146,22 @@ def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
     assert not node["acme"].told.exists(), "a second epilogue tells nothing again"
 
 
+@pytest.mark.parametrize(
+    ("table", "limits"),
+    [
+        ("[node]\nrelease_timeout = 7\nteardown_timeout = 90\n", (7.0, 90.0)),
+        ("", (30.0, 60.0)),
+        ("[node]\nteardown_timeout = 'long'\n", (30.0, 60.0)),
+    ],
+)
+def test_epilogue_releases_within_the_limits_of_the_config(node, monkeypatch, table, limits):
+    seen = []
+    monkeypatch.setattr(epilogue, "release_job", lambda *_, **given: seen.append(given) or [])
+    node["config"].write_text(node["config"].read_text() + table)
+    epilogue.run(node["config"], "43.srv")
+    assert [(given["release_timeout"], given["deadline"]) for given in seen] == [limits]
+
+
 def test_plugins_are_told_once_all_is_released(node, qemu, tmp_path):
     told = tmp_path / "ended"
 
@@ -196,7 +212,7 @@ def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkey
 
     in_other_process(prologue)
     os.read(ready[0], 1)
-    monkeypatch.setattr(epilogue, "release_job", functools.partial(release_job, deadline=0))
+    monkeypatch.setattr(epilogue, "release_job", lambda *job, **_: release_job(*job, deadline=0))
     monkeypatch.setattr(reap, "_FIRST_PAUSE", 0.05)
     assert epilogue.run(node["config"], "42.srv") == 1
     assert "that is tried again" in capfd.readouterr().err
@@ -257,7 +273,7 @@ def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
 
 @pytest.mark.parametrize("differs", [{"starter": 1}, {"state": "ready"}, {"namespace": 1}])
 def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monkeypatch, differs):
-    monkeypatch.setattr(epilogue, "release_job", functools.partial(release_job, deadline=0))
+    monkeypatch.setattr(epilogue, "release_job", lambda *job, **_: release_job(*job, deadline=0))
     monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)
     pid = hold_lock_in_child(node, functools.partial(write_starting_proof, node, **differs))
     try:

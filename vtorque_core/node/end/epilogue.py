@@ -33,6 +33,7 @@ from vtorque_core.node.end.reap import AFTER, reap_until_clean, release_job, tel
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
+from vtorque_core.site.schema import Node
 
 _KILLED = "the process that started the guests was killed"
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
@@ -45,7 +46,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     uses the default directories, because other directories could contain journals that a user
     forged. ``status`` is the job's exit status, if known.
     """
-    paths = _paths(config)
+    paths, node = _settings(config)
     states = _states(paths, job_id)
     if status == str(EXIT_GUEST_DIED):
         said = "".join(f"{line}\n" for line in _last_words(paths, states))
@@ -58,7 +59,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     lost = status == str(EXIT_HOST_FAULT) and proof.starter_pid(paths, job_id) > 0
     try:
         _stop_start(paths, job_id)
-        reports = release_job(paths, job_id)
+        each, whole = node.release_timeout, node.teardown_timeout
+        reports = release_job(paths, job_id, release_timeout=each, deadline=whole)
         clean = all(report.clean for report in reports)
     except Busy as error:  # the job's start, or another epilogue, holds the lock
         syslog.syslog(syslog.LOG_WARNING, f"vtorque {job_id}: {error}")
@@ -153,11 +155,11 @@ def _died(uri: str, uuid: str) -> bool:
     return True
 
 
-def _paths(config: Path) -> Paths:
-    from vtorque_core.site.load import load_paths  # noqa: PLC0415
+def _settings(config: Path) -> tuple[Paths, Node]:
+    from vtorque_core.site.load import load_for_teardown  # noqa: PLC0415
 
     try:
-        return load_paths(config)
+        return load_for_teardown(config)
     except ConfigError as error:
         sys.stderr.write(f"vtorque: warning: {error}\n")
-        return Paths()
+        return Paths(), Node()
