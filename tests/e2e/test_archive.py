@@ -58,7 +58,8 @@ def test_a_job_and_a_refused_one_from_everywhere(clean, archive, elsewhere):
     assert (mine["reason"], mine["name"], mine["owner"]) == ("exit code 3", "t", clean.user)
 
     assert (
-        b"nothing is kept" in clean.as_user("vmgr", "report", job, user=OTHER, check=False).stderr
+        b"this node has no records"
+        in clean.as_user("vmgr", "report", job, user=OTHER, check=False).stderr
     )
     refused = clean.root("vmgr", "report", job, check=False)
     assert refused.returncode == 2 and b"sudo -u OWNER" in refused.stderr

@@ -79,7 +79,7 @@ def test_what_runs_on_cancellation_sees_the_script_run(clean, scripts):
     out = (clean.home / "out").read_text().splitlines()
     user = clean.user
     assert out == ["started", f"user {user} a {clean.home}", f"site {user} a", "runs", "TERM"]
-    assert b"what runs when" not in (clean.home / "err").read_bytes()
+    assert b"script for a canceled job" not in (clean.home / "err").read_bytes()
 
 
 def test_the_sites_templates_make_the_domain(clean):

@@ -126,7 +126,7 @@ def test_image_of_a_root_disk_in_memory_is_removed_when_free(guest, image):
     ).stdout.split()
     assert size == ["tmpfs", str(42 << 20)]
     said = node.root("vmgr", "images", "remove", "added", "--when-free").stdout.decode()
-    assert said == f"removed added; its files stay until {job_id} end\n"
+    assert said == f"removed added; its files are kept until {job_id} end\n"
     refused = node.as_user("vsub", "-vm", "img=added", node.script(WAIT), check=False)
     assert b"no such image" in refused.stderr
     end(node, job_id)

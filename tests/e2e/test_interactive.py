@@ -16,7 +16,7 @@ def test_a_shell_in_a_guest(clean):
     """Prompt, a real terminal of the right size, job control, exit code; no X without sshd."""
     terminal = on_a_node(clean, "-I", "-X", "-vm", "ram=256M", environ=["DISPLAY=localhost:50.0"])
     terminal.read(STARTED)
-    terminal.read(rb"\nvtorque: no X in the guest: its image has no sshd, or [^\r]*\r\n")
+    terminal.read(rb"\nvtorque: X11 forwarding does not work: the image has no sshd, or [^\r]*\r\n")
     terminal.read(PROMPT)
     terminal.write(b"echo display-$DISPLAY$XAUTHORITY-; tty; stty size\r")
     terminal.read(rb"display--\r")

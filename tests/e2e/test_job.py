@@ -168,7 +168,7 @@ def test_what_guest_root_has_left_is_removed(clean):
     os.chown(mine, user.pw_uid, user.pw_gid)
     assert clean.as_user("/usr/bin/rm", "-r", left, check=False).returncode != 0
     clean.as_user("vmgr", "clean", "left", "--", "-W", "block=true", "-j", "oe", "-o", "out")
-    assert (clean.home / "out").read_text() == f"{left}: all that is left is yours\n"
+    assert (clean.home / "out").read_text() == f"{left}: all remaining files are yours\n"
     assert sorted(left.rglob("*")) == [left / "kept", mine]
     clean.as_user("/usr/bin/rm", "-r", left)
 

@@ -158,7 +158,7 @@ def test_a_function_goes_to_vfio_and_back(node, tmp_path):
     if line is None:
         pytest.fail(f"{done.stdout[-3000:].decode('utf-8', 'replace')}\n{done.stderr!r}")
     assert json.loads(line[1]) == {
-        "lacks": "", "together": 1, "disk": ["the disk vda is on it"],
+        "lacks": "", "together": 1, "disk": ["it has the disk vda"],
         "before": ["e1000e", None, "(null)"],
         "bound": ["vfio-pci", 1234, "vfio-pci"],
         "of the site": ["vfio-pci", 77, "vfio-pci"],

@@ -86,7 +86,7 @@ def test_all_nodes_get_the_same_secret_and_a_running_job_keeps_its(cluster, tmp_
     secrets[2].write_bytes(b"a third" * 10)
     done = cluster("doctor")
     assert done.returncode == 1
-    told = re.findall(r"^(\S+):\n  site secret is not as on the other", done.stdout, re.MULTILINE)
+    told = re.findall(r"^(\S+):\n  site secret differs from the other", done.stdout, re.MULTILINE)
     assert sorted(told) == ["n2", "n[1,3]"], done.stdout + done.stderr
     done = cluster("uninstall", "--purge")
     assert done.returncode == 0, done.stdout

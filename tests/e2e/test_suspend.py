@@ -234,4 +234,4 @@ def test_five_times_at_random(guest, how):
         job.await_going()
     assert job.ended() == lines(400)
     log = guest.as_user("vmgr", "logs", job.id).stdout.decode()
-    assert len(re.findall("(paused|suspended): ", log)) == len(re.findall("goes on: ", log)) == 5
+    assert len(re.findall("(paused|suspended): ", log)) == len(re.findall("resumed: ", log)) == 5

@@ -61,8 +61,8 @@ def test_missing_shell_of_option_S_is_an_error(guest, line):
     result = guest.job(f"{line}echo ran\n", "-vm", "ram=256M", "-S", "/bin/zsh")
     assert (result.code, result.out) == (127, b"")
     assert result.err == (
-        b"vtorque: cannot run the shell /bin/zsh (-S): image micro does not have it. Name a "
-        b"shell of the image with -S, or choose an image that has this one (-vm img=)\n"
+        b"vtorque: cannot run the shell /bin/zsh (-S): it is missing in image micro. Use -S with a "
+        b"shell of the image, or choose an image that has this one (-vm img=)\n"
     )
 
 
@@ -70,8 +70,8 @@ def test_missing_interpreter_is_named_with_the_image(guest):
     result = guest.job("#!/usr/bin/python3 -u\nprint(1)\n", "-vm", "ram=256M")
     assert (result.code, result.out) == (127, b"")
     assert re.fullmatch(
-        rb"vtorque: cannot run \S+: image micro does not have its interpreter /usr/bin/python3 "
-        rb"\(#! line\)\. Choose an image that has it \(-vm img=\); vmgr images list shows the "
+        rb"vtorque: cannot run \S+: its interpreter /usr/bin/python3 \(#! line\) is missing in "
+        rb"image micro\. Choose an image that has it \(-vm img=\); vmgr images list shows the "
         rb"images\n",
         result.err,
     )

@@ -74,10 +74,10 @@ def test_the_service_killed_finds_its_guests_and_a_dead_one_costs_no_job(warm):
         os.kill(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()), signal.SIGKILL)
     _, log = warm.job()  # and starts the service
     assert len(took(log)) == 1
-    assert any("is booted anew" in message for message in log), log
+    assert any("booting a cold guest instead" in message for message in log), log
     after = warm.await_full()
     assert not before & after
-    assert warm.command("start") == "it is there already\n"
+    assert warm.command("start") == "the service is already running\n"
 
 
 def output(*argv):

@@ -232,7 +232,7 @@ def close_files(keep: Collection[int]) -> None:
 
 
 def drop_privileges(memory: int, largest_file: int = 0) -> None:
-    """Become nobody without capabilities, and die with the parent process.
+    """Switch to user nobody without capabilities, and die with the parent process.
 
     Limits are in bytes: ``memory`` of additional address space, ``largest_file`` of a written file.
     """

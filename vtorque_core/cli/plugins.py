@@ -70,7 +70,7 @@ class Row:
 @json_option
 @click.pass_context
 def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> None:
-    """List plugins: state, version, contributions, and why a plugin is off or broken.
+    """List plugins: state, version, contributions, and why a plugin is disabled or broken.
 
     Exit code 1 if a plugin is broken or has programming errors, or if the config is invalid.
     """

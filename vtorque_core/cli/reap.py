@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Release the resources of jobs that have ended.")
 @click.argument("job_id", metavar="[JOB]", default="")
 @config_option
-@click.option("--dry-run", is_flag=True, help="Print what would be released.")
+@click.option("--dry-run", is_flag=True, help="Print what would be released, without doing it.")
 @click.option(
     "--abandon",
     multiple=True,

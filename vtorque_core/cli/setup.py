@@ -22,7 +22,7 @@ def setup() -> None:
 @setup.command()
 @config_option
 @click.option("--batch", default="local", show_default=True, help="Batch system of the site.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.option("--secret-from-stdin", is_flag=True, hidden=True)
 def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
     """Create directories, site secret, network, commands and the batch system's hooks.
@@ -50,7 +50,7 @@ def uninstall(config: Path, purge: bool) -> None:
     """Remove hooks, the guests' network, links to the commands and runtime directories.
 
     Restores earlier files byte for byte. Files that were edited since are kept and reported.
-    Refused while jobs run.
+    Fails while jobs run.
     """
     from vtorque_core.node.admin import setup as steps  # noqa: PLC0415
     from vtorque_core.node.admin import setup_batch as batch_setup  # noqa: PLC0415

@@ -110,7 +110,7 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
             raise ValueError(f"has no {key}, or not of type {kind.__name__}")
     for key in _ROLES:
         if data.get(key) is not None and type(data[key]) is not str:
-            raise ValueError(f"has a {key} that is no file name")
+            raise ValueError(f"has a {key} that is not a file name")
     facts: dict[str, Any] = {fact: data.get(fact) for fact in _FACTS}
     built = BuiltImage(**facts)
     check_facts(built)

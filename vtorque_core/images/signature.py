@@ -61,8 +61,8 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
 
 
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
-    fix = f"if it is what it should be: vmgr images sign {sidecar.name} --key FILE, as root"
-    message = f"{reason}; this site takes images that are signed by one of {signers} only"
+    fix = f"if its content is right: vmgr images sign {sidecar.name} --key FILE, as root"
+    message = f"{reason}; this site only uses images that are signed by one of {signers}"
     return Refused(message, key="img", value=sidecar.name, fix=fix)
 
 

@@ -57,9 +57,9 @@ def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
     found = _grouped(places if wanted is None else _meant(places, wanted))
     if not found:
         what = "any job" if wanted is None else f"a job {printable(wanted)}"
-        how = "where it runs, or did"
+        how = "where it runs or has run"
         if uid is None:
-            how += "; what is kept in its owner's files is theirs: sudo -u OWNER the same command"
+            how += "; for records in its owner's home, run the same command with sudo -u OWNER"
         whose = "" if uid is None else " of yours"
         raise Refused(f"this node has no records of {what}{whose}: ask the node {how}")
     return found

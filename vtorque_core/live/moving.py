@@ -109,7 +109,7 @@ def settled(uri: str, uuid: str, seconds: float) -> State:
     until = time.monotonic() + seconds
     while hypervisor.is_busy(uri, uuid):
         if time.monotonic() >= until:
-            raise HostFault("libvirt still moves it")
+            raise HostFault("libvirt is still migrating the guest")
         time.sleep(_LOOK)
     return hypervisor.domain_state(uri, uuid)
 

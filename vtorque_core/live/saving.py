@@ -55,7 +55,7 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[tuple[LockedJob,
     """
     with suspend.locked(paths, job) as locked, suspend.logged(paths, job, phase):
         if locked.state.phase != phase:
-            raise HostFault("it is being ended, or goes on")
+            raise HostFault("the job is being ended, or was resumed")
         yield locked, _saveable(paths, job, locked.state)
 
 

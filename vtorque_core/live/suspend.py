@@ -115,7 +115,7 @@ def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
     with _changing(paths, job, to) as mark:
         if mark():  # first, since the CPUs are the job's again
-            _log.info("goes on: %s", why)
+            _log.info("resumed: %s", why)
         _all(paths, job, hypervisor.resume_domain, _GOES_ON)
 
 
@@ -124,7 +124,7 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
     """Hold the lock of a job. Raises HostFault if it has ended, Busy if the lock is held."""
     with locked_job(paths, job.job.key) as held:
         if held is None:
-            raise HostFault("it has ended")
+            raise HostFault("the job has ended")
         yield held
 
 
@@ -132,7 +132,7 @@ def locked(paths: Paths, job: RunningJob) -> Iterator[LockedJob]:
 def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
     with locked(paths, job) as held:
         if held.state.phase and held.state.phase not in _PHASES:
-            raise HostFault("it is being ended")
+            raise HostFault("the job is being ended")
         with safefs.naming(_half_done(paths, job)):
             _half_done(paths, job).touch(mode=0o600)
         yield lambda: held.enter(to)
@@ -179,7 +179,7 @@ def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     """
     kind = str(job.kept.facts().get("guest_type", ""))
     if (state := journal_of(paths, job.job.key)) is None:
-        raise HostFault("it has ended")
+        raise HostFault("the job has ended")
     return kind, Plugins.load(node=False, only=set(state.header.plugins)).guest_type(kind).driver()
 
 
@@ -188,7 +188,7 @@ def _set_clocks(paths: Paths, job: RunningJob) -> None:
         try:
             _, driver = driver_of(paths, job)
         except (OSError, VtorqueError) as error:
-            _log.warning("the guests' clocks are late: %s", error)
+            _log.warning("cannot set the guests' clocks: %s", error)
             return
         if not isinstance(driver, ClockDriver):
             return
@@ -198,7 +198,7 @@ def _set_clocks(paths: Paths, job: RunningJob) -> None:
                 driver.set_clock(guest.run_dir, time.monotonic() + _CLOCK)
                 _log.info("its clock is set", extra={"guest": guest.index})
             except HostFault as error:
-                _log.warning("its clock is late: %s", error, extra={"guest": guest.index})
+                _log.warning("cannot set its clock: %s", error, extra={"guest": guest.index})
 
         with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
             list(threads.map(one, job.guests))

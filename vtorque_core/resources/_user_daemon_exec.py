@@ -246,12 +246,12 @@ def _check_qcow2(header: bytes) -> None:
     This is not for security: the daemon has only the user's permissions.
     """
     if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
-        raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
+        raise _Denied("is not a qcow2 file of version 2 or 3, although its name ends with .qcow2")
     (backing,) = struct.unpack_from(">Q", header, 8)
     (incompatible,) = struct.unpack_from(">Q", header, 72)
     if backing or (header[4:8] == _V3 and incompatible & _EXTERNAL_DATA):
         what = "a backing file" if backing else "an external data file"
-        raise _Denied(f"has {what}; make it stand alone: qemu-img convert")
+        raise _Denied(f"has {what}; convert it to a single file: qemu-img convert")
     if struct.unpack_from(">I", header, 32) != (0,):
         raise _Denied("is encrypted")
 

@@ -65,7 +65,7 @@ def problem(hook: str, item: object) -> str:
     if right:
         return _undocumented(item, types)
     given = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
-    return f"answered {given} where {belongs} belongs"
+    return f"returned {given} instead of {belongs}"
 
 
 def _undocumented(item: object, types: tuple[type[Any], ...]) -> str:

@@ -80,15 +80,15 @@ def read_jobs(
             problems[key] = unknown(key, (*SELECTORS, *_BELOW))
         elif key in OF_BATCH and key not in told:
             knows = ", ".join(sorted(told)) or "neither account nor queue"
-            problems[key] = f"{system} tells none of a job, so this never counts; it tells {knows}"
+            problems[key] = f"{system} does not report this about jobs; it reports {knows}"
         elif not names or not all(isinstance(name, str) for name in names):
             problems[key] = "must be a name, a glob, or a list of them"
         else:
             found[key] = tuple(names)
     if not found and not problems:
         problems[""] = (
-            f"says not for which jobs: set {', '.join(SELECTORS)}; "
-            "what is for all stands in [options] and [plugins]"
+            f"does not select jobs: set {', '.join(SELECTORS)}; "
+            "limits for all jobs belong in [options] and [plugins]"
         )
     return found, problems
 

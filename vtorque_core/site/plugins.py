@@ -382,7 +382,7 @@ class Plugins:
             name = key(contribution.item)
             if name in found:
                 raise Conflict(
-                    f"{hook}: {name!r} is brought by {found[name].distribution} and by "
+                    f"{hook}: {name!r} is provided by {found[name].distribution} and by "
                     f"{contribution.distribution}: disable one of them in [plugins]"
                 )
             found[name] = contribution

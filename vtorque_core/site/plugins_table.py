@@ -40,8 +40,8 @@ def plugin_problems(
     if where != "default" or not set(plugins.off).isdisjoint(wanted.disable):
         yield (
             "disable" if wanted.disable else "enable",
-            f"leaves no plugin that brings [batch] system = {printable(system, 40)!r} ({where}); "
-            f"off: {', '.join(plugins.off)}; batch systems of those that are on: "
+            f"leaves no plugin that provides [batch] system = {printable(system, 40)!r} ({where}); "
+            f"disabled: {', '.join(plugins.off)}; batch systems of enabled plugins: "
             f"{', '.join(sorted(found)) or 'none'}: leave its plugin on or choose another system",
         )
 
@@ -55,10 +55,10 @@ def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
     if name not in installed and name not in PLUGINS:
         return f"there is no such plugin; {hint(name, {*installed, *PLUGINS}, 'remove it')}"
     if on and name in plugins.off:
-        return "is off for all jobs in [plugins]: only what is on there can be off for some"
+        return "is disabled for all jobs in [plugins]: enable it there to disable it for some"
     bring = (each for each in plugins.each(hooks.vtorque_batch_systems) if each.error is None)
     if name in (each.plugin for each in bring if each.item.name == system):
-        return f"brings [batch] system = {printable(system, 40)!r}, which every job needs"
+        return f"provides [batch] system = {printable(system, 40)!r}, which every job needs"
     return ""
 
 

@@ -63,8 +63,8 @@ def require_told(site: Site, facts: Facts) -> None:
         for name in ALWAYS_THERE:
             if name in entry.jobs and facts[name] == ("",):
                 raise HostFault(
-                    f"the hook does not tell the job's {name}, which {entry} in {site.path} asks "
-                    "for: run vtorque setup install"
+                    f"the hook does not report the job's {name}, which {entry} in {site.path} "
+                    "uses: run vtorque setup install"
                 )
 
 
@@ -279,7 +279,7 @@ def check_share(
 
     All numbers are per node; None: not requested.
     """
-    fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
+    fix = "request more, or fewer or smaller guests, or nothing: vsub adds what guests need"
     shares = [(needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory")]
     for name, need in (*needed.resources.items(), *needed.licenses.items()):
         shares.append((need, resources.get(name), name))

@@ -228,7 +228,7 @@ def unpack(blob: bytes) -> Iterator[bytes]:
     document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
     version = document["v"]
     if type(version) is not int or version != VERSION:
-        malformed(f"it is not of version {VERSION}: submit the job anew")
+        malformed(f"it is not of version {VERSION}: submit the job again")
     for item in _list(document["vm"], "vm", MAX_PAIRS):
         if not isinstance(item, list) or len(item) != 2:
             malformed("a -vm pair is not a list of two")

@@ -67,5 +67,5 @@ def packed(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
                 archive.writestr(name, content)
         if left:
             some = f"{left[:20]} of {len(left)} files"
-            archive.writestr(LEFT_OUT, f"Too large for the site's limit: {some}\n")
+            archive.writestr(LEFT_OUT, f"Removed because of the site's size limit: {some}\n")
     return buffer.getvalue()

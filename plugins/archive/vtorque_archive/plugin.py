@@ -41,16 +41,20 @@ class Settings:
         """Validate the values. Raise ValueError for an invalid one."""
         words = set(re.findall(r"\{([^{}]*)\}", self.directory))
         if self.directory and not self.directory.startswith(("/", "{home}/")):
-            raise ValueError("directory: write an absolute path, or one that begins with {home}/")
+            raise ValueError(
+                "directory is invalid: write an absolute path, or one that begins with {home}/"
+            )
         if ".." in PurePath(self.directory).parts:
-            raise ValueError("directory: write a path without '..'")
+            raise ValueError("directory is invalid: write a path without '..'")
         if self.directory and (not words or not words <= set(PLACEHOLDERS)):
             known = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-            raise ValueError(f"directory: each user needs their own: write one or more of {known}")
+            raise ValueError(f"directory must differ between users: use one or more of {known}")
         if not 1 <= self.file_mib <= min(self.mib, 256):
-            raise ValueError(f"file_mib is {self.file_mib}, must be 1 to 256, and not beyond mib")
+            raise ValueError(
+                f"file_mib={self.file_mib} is invalid: it must be 1 to 256, and at most mib"
+            )
         if not self.days > 0:
-            raise ValueError(f"days is {self.days}, must be more than 0")
+            raise ValueError(f"days={self.days} is invalid: it must be more than 0")
 
 
 def directory_of(template: str, user: pwd.struct_passwd) -> Path:

@@ -89,13 +89,13 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         except OSError:
             raise
         except Exception as error:  # zipfile says many things of what is no such file
-            raise OSError(errno.EIO, f"is no file of vTorque's: {type(error).__name__}") from None
+            raise OSError(errno.EIO, f"is not a file of vTorque: {type(error).__name__}") from None
 
 
 def _check(file: BinaryIO) -> None:
     about = os.fstat(file.fileno())
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file")
+        raise OSError(errno.EINVAL, "is not a regular file")
     if about.st_size > _MAX_ARCHIVE:
         raise OSError(errno.EFBIG, f"is larger than {_MAX_ARCHIVE >> 20} MiB")
 
@@ -106,6 +106,6 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     except KeyError:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
     if info.compress_type not in _METHODS:
-        raise OSError(errno.EINVAL, "is packed in a way that vTorque does not use")
+        raise OSError(errno.EINVAL, "uses a compression that vTorque does not write")
     with archive.open(info) as file:
         return file.read(max(0, min(limit, MAX_BYTES)))

@@ -64,7 +64,7 @@ def _see_to(place: Place, settings: Settings) -> None:
         said = _end_of(pid, answers)
     if said != "+":
         what = f"{settings.directory}: {printable(said)}"
-        syslog.syslog(syslog.LOG_WARNING, f"vtorque archive: {place.key} is not there: {what}")
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque archive: {place.key} was not copied: {what}")
 
 
 def _let_go() -> None:
@@ -102,8 +102,10 @@ def _end_of(pid: int, answers: int) -> str:
         return f"nothing was written for {PATIENCE} s"
     os.set_blocking(answers, False)
     with contextlib.suppress(BlockingIOError):
-        return os.read(answers, _ANSWER).decode("utf-8", "replace") or "it broke"
-    return "it broke"
+        return (
+            os.read(answers, _ANSWER).decode("utf-8", "replace") or "the transfer was interrupted"
+        )
+    return "the transfer was interrupted"
 
 
 def _be_the_user(

@@ -43,7 +43,9 @@ def write(
     try:
         owner = os.fstat(at).st_uid
         if owner != os.geteuid():
-            raise PermissionError(errno.EPERM, f"the directory belongs to another, uid {owner}")
+            raise PermissionError(
+                errno.EPERM, f"the directory belongs to another user, uid {owner}"
+            )
         content = packed(_with_exit_code(at, name, files), settings.file_mib << 20)
         _make_room(at, name, len(content), settings, now)
         _put(at, name, content)

@@ -88,7 +88,7 @@ def test_images_reach_the_nodes_that_can_be_reached(
     done = sync(config, "--nodes", "n1", "m")
     assert (done.exit_code, done.stdout) == (0, "1 of 1 nodes done\n")
     assert ssh.read_text().splitlines()[-1].endswith("images sync --received -- m")
-    assert sync(config, "--received", "m").stdout == "there already: m\n"
+    assert sync(config, "--received", "m").stdout == "already up to date: m\n"
 
 
 def test_what_it_needs_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ def test_what_must_be_alike_is_compared() -> None:
     ]
     assert wrong(answers[:1]) == {}
     assert wrong(answers) == {
-        "site secret is not as on the other nodes: 00ff": ["n1", "n2"],
-        "site secret is not as on the other nodes: 1234": ["n3", "n4"],
+        "site secret differs from the other nodes: 00ff": ["n1", "n2"],
+        "site secret differs from the other nodes: 1234": ["n3", "n4"],
     }
 
 

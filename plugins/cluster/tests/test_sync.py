@@ -134,7 +134,7 @@ def test_a_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> No
     kernel.chmod(0o600)
     os.utime(kernel, ns=(status.st_atime_ns, status.st_mtime_ns))
     (cache / "a/image.json").unlink()
-    with pytest.raises(Refused, match="its copy is"):  # size and time were right
+    with pytest.raises(Refused, match="the copy is version"):  # size and time were right
         sent()
     assert sent().copied == ("a",)
     assert change.verify(cache, "a").name == "a"
@@ -146,7 +146,7 @@ def test_a_pool_that_is_not_what_it_says_is_not_copied(pool: Path, cache: Path, 
     assert kernel is not None
     for content in (b"4321", b"12345"):
         kernel.write_bytes(content)
-        with pytest.raises(Refused, match="its copy is"):
+        with pytest.raises(Refused, match="the copy is version"):
             sent()
     assert listing(cache) == []
 
@@ -210,7 +210,7 @@ def test_what_was_damaged_on_its_way_is_not_taken(
     push(places, ("a",), "n1", ssh)
     (part,) = (cache / sync.PARTIAL).glob("a/*/k")
     part.write_bytes(b"4321")
-    with pytest.raises(Refused, match="its copy is"):
+    with pytest.raises(Refused, match="the copy is version"):
         receive(places, ("a",))
     assert listing(cache) == []
     push(places, ("a",), "n1", ssh)
@@ -238,10 +238,10 @@ def test_doctor_has_nothing_against_a_good_cache(
     put(pool, "one", b"1")
     put(pool, "two", b"2")
     assert examined() == [
-        ("warning", f"{cache} does not exist: no copies of images", doctor_images._SYNC)
+        ("warning", f"{cache} does not exist, so images are not cached", doctor_images._SYNC)
     ]
     sent("one")
-    assert examined()[0] == ("ok", f"1 whole copies in {cache}", "")
+    assert examined()[0] == ("ok", f"1 complete copies in {cache}", "")
     off = list(doctor_images.check_cache(site(images={"pool": pool})))
     assert [result.status for result in off] == ["ok"]
 
@@ -265,9 +265,9 @@ def test_doctor_names_broken_and_old_copies(
         assert found[1].startswith(f"copy of {name} ")
         assert word in found[1]
         assert found[2] == doctor_images._SYNC
-    message = "copy of old is not what the pool has: jobs read the pool"
+    message = "the copy of old differs from the pool: jobs use the pool"
     assert old == ("warning", message, doctor_images._SYNC)
-    assert good[:2] == ("ok", f"2 whole copies in {cache}")
+    assert good[:2] == ("ok", f"2 complete copies in {cache}")
     pool.rename(pool.with_name("away"))
     assert [status for status, _, _ in examined()] == ["failed", "failed", "ok"]
 

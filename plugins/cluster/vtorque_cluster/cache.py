@@ -1,8 +1,8 @@
 """Receive images into a node's own cache. Runs as root.
 
 Received files are in a directory that root owns, on the cache's file system and with the layout of
-a pool:
-``<name>/image.json`` and ``<name>/<version>/<file>``, without files that the cache already has.
+a pool: ``<name>/image.json`` and ``<name>/<version>/<file>``, without files that the cache already
+has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def places(config: Path) -> Places:
     """Return the site's image directories. Raises UsageError if it has no cache."""
     site, _ = root_site(config)
     if not site.images.cache:
-        raise UsageError(f"[images] cache is not set in {site.path}: there is nowhere to copy to")
+        raise UsageError(
+            f"[images] cache is not set in {site.path}, so nodes have no directory for copies"
+        )
     return Places(site.images.pool, Path(site.images.cache), site.paths)
 
 
@@ -78,8 +80,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
     """Move received images into the cache; return the new ones.
 
     An image that the cache already has gets the received labels and signature. After an
-    interruption,
-    a repeated call continues.
+    interruption, a repeated call continues.
 
     Raises:
         Refused: If others than root can write to the directories, or if a copy does not have the
@@ -132,7 +133,9 @@ def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
 def _commit(places: Places, sent: Path, copy: Sidecar) -> None:
     def signed(new: Sidecar) -> str:
         if new.version != copy.version:
-            raise Refused(f"image {copy.name}: its copy is {new.version}, not {copy.version}")
+            raise Refused(
+                f"image {copy.name}: the copy is version {new.version}, not {copy.version}"
+            )
         return copy.signature
 
     made = copy.name, sent / copy.name / copy.version, copy.built, copy.builder

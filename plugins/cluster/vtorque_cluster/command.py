@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vtorque_cluster.cache import Places
     from vtorque_cluster.on_nodes import Answer
 
-_NODES = click.option("--nodes", metavar="NODESET", required=True, help="Which: n[1-3],m7.")
+_NODES = click.option("--nodes", metavar="NODESET", required=True, help="The nodes: n[1-3],m7.")
 _CONFIG = click.option(
     "--config", type=click.Path(readable=False, path_type=Path), help="Other config file."
 )
@@ -35,11 +35,11 @@ _CONFIG = click.option(
 
 def _fanout(default: int) -> Callable[..., Any]:
     kind = click.IntRange(min=1)
-    said = "How many nodes at a time."
+    said = "Number of nodes at the same time."
     return click.option("--fanout", type=kind, default=default, show_default=True, help=said)
 
 
-@click.group(short_help="Prepare many nodes, examine them, or take them back, by ssh.")
+@click.group(short_help="Set up, check or uninstall many nodes by ssh.")
 def cluster() -> None:
     """Run vtorque setup, or doctor, on many nodes at once, by ssh.
 
@@ -54,7 +54,7 @@ def cluster() -> None:
 @_CONFIG
 @_fanout(64)
 @click.option("--batch", default="local", show_default=True, help="The site's batch system.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: bool) -> None:
     """Run vtorque setup install on the nodes; all get the site secret of this host."""
     from vtorque_core.live.service import node_of  # noqa: PLC0415
@@ -71,7 +71,7 @@ def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: b
 @_fanout(64)
 @click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
 def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None:
-    """Run vtorque setup uninstall on the nodes. Those on which jobs run refuse it."""
+    """Run vtorque setup uninstall on the nodes. Nodes on which jobs run refuse it."""
     words = ["uninstall", *(["--purge"] if purge else [])]
     _setup(nodes, words, config, b"", fanout, show_all=False)
 
@@ -98,7 +98,7 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
             click.echo(f"  {printable(line, 1000)}")
     bad = {name for where in found.values() for name in where}
     failed = f"; failed: {on_nodes.fold(sorted(bad))}" if bad else ""
-    click.echo(f"{len(names) - len(bad)} of {len(names)} nodes well{failed}")
+    click.echo(f"{len(names) - len(bad)} of {len(names)} nodes healthy{failed}")
     if bad:
         sys.exit(EXIT_FAILED)
 
@@ -150,12 +150,12 @@ def sync(
         _send(config, places, names, nodes, fanout)
     elif received:
         done = receive(places, names, only=only)
-        said = {"copied": done.copied, "there already": done.same, "removed": done.removed}
+        said = {"copied": done.copied, "already up to date": done.same, "removed": done.removed}
         for word, found in said.items():
             if found:
                 click.echo(f"{word}: {', '.join(found)}")
     else:
-        raise UsageError("say which nodes the images are sent to: --nodes NODESET")
+        raise UsageError("the nodes are missing: add --nodes NODESET")
 
 
 def _send(config: Path, places: Places, names: tuple[str, ...], nodes: str, fanout: int) -> None:

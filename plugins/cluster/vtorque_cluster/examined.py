@@ -34,7 +34,7 @@ def wrong(answers: Iterable[Answer]) -> Found:
     for what, values in alike.items():
         if len(values) > 1:
             for value, names in values.items():
-                found[f"{what} is not as on the other nodes: {value}"] = names
+                found[f"{what} differs from the other nodes: {value}"] = names
     return found
 
 

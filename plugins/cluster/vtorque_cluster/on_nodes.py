@@ -50,9 +50,9 @@ def nodes_of(text: str) -> list[str]:
     except NodeSetException as error:
         raise UsageError(f"--nodes {text}: {error}") from None
     if not names:
-        raise UsageError(f"--nodes {text}: names no node")
+        raise UsageError(f"--nodes {text}: contains no node")
     if option := next((name for name in names if name.startswith("-")), None):
-        raise UsageError(f"--nodes: {option} is no node's name")
+        raise UsageError(f"--nodes: {option} is not a valid node name")
     return names
 
 

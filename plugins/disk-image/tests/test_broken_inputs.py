@@ -309,16 +309,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "qcow2, data file": (data_file, "external data file"),
     "qcow2, data file is the node's": (data_file_of_secret, "external data file"),
     "qcow2, encrypted": (encrypted, "is encrypted"),
-    "qcow2, 10 PiB": (huge, "more than allowed (limit: 2097152 MiB, set by [images] max_disk)"),
+    "qcow2, 10 PiB": (huge, "more than allowed (limit: 2097152 MiB, set with [images] max_disk)"),
     "qcow2, tables of 32 MiB": (huge_tables, "truncated qcow2"),
     "qcow2, impossible clusters": (odd_clusters, "cluster_bits is 31"),
     "qcow2, one cluster for all": (crossed_tables, "qemu-img failed"),
-    "qcow2, no size": (zero_size, "without a size"),
+    "qcow2, no size": (zero_size, "is a disk of size 0"),
     "qcow2, version 1": (lambda d: edit(make(d / "f"), 4, struct.pack(">I", 1)), "version 1"),
     "qcow2, marked corrupt": (lambda d: edit(make(d / "f"), 79, b"\2"), "marked as corrupt"),
     "vmdk, text that names a file": (vmdk_text, "description of other files"),
     "vmdk, the same hidden": (vmdk_hidden_text, "describes other files"),
-    "vmdk, parent": (vmdk_parent, "has a parent"),
+    "vmdk, parent": (vmdk_parent, "has a backing file"),
     "vmdk, cut": (vmdk_cut, "qemu-img failed"),
     "vmdk, no tables": (vmdk_stream_without_tables, "qemu-img failed"),
     "vmdk, cut in its data": (vmdk_without_data, "truncated vmdk: it ends before its data"),
@@ -329,15 +329,15 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "vhdx, cut": (vhdx_cut, "qemu-img failed"),
     "vhdx, noise": (vhdx_garbage, "qemu-img failed"),
-    "raw, cut": (raw_cut, "is truncated: a partition ends at 5 MiB, the disk at 1"),
-    "raw, GPT with impossible sizes": (gpt_impossible, "broken partition table"),
-    "raw, GPT that is not there": (gpt_missing, "broken partition table"),
+    "raw, cut": (raw_cut, "is truncated: a partition ends at 5 MiB, but the disk has 1 MiB"),
+    "raw, GPT with impossible sizes": (gpt_impossible, "has an invalid partition table: a GPT"),
+    "raw, GPT that is not there": (gpt_missing, "has an invalid partition table"),
     "LUKS": (luks, "encrypted"),
     "tar with paths upwards": (tar, "is a tar file"),
     "zip bomb": (zipped, "is a zip file"),
     "gzip": (gzipped, "is a gzip file"),
     "script": (text, "is a script"),
-    "noise": (noise, "no disk that can be recognised"),
+    "noise": (noise, "is not a known disk format: neither qcow2,"),
     "empty file": (empty, "is empty"),
     "symbolic link": (link, "is a symbolic link"),
     "directory": (directory, "is a directory"),
@@ -394,7 +394,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         return done
 
     monkeypatch.setattr(copying, "_copy_some", meddling)
-    with pytest.raises(Refused, match="has changed while it was read"):
+    with pytest.raises(Refused, match="changed while it was read: try again when"):
         add(pool, "new", file, KNOWN, Quiet())
     assert snapshot(pool) == before
 
@@ -410,15 +410,15 @@ def test_a_bad_name_is_refused_before_anything_is_read(pool: Path, name: str) ->
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        (said(guest_type="linux"), "say --distro, --arch"),
-        (said(), "say --guest-type, --distro, --arch"),
+        (said(guest_type="linux"), "use --distro, --arch"),
+        (said(), "use --guest-type, --distro, --arch"),
         (said("linux", "a b", "x86_64"), "bad distro"),
         (said("linux", "d", "x86_64", cmdline="a\nb"), "cmdline"),
         (said("linux", "d", "x86_64", labels={"a\n": "b"}), "labels"),
         (said("linux", "d", "x86_64", min_ram=-1), "min_ram"),
-        (said("linux", "d", "x86_64", boot="kernel"), "say --kernel or --boot disk"),
-        (said("linux", "d", "x86_64", initrd=Path("/etc/hostname")), "say --kernel"),
-        (said("linux", "d", "x86_64", kernel=Path("/etc/passwd")), "is no kernel"),
+        (said("linux", "d", "x86_64", boot="kernel"), "use --kernel or --boot disk"),
+        (said("linux", "d", "x86_64", initrd=Path("/etc/hostname")), "--initrd needs --kernel"),
+        (said("linux", "d", "x86_64", kernel=Path("/etc/passwd")), "is not a kernel"),
         (said("linux", "d", "x86_64", kernel=Path("/dev/zero")), "is a device"),
         (said("linux", "d", "x86_64", format="vmdk"), "truncated vmdk"),
         (said("linux", "d", "x86_64", format="qcow2"), "qcow"),
@@ -440,7 +440,7 @@ def test_what_there_is_no_room_for_is_the_nodes_fault(
     file = make(tmp_path / "f")
     before = snapshot(pool)
     monkeypatch.setattr(copying, "free_bytes", lambda _: 1000)
-    with pytest.raises(HostFault, match="has 0 MiB left; 1 MiB are needed"):
+    with pytest.raises(HostFault, match="has 0 MiB free, but 1 MiB are needed"):
         add(pool, "new", file, KNOWN, Quiet())
     assert snapshot(pool) == before
 
@@ -455,7 +455,7 @@ def test_a_bomb_of_packed_clusters_is_measured_before_it_is_unpacked(
     assert (tmp_path / "f").stat().st_size < MIB
     before = snapshot(pool)
     monkeypatch.setattr(builder, "free_bytes", lambda _: 8 * MIB)
-    with pytest.raises(HostFault, match="has 8 MiB left; 32 MiB are needed"):
+    with pytest.raises(HostFault, match="has 8 MiB free, but 32 MiB are needed"):
         add(pool, "new", tmp_path / "f", KNOWN, Quiet())
     assert snapshot(pool) == before
 

@@ -212,7 +212,7 @@ def test_other_architectures(
     shutil.rmtree(root / "boot")
     image, notes = put(pool, ext4(tmp_path / "d", root, 8 * MIB), said())
     assert image.arch == arch
-    assert notes == ["no kernel with an initramfs in /boot: it boots from its disk"]
+    assert notes == ["no kernel with an initramfs in /boot: it boots with its boot loader"]
 
 
 def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: P
     (root / "boot/vmlinuz-6.1.0-10-amd64").write_bytes(b"MZ" * 500)
     image, notes = put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
     assert (image.kernel, image.initrd, image.cmdline) == (None, None, "")
-    assert "is no kernel: it boots from its disk" in notes[0]
+    assert "is not a kernel: the image boots with its boot loader" in notes[0]
 
 
 def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
@@ -266,19 +266,21 @@ def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str)
         for offset, mark in MARKS[what].items():
             file.seek(9 * MIB + offset)
             file.write(mark)
-    found = f"its system is unknown: ext4 without os-release (partition 1), {what} (partition 2)"
+    found = f"no known operating system was found: ext4 without os-release (partition 1), {what}"
     with pytest.raises(Refused) as refused:
         put(pool, disk, said())
-    assert str(refused.value).endswith(f"{found}: say --guest-type, --distro, --arch")
+    assert str(refused.value).endswith(f"{found}: use --guest-type, --distro, --arch")
     assert put(pool, disk)[1] == [found]
 
 
 def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(MIB))
-    with pytest.raises(Refused, match="its system is unknown: no file system is seen: say"):
+    with pytest.raises(
+        Refused, match="no known operating system was found: no known file system: use"
+    ):
         put(pool, tmp_path / "d", said(format="raw"))
     subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=180)
-    with pytest.raises(Refused, match="its system is unknown: swap 'away': say"):
+    with pytest.raises(Refused, match="no known operating system was found: swap 'away': use"):
         put(pool, tmp_path / "d", said(format="raw"))
 
 
@@ -401,7 +403,7 @@ def test_what_is_a_kernel() -> None:
     for head in (bzimage(""), elf(), bytes(56) + b"ARM\x64"):
         check_kernel(head)
     for head in (b"", b"MZ", bytes(4096)):
-        with pytest.raises(Refused, match="is no kernel"):
+        with pytest.raises(Refused, match="is not a kernel"):
             check_kernel(head)
 
 
@@ -435,7 +437,7 @@ def test_progress_is_told(pool: Path, tmp_path: Path) -> None:
     add(pool, "m", tmp_path / "f", KNOWN, told)
     assert told.steps == [
         "copying 'f'",
-        "looking for a system in it",
+        "looking for an operating system",
         "converting raw to qcow2",
         "checking and hashing",
     ]

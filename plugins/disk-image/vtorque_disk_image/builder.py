@@ -81,7 +81,7 @@ def wishes_of(arguments: Mapping[str, str]) -> Wishes:
         else:
             raise Refused(f"the image builder {NAME} has no option {printable(key)}")
     if "file" not in facts:
-        raise Refused("say which disk: -o file=FILE")
+        raise Refused("the disk is missing: add -o file=FILE")
     if "firmware" in facts:
         labels["firmware"] = facts.pop("firmware")
     return Wishes(**facts, labels=labels)
@@ -109,7 +109,7 @@ class _Work:
         wishes = self.wishes
         disk = self._take(wishes.file)
         if wishes.initrd is not None and wishes.kernel is None and disk is not None:
-            raise Refused("an initrd needs a kernel: say --kernel, too")
+            raise Refused("--initrd needs --kernel")
         for path, target in ((wishes.kernel, _KERNEL), (wishes.initrd, _INITRD)):
             if path is not None:
                 self._copy_in(path, target)
@@ -145,8 +145,8 @@ class _Work:
                 built = replace(built, cmdline=before.cmdline)
         missing = [f"--{key.replace('_', '-')}" for key, value in facts.items() if not value]
         if missing:
-            notes = "; ".join(self.found.notes) or "nothing is known of its system"
-            raise Refused(f"{notes}: say {', '.join(missing)}")
+            notes = "; ".join(self.found.notes) or "the operating system is unknown"
+            raise Refused(f"{notes}: use {', '.join(missing)}")
         family = probe.FAMILIES.get(facts["distro"].lower())  # of a disk that is not looked into
         if family and facts["guest_type"] == "linux":
             built = replace(built, labels={"family": family, **built.labels})
@@ -160,7 +160,7 @@ class _Work:
             kind = self.wishes.format or detect(source.descriptor)
             if kind == "elf":
                 if self.wishes.kernel is not None:
-                    raise Refused("is a kernel itself, and --kernel names another")
+                    raise Refused("is itself a kernel, so --kernel cannot be used")
                 self._copy_in(file, _KERNEL)
                 return None
             check(source.descriptor, kind, self.progress.max_disk)  # before it costs anything
@@ -184,7 +184,8 @@ class _Work:
         needed = self._measure(disk, kind)
         if 2 * needed > (free := free_bytes(self.stage.parent)):
             raise HostFault(
-                f"{self.stage.parent} has {free >> 20} MiB left; {2 * needed >> 20} MiB are needed"
+                f"{self.stage.parent} has {free >> 20} MiB free, but {2 * needed >> 20} MiB are "
+                "needed"
             )
         with fresh(self.stage / "raw") as raw:
             self._convert(disk, kind, raw, "raw", size)
@@ -193,7 +194,7 @@ class _Work:
     def _from_raw(self, raw: int) -> None:
         size = os.fstat(raw).st_size
         check_size(size, self.progress.max_disk)
-        self.progress("looking for a system in it")
+        self.progress("looking for an operating system")
         self.found, start = probe.look(raw, size)
         if self.wishes.kernel is None and self.wishes.boot != "disk":
             self._own_kernel(raw, start)
@@ -205,7 +206,7 @@ class _Work:
     def _own_kernel(self, raw: int, start: int | None) -> None:
         if start is None or not self.found.kernel:
             if self.wishes.boot == "kernel":
-                raise Refused("; ".join(self.found.notes) + ": say --kernel or --boot disk")
+                raise Refused("; ".join(self.found.notes) + ": use --kernel or --boot disk")
             return
         probe.extract(raw, start, self.found.kernel, self.stage / _KERNEL)
         try:
@@ -213,7 +214,9 @@ class _Work:
         except Refused:
             (self.stage / _KERNEL).unlink()
             self.found.cmdline = ""
-            self.found.notes.append(f"{self.found.kernel} is no kernel: it boots from its disk")
+            self.found.notes.append(
+                f"{self.found.kernel} is not a kernel: the image boots with its boot loader"
+            )
             return
         probe.extract(raw, start, self.found.initrd, self.stage / _INITRD)
 
@@ -222,7 +225,7 @@ class _Work:
         argv = ("qemu-img", "info", "--output=json", "-f", kind, path_of(disk))
         info = _json(run(*argv, files=(disk,), most=0))
         if any("backing" in key for key in info) or info.get("encrypted"):
-            raise Refused("refers to another file, or is encrypted")
+            raise Refused("refers to another file or is encrypted")
         size = int(info.get("virtual-size", 0))
         check_size(size, self.progress.max_disk)
         return size
@@ -240,7 +243,7 @@ class _Work:
     def _copy_in(self, path: Path, target: str) -> None:
         with opened(path) as source, fresh(self.stage / target) as mine:
             if source.size > _MOST_KERNEL:
-                raise Refused(f"is larger than {_MOST_KERNEL >> 20} MiB, the most that is taken")
+                raise Refused(f"is larger than {_MOST_KERNEL >> 20} MiB, the limit for kernels")
             copy(source, mine, self.stage.parent, self.progress.told)
             if target == _KERNEL:
                 check_kernel(os.pread(mine, 4096, 0))
@@ -255,5 +258,5 @@ def _json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
-        raise VtorqueError(f"qemu-img said what is no JSON: {text[:80]!r}") from None
+        raise VtorqueError(f"invalid JSON from qemu-img: {text[:80]!r}") from None
     return found if isinstance(found, dict) else {}

@@ -23,7 +23,9 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--arch", help="The architecture, as in uname -m."),
         click.option("--min-ram", type=click.IntRange(min=1), metavar="MIB"),
         click.option(
-            "--format", type=click.Choice(FORMATS), help="The format of FILE, instead of guessing."
+            "--format",
+            type=click.Choice(FORMATS),
+            help="The format of FILE, instead of detecting it.",
         ),
         click.option(
             "--boot",
@@ -35,7 +37,7 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--firmware",
             type=click.Choice(FIRMWARE),
-            help="The firmware for the boot loader; default: as the GPT says.",
+            help="The firmware for the boot loader; default: as the partition table requires.",
         ),
         click.option("--kernel", type=_PATH, help="Boot this kernel directly."),
         click.option("--initrd", type=_PATH, help="The initramfs for --kernel."),

@@ -32,7 +32,7 @@ class Source:
     def check_unchanged(self) -> None:
         """Refuse a file that was modified since it was opened."""
         if _stamp(os.fstat(self.descriptor)) != self.stamp:
-            raise Refused("has changed while it was read: try again when nobody writes to it")
+            raise Refused("changed while it was read: try again when no program writes to it")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def copy(source: Source, target: int, pool: Path, told: Told) -> None:
     """
     data = min(source.size, os.fstat(source.descriptor).st_blocks * 512)
     if data > (free := free_bytes(pool)):
-        raise HostFault(f"{pool} has {free >> 20} MiB left; {data >> 20} MiB are needed")
+        raise HostFault(f"{pool} has {free >> 20} MiB free, but {data >> 20} MiB are needed")
     os.ftruncate(target, source.size)
     done = 0
     for start, end in extents(source.descriptor, source.size):

@@ -18,7 +18,7 @@ from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 Format = Literal["qcow2", "vmdk", "vhdx", "raw"]
 FORMATS: tuple[Format, ...] = ("qcow2", "vmdk", "vhdx", "raw")
 
-_ALONE = "make it stand alone: qemu-img convert"
+_ALONE = "convert it to a single file: qemu-img convert"
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
 _VMDK_ENTRIES = 512  # of each grain table
 _VMDK_PACKED = 1 << 16  # flags: grains are compressed; one that is cut cannot be unpacked
@@ -32,7 +32,7 @@ _OTHER = {
     b"\xfd7zXZ\0": "an xz file: unpack it first",
     b"BZh": "a bzip2 file: unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstd file: unpack it first",
-    b"COWD": f"a disk of ESX in several files: {_ALONE} -O qcow2",
+    b"COWD": f"an ESX disk in several files: {_ALONE} -O qcow2",
     b"# Disk DescriptorFile": f"a description of other files: {_ALONE} -O qcow2",
     b"conectix": "a disk of the old VHD format: qemu-img convert -O qcow2",
     b"<<< ": "a VirtualBox disk: qemu-img convert -O qcow2",
@@ -63,8 +63,8 @@ def detect(descriptor: int) -> Format | Literal["elf"]:
     if _looks_raw(head):
         return "raw"
     raise Refused(
-        "is no disk that can be recognised: neither qcow2, vmdk or vhdx nor a raw disk with a "
-        "partition table or a file system; if it is a raw disk, say --format raw"
+        "is not a known disk format: neither qcow2, vmdk or vhdx, nor a raw disk with a "
+        "partition table or file system; for a raw disk use --format raw"
     )
 
 
@@ -98,10 +98,10 @@ def check(descriptor: int, kind: str, most: int) -> None:
 def check_size(size: int, most: int) -> None:
     """Refuse a disk that is empty, or larger than the site's limit in bytes."""
     if size > most:
-        limit = f"{most >> 20} MiB, set by [images] max_disk"
+        limit = f"{most >> 20} MiB, set with [images] max_disk"
         raise Refused(f"is a disk of {size >> 20} MiB, more than allowed (limit: {limit})")
     if size <= 0:
-        raise Refused("is a disk without a size")
+        raise Refused("is a disk of size 0")
 
 
 def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
@@ -120,14 +120,14 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
         raise Refused("is a truncated vmdk")
     magic, _, flags, capacity, grain, where, length, _, _, directory, _ = _VMDK.unpack(data)
     if magic != b"KDMV":
-        raise Refused("is a truncated vmdk: it has no footer")
+        raise Refused("is a truncated vmdk: the footer is missing")
     if capacity == 0:
         raise Refused(f"is a vmdk that describes other files; {_ALONE}")
     check_size(capacity * 512, most)
     if where:
         wanted = min(max(length * 512, _VMDK_DESCRIPTOR), _MOST_DESCRIPTOR)
         if where * 512 >= file_size:
-            raise Refused("is a truncated vmdk: its description lies beyond its end")
+            raise Refused("is a truncated vmdk: its description is beyond the end of the file")
         _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
     whole = grain and directory * 512 < file_size and not flags & _VMDK_PACKED
     if whole and _last_grain(descriptor, directory, capacity // grain) + grain * 512 > file_size:
@@ -153,11 +153,11 @@ def _numbers(descriptor: int, offset: int, count: int) -> array[int]:
 
 def _check_vmdk_descriptor(text: bytes) -> None:
     if b"parentfilenamehint" in text.lower():
-        raise Refused(f"has a parent, another file; {_ALONE}")
+        raise Refused(f"has a backing file; {_ALONE}")
     lines = [line.split() for line in text.split(b"\0", 1)[0].splitlines()]
     extents = [words for words in lines if words and words[0] in (b"RW", b"RDONLY", b"NOACCESS")]
     if len(extents) > 1 or any(len(e) < 3 or e[2] != b"SPARSE" for e in extents):
-        raise Refused(f"is a vmdk of several files; {_ALONE}")
+        raise Refused(f"is a vmdk in several files; {_ALONE}")
 
 
 def check_kernel(head: bytes) -> None:
@@ -166,4 +166,4 @@ def check_kernel(head: bytes) -> None:
     Known are bzImage (Documentation/arch/x86/boot.rst), ELF and arm64 Image.
     """
     if not (head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF" or head[56:60] == b"ARM\x64"):
-        raise Refused("is no kernel: neither a bzImage nor ELF nor an arm64 Image")
+        raise Refused("is not a kernel: neither a bzImage nor ELF nor an arm64 Image")

@@ -103,17 +103,21 @@ def partitions(descriptor: int, size: int) -> list[Partition]:
     for part in found:
         if part.start + part.size > size:
             end = (part.start + part.size) >> 20
-            raise Refused(f"is truncated: a partition ends at {end} MiB, the disk at {size >> 20}")
+            raise Refused(
+                f"is truncated: a partition ends at {end} MiB, but the disk has {size >> 20} MiB"
+            )
     return found or [Partition(0, size)]
 
 
 def _gpt(descriptor: int) -> Iterator[Partition]:
     header = os.pread(descriptor, 92, _SECTOR)
     if header[:8] != b"EFI PART":
-        raise Refused("has a broken partition table: no GPT where its boot sector promises one")
+        raise Refused(
+            "has an invalid partition table: the boot sector announces a GPT, which is missing"
+        )
     at, count, length = struct.unpack_from("<QII", header, 72)
     if not 128 <= length <= 4096 or count > 1024 or at > 1 << 40:
-        raise Refused("has a broken partition table: a GPT with impossible sizes")
+        raise Refused("has an invalid partition table: a GPT with impossible sizes")
     table = os.pread(descriptor, count * length, at * _SECTOR)
     for offset in range(0, len(table) - length + 1, length):
         kind = table[offset : offset + 16]
@@ -149,7 +153,9 @@ def look(descriptor: int, size: int) -> tuple[Found, int | None]:
         for number, part in enumerate(parts, 1)
         if (what := _content(descriptor, part.start))
     ]
-    found.notes.append(f"its system is unknown: {', '.join(seen) or 'no file system is seen'}")
+    found.notes.append(
+        f"no known operating system was found: {', '.join(seen) or 'no known file system'}"
+    )
     return found, None
 
 
@@ -182,7 +188,7 @@ def _facts(found: Found, disk: _Ext, release: str) -> None:
     if disk.exists("/usr/bin/cloud-init"):
         found.labels["init"] = "cloud-init"
     else:
-        found.notes.append("no cloud-init: a Linux guest needs it, or an agent of its own")
+        found.notes.append("no cloud-init: a Linux guest needs cloud-init or vTorque's agent")
     found.arch = next((arch for p in _PROGRAMS if (arch := _machine(disk.data(p)))), "")
     boot = set(disk.names("/boot"))
     kernels = {m[1]: name for name in boot if (m := _KERNEL.fullmatch(name))}
@@ -192,7 +198,7 @@ def _facts(found: Found, disk: _Ext, release: str) -> None:
             found.kernel, found.initrd = f"/boot/{kernels[version]}", f"/boot/{initrd}"
             found.cmdline = f"root=UUID={disk.uuid} rw"  # not all have it in /etc/fstab
             return
-    found.notes.append("no kernel with an initramfs in /boot: it boots from its disk")
+    found.notes.append("no kernel with an initramfs in /boot: it boots with its boot loader")
 
 
 def extract(descriptor: int, start: int, path: str, target: Path) -> None:
@@ -200,7 +206,7 @@ def extract(descriptor: int, start: int, path: str, target: Path) -> None:
     with fresh(target) as out:
         _Ext(descriptor, start).dump(path, out)
         if os.fstat(out).st_size == 0:
-            raise Refused(f"{path} in it cannot be read")
+            raise Refused(f"cannot read {path} in the disk")
 
 
 def _ext(descriptor: int, start: int) -> str | None:

@@ -280,7 +280,7 @@ def test_resume_refuses_a_book_or_directory_that_is_a_link(tmp_path):
     moved = place.database.rename(tmp_path / "elsewhere.sqlite")
     place.database.symlink_to(moved)
     for directory in (tmp_path / "linked", place.top):
-        with pytest.raises(Refused, match="is no directory of an experiment's results"):
+        with pytest.raises(Refused, match="is not a results directory of an experiment; vmgr"):
             CliRunner().invoke(
                 command.experiment, ["resume", str(directory)], catch_exceptions=False,
                 obj=tmp_path / "site.toml",
@@ -346,7 +346,7 @@ def refused_seal(done):
     """Return the seal of the plan that the user has to accept."""
     assert isinstance(done.exception, Refused), done.output
     said, seal = str(done.exception).split(" --accept ")
-    there = Path(re.search("read it in (.*), then", said)[1])
+    there = Path(re.search("check it in (.*), then", said)[1])
     assert {path.name for path in there.iterdir()} == {"plan.json", "0-job.sh"}
     return seal
 

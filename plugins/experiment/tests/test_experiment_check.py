@@ -1,4 +1,4 @@
-"""What vsub would refuse is known before anything is made."""
+"""What vsub would reject is known before anything is made."""
 
 import json
 
@@ -38,7 +38,7 @@ def asked(top):
 def test_vsub_is_asked_once_for_what_differs_in_variables_alone(tmp_path, run):
     done = run(GUESTS % "vcpus", "--dry-run")
     assert done.exit_code == 0 and done.stdout.startswith("27 points: 9 combinations, 3 times\n")
-    assert done.stdout.endswith("vsub refuses none of them\n")
+    assert done.stdout.endswith("vsub accepts all of them\n")
     assert len(asked(tmp_path)) == 3  # bare, and two sizes of guests
     assert done.stderr == "vmgr experiment: vsub: warning: no working KVM\n"
     assert not (tmp_path / "e.results").exists()
@@ -97,7 +97,7 @@ def test_a_misspelt_key_is_refused_before_anything_runs(tmp_path, run, argv):
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert line == (
-        "vmgr experiment: vsub would refuse guest vcpu=1 SIZE=1 and 5 more: "
+        "vmgr experiment: vsub would reject guest vcpu=1 SIZE=1 and 5 more: "
         "vsub: there is no -vm key vcpu; did you mean vcpus?"
     )
     assert not (tmp_path / "e.results").exists()
@@ -116,7 +116,7 @@ def test_what_is_refused_in_part_runs_and_is_said(tmp_path, run, monkeypatch):
     monkeypatch.setattr(running, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path))
     monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
     done = run('script = "job.sh"\nmatrix.vm.vcpu = ["", 1]\n')
-    assert done.exit_code == 0 and "would refuse vcpu=1: vsub: there is no" in done.stderr
+    assert done.exit_code == 0 and "would reject vcpu=1: vsub: there is no" in done.stderr
     assert len(ran) == 1
 
 
@@ -139,7 +139,7 @@ def test_of_very_many_combinations_some_are_asked_for(tmp_path, run, monkeypatch
     monkeypatch.setattr(check, "MOST", 2)
     done = run('script = "job.sh"\nmatrix.vm.vcpus = [1, 2, 3]\n', "--dry-run")
     assert len(asked(tmp_path)) == 2
-    assert "vsub was asked for 2 of 3 combinations" in done.stderr
+    assert "vsub checked 2 of 3 combinations" in done.stderr
 
 
 def test_how_long_the_rest_takes_is_known_from_the_second_end_on():

@@ -103,16 +103,16 @@ def test_guests_are_compared_with_bare_metal_of_the_same_size(sweep):
 def test_too_few_runs_are_said(tmp_path):
     few = kept_experiments.sweep(tmp_path, 2)
     said = call("compare", few, "--baseline", "bare=true")
-    assert "too few runs (2 and 2; 6 of each are the least)" in said
+    assert "too few runs (2 and 2; at least 6 of each are needed)" in said
     assert not re.search(r"[0-9] to [0-9]", said)
     assert "4 of 4 comparisons" in call("compare", few, "--baseline=bare=true", "--number=wall")
 
 
 def test_emulated_guests_are_no_claim(tmp_path):
     top = kept_experiments.sweep(tmp_path, 6, machine="Linux 6.1, vvm, QEMU TCG, emulated")
-    assert "36 points ran in emulated guests: there was no KVM" in call("results", top)
+    assert "36 points ran in emulated guests: without KVM" in call("results", top)
     assert {each["emulated"] for each in json.loads(call("results", top, "--json"))} == {6}
-    assert "emulated guests: there was no KVM" in call("results", top, "--html", "-")
+    assert "emulated guests: without KVM" in call("results", top, "--html", "-")
     argv = ("compare", top, "--baseline=bare=true", "--number=wall")
     assert "4 of 4 comparisons with emulated guests" in call(*argv)
     assert all(pair["emulated"] for pair in json.loads(call(*argv, "--json")))
@@ -164,18 +164,21 @@ def test_a_spreadsheet_gets_no_formula(tmp_path):
 def test_parquet_needs_pyarrow(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = CliRunner().invoke(command.experiment, ["export", str(sweep), "--format=parquet"])
-    assert "written by pyarrow, which is not here" in str(done.exception)
+    assert "--format parquet needs pyarrow, which is not" in str(done.exception)
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["status", "{none}"], "is no directory of an experiment's results"),
+        (["status", "{none}"], "is not a results directory of an experiment; vmgr"),
         (["compare", "{sweep}"], "name two experiments, or one and --baseline"),
-        (["compare", "{sweep}", "--baseline", "bare=maybe"], "is no axis and value of it"),
+        (
+            ["compare", "{sweep}", "--baseline", "bare=maybe"],
+            "is not an axis and value of the experiment",
+        ),
         (["compare", "{sweep}", "--baseline", "x=1"], "known: bare, env.SIZE, vm.vcpus"),
         (["compare", "{sweep}", "{sweep}", "--number", "x"], "known: rate, wall, wait"),
-        (["results", "{sweep}", "--number", "x"], "is no number of it"),
+        (["results", "{sweep}", "--number", "x"], "not a number of this experiment; known"),
         (["results", "{sweep}", "--fail-if", "median(wall) > baseline"], "there is no baseline"),
     ],
 )
@@ -187,7 +190,7 @@ def test_what_cannot_be_is_refused(sweep, tmp_path, argv, said):
 
 def test_results_are_never_written_over(tmp_path):
     experiments.made(tmp_path, 'script = "job.sh"\n')
-    with pytest.raises(Refused, match="has results already; vmgr experiment resume"):
+    with pytest.raises(Refused, match="already contains results; vmgr experiment resume"):
         experiments.made(tmp_path, 'script = "job.sh"\n')
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -196,7 +199,7 @@ def test_results_are_never_written_over(tmp_path):
 
 
 def test_a_directory_that_batch_systems_take_apart_is_refused(tmp_path):
-    with pytest.raises(Refused, match="has characters that batch systems take apart"):
+    with pytest.raises(Refused, match="contains characters that are special in batch systems"):
         usable(tmp_path / "a b")
 
 
@@ -229,8 +232,11 @@ def test_a_book_of_another_version_is_refused(tmp_path):
     book = Book(place.database)
     book.note("schema", "9")
     book.close()
-    with pytest.raises(Refused, match="has schema 9, this vmgr reads 1"):
+    with pytest.raises(
+        Refused,
+        match="has schema 9, but this vmgr reads 1: use the version of vTorque that wrote it",
+    ):
         Book(place.database)
     place.database.write_bytes(b"x" * 5000)
-    with pytest.raises(Refused, match="it is no book"):
+    with pytest.raises(Refused, match="it is not a results"):
         Book(place.database)

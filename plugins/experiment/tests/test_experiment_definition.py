@@ -84,7 +84,7 @@ def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", 'there is no job script (set by e.toml); add script = "job.sh"'),
+        ("", 'the job script is missing (set by e.toml); add script = "job.sh"'),
         ('scrpt = "a"', 'scrpt="a": there is no such key (set by e.toml); did you mean script?'),
         ('script = "a"\nmatrix.vm.ram = []', "matrix.vm.ram=[]: it has less than 1 item (set by"),
         ('script = "a"\nrepetitions = 0', "repetitions=0: it is less than the minimum of 1 (set"),
@@ -101,19 +101,19 @@ def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
         ('script = "a"\nlimits.poll = 1', "limits.poll=1: it is less than the minimum of 10"),
         ('script = "a"\ntake.x = {pattern = "("}', "take.x.pattern=(: is not a regular expression"),
         ('script = "a"\ntake.x = {pattern = "[0-9]+ s"}', "take.x.pattern=[0-9]+ s: has no group"),
-        ('script = "a"\ntake.x = {pattern = "(?:[0-9]+)"}', "has no group, which says where the"),
-        ('script = "a"\ntake.x = {metric = "my loss"}', "my loss: no metric has a name with"),
-        ('script = "a"\ntake.x = {unit = "s"}', "has not exactly one of pattern, json, metric"),
-        ('script = "a"\ntake.wall = {metric = "x"}', "each point has a number of that name"),
-        ('script = "a"\ntake.x = {report = "x"}', "reports are not kept"),
-        ('script = "a"\ntake.x = {json = "x", file = "../y"}', "is not in the point's directory"),
-        ('script = "a"\nexclude = [{"env.A" = 1}]', "exclude=env.A: is not in the matrix"),
-        ('script = "a"\nvm.ram = "1,keep=true"', "a value of -vm has no comma"),
-        ('script = "a"\nenv.A = 1\nmatrix.env.A = [1]', "env.A=1: is in the matrix, too"),
+        ('script = "a"\ntake.x = {pattern = "(?:[0-9]+)"}', "has no group for the number"),
+        ('script = "a"\ntake.x = {metric = "my loss"}', "my loss: names of metrics have no"),
+        ('script = "a"\ntake.x = {unit = "s"}', "needs exactly one of pattern, json, metric"),
+        ('script = "a"\ntake.wall = {metric = "x"}', "is a number that every point has"),
+        ('script = "a"\ntake.x = {report = "x"}', "needs the job's report, which is not kept"),
+        ('script = "a"\ntake.x = {json = "x", file = "../y"}', "is outside the point's directory"),
+        ('script = "a"\nexclude = [{"env.A" = 1}]', "exclude=env.A: is not an axis of the matrix"),
+        ('script = "a"\nvm.ram = "1,keep=true"', "contains a comma or newline"),
+        ('script = "a"\nenv.A = 1\nmatrix.env.A = [1]', "env.A=1: is also set in the matrix"),
         ('script = "a"\nmatrix.env."A B" = [1]', "a name in [matrix.env]"),
         ('script = "a"\nmatrix.env.A = [1, 1]', "matrix.env.A=[1, 1]: it has non-unique elements"),
         ('script = "a"\ntitle = 2026-01-01', "Unsupported type: 'date' (set by e.toml); write it"),
-        ('script = "a"\nmatrix.script = ["b"]', "script=a: is given twice"),
+        ('script = "a"\nmatrix.script = ["b"]', "script=a: is set twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(text, said):
@@ -132,7 +132,7 @@ def test_a_file_that_is_no_toml_or_not_there(tmp_path):
 
 
 def test_nothing_or_too_much_is_left():
-    with pytest.raises(Refused, match="leaves no combination"):
+    with pytest.raises(Refused, match="excludes all combinations"):
         matrix.cells(of('script = "a"\nmatrix.env.A = [1]\nexclude = [{"env.A" = 1}]'))
     values = ", ".join(map(str, range(1001)))
     with pytest.raises(Refused, match=r"has too many points \(limit: 1000000"):

@@ -89,7 +89,7 @@ def test_what_is_refused_is_failed_with_its_reason_and_the_rest_runs(tmp_path):
     assert experiments.run(tmp_path).finished
     found = {row.number: row for row in experiments.rows(tmp_path)}
     assert [found[n].state for n in (1, 2, 3, 4)] == [FAILED, DONE, FAILED, DONE]
-    assert found[1].reason == "refused: vsub: ram=1T: is more than allowed (limit: 64G)"
+    assert found[1].reason == "rejected: vsub: ram=1T: is more than allowed (limit: 64G)"
     assert sorted(ran(tmp_path)) == ["2", "4"]
     settled(tmp_path)
 
@@ -108,7 +108,7 @@ def test_a_lost_job_is_failed_and_says_what_was_said(tmp_path):
     (tmp_path / "batch" / "mode").write_text("lost")
     assert experiments.run(tmp_path).finished
     for row in experiments.rows(tmp_path):
-        assert row.state == FAILED and "did not begin" in row.reason
+        assert row.state == FAILED and "did not start" in row.reason
         assert "the node was lost" in row.reason
     settled(tmp_path)
 
@@ -128,7 +128,7 @@ def test_a_pattern_that_never_matches_fails_the_point(tmp_path):
     assert experiments.run(tmp_path).finished
     for row in experiments.rows(tmp_path):
         assert row.state == FAILED
-        missing = "rate: there is not the pattern 'Rate: (.*)' in stdout; its last line: rate "
+        missing = "rate: missing: the pattern 'Rate: (.*)' in stdout; its last line: rate "
         assert re.fullmatch(re.escape(missing) + r"\d+", row.reason)
     settled(tmp_path)
 
@@ -144,13 +144,13 @@ def test_numbers_are_taken_again_of_what_has_ended_and_nothing_runs_again(tmp_pa
     assert experiments.run(tmp_path).finished
     said: list[str] = []
     assert experiments.run(tmp_path, told=said.append).finished
-    assert said == ["the numbers of 4 failed points were taken again: none are done now"]
+    assert said == ["read the numbers of 4 failed points again: none are done now"]
     corrected(tmp_path, "Rate: (.*)", "rate (1)")
     experiments.run(tmp_path, told=said.append)
-    assert said[1:] == ["the numbers of 4 failed points were taken again: 2 are done now"]
+    assert said[1:] == ["read the numbers of 4 failed points again: 2 are done now"]
     corrected(tmp_path, "rate (1)", "rate (.*)")
     experiments.run(tmp_path, told=said.append)
-    assert said[2:] == ["the numbers of 2 failed points were taken again: 2 are done now"]
+    assert said[2:] == ["read the numbers of 2 failed points again: 2 are done now"]
     found, book = experiments.rows(tmp_path), Book(usable(tmp_path / "results").database)
     numbers = book.numbers()
     book.close()
@@ -203,10 +203,10 @@ def test_a_reason_is_told_when_it_is_new(tmp_path):
     place = experiments.made(tmp_path, text, '#!/bin/sh\nexit "$((EXPERIMENT_POINT == 3))"\n')
     said: list[str] = []
     experiments.run(tmp_path, told=said.append)
-    missing = "x: there is not the pattern 'x ([0-9])' in stdout"
+    missing = "x: missing: the pattern 'x ([0-9])' in stdout"
     assert said == [
-        f"point 1 has failed: {missing} ({place.point(1)})",
-        f"point 3 has failed: exit code 1; {missing} ({place.point(3)})",
+        f"point 1 failed: {missing} ({place.point(1)})",
+        f"point 3 failed: exit code 1; {missing} ({place.point(3)})",
     ]
     settled(tmp_path)
 
@@ -231,7 +231,10 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     book = Book(place.database)
     pages = book._db.execute("PRAGMA page_count").fetchone()[0]
     book._db.execute(f"PRAGMA max_page_count={pages}")  # what a full file system answers: FULL
-    with pytest.raises(HostFault, match=r"full; nothing is lost: make room"):
+    with pytest.raises(
+        HostFault,
+        match="full; no results are lost: free disk space or correct the permissions, then run",
+    ):
         for number in range(1, 5):
             book.failed(number, "x" * 5000)
     book.close()
@@ -273,7 +276,7 @@ def test_a_killed_script_has_its_exit_code_noted(tmp_path):
 
 
 def test_two_runs_at_once_are_refused(tmp_path):
-    path, said = tmp_path / "lock", "another vmgr experiment runs it"
+    path, said = tmp_path / "lock", "in use by another vmgr experiment; vmgr"
     with locked(path, wait=False), pytest.raises(HostFault, match=said), locked(path, wait=False):
         pass
 

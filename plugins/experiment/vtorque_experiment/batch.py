@@ -83,8 +83,8 @@ def locked(path: Path, wait: bool) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise HostFault(
-                f"{printable(str(path.parent))}: another vmgr experiment runs it; "
-                "vmgr experiment status shows how far it is"
+                f"{printable(str(path.parent))}: in use by another vmgr experiment; vmgr "
+                "experiment status shows its progress"
             ) from None
         yield descriptor
     finally:

@@ -80,7 +80,7 @@ class Book:
         except OSError as error:
             raise HostFault(f"{printable(str(path))}: {error.strerror}") from None
         if len(content) > MAX_BOOK:
-            raise Refused(f"{printable(str(path))}: has more than {MAX_BOOK >> 20} MiB")
+            raise Refused(f"{printable(str(path))}: is larger than {MAX_BOOK >> 20} MiB")
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         try:
             self._db.execute("PRAGMA trusted_schema=OFF")  # a guest may have written it
@@ -88,12 +88,14 @@ class Book:
             about = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise Refused(f"{printable(str(path))}: {error}; it is no book") from None
+            raise Refused(
+                f"{printable(str(path))}: {error}; it is not a results.sqlite of an experiment"
+            ) from None
         if about.get("schema") != str(SCHEMA):
             self._db.close()
             raise Refused(
                 f"{printable(str(path))}: has schema {printable(about.get('schema', 'none'))}, "
-                f"this vmgr reads {SCHEMA}: take the vTorque that has written it"
+                f"but this vmgr reads {SCHEMA}: use the version of vTorque that wrote it"
             )
 
     def close(self) -> None:
@@ -144,8 +146,8 @@ class Book:
 
     def _write_error(self, why: str) -> HostFault:
         return HostFault(
-            f"{printable(str(self._path))}: {why}; nothing is lost: make room, or correct the "
-            "permissions, then vmgr experiment resume"
+            f"{printable(str(self._path))}: {why}; no results are lost: free disk space or "
+            "correct the permissions, then run vmgr experiment resume"
         )
 
     def about(self) -> dict[str, str]:

@@ -64,7 +64,7 @@ def refused(
             if said[question]:
                 found[number] = said[question]
     if unasked:
-        told(f"vsub was asked for {len(cells) - unasked} of {len(cells)} combinations")
+        told(f"vsub checked {len(cells) - unasked} of {len(cells)} combinations")
     return found
 
 
@@ -90,7 +90,7 @@ def _asked(
     except OSError as error:
         raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
     if asked.returncode == b.REFUSED:
-        return " | ".join(lines) or f"vsub ended with {b.REFUSED}"
+        return " | ".join(lines) or f"vsub ended with exit code {b.REFUSED}"
     for line in lines if asked.returncode else ():  # else of the image that is made, step by step
         told(line)
     return ""

@@ -25,7 +25,7 @@ _hours = click.option(
     help="Submit no more points after this time (replaces limits.hours).",
 )  # fmt: skip
 _numbers = click.option(
-    "--number", "names", multiple=True, metavar="NAME", help="Show only this number; repeatable."
+    "--number", "names", multiple=True, metavar="NAME", help="Show only this metric; repeatable."
 )
 _baseline = click.option(
     "--baseline", multiple=True, metavar="AXIS=VALUE",
@@ -88,13 +88,13 @@ def run(
     if dry_run:
         click.echo(json.dumps(planned.data(), indent=2) if as_json else "\n".join(planned.lines()))
     for line in planned.reasons():
-        _told(f"vsub would refuse {line}")
+        _told(f"vsub would reject {line}")
     if planned.hopeless or (dry_run and planned.refused):
         sys.exit(EXIT_REFUSED)
     if dry_run:
         return
     plan = create.create(file, place, functools.partial(versions.known, config), repetitions)
-    click.echo(f"results go to {place.top}", err=True)
+    click.echo(f"results are in {place.top}", err=True)
     _end(running.run(config, place, hours, _told, new_plan=plan), as_json)
 
 
@@ -128,7 +128,7 @@ def resume(
     _end(ended, as_json)
 
 
-@experiment.command(short_help="Show the progress of an experiment, and what has failed.")
+@experiment.command(short_help="Show the progress of an experiment, and failed points.")
 @_directory
 @_json
 def status(directory: Path, as_json: bool) -> None:
@@ -145,10 +145,10 @@ def status(directory: Path, as_json: bool) -> None:
     tables.show(("POINT", "JOB", "COMBINATION", "REASON"), rows)
     more = len(found["failed"]) - len(rows)
     if more > 0:
-        click.echo(f"and {more} more: --json has all")
+        click.echo(f"and {more} more: use --json to list all")
 
 
-@experiment.command(short_help="Show the numbers of each combination.")
+@experiment.command(short_help="Show statistics of each combination's numbers.")
 @_directory
 @_numbers
 @_html
@@ -171,7 +171,10 @@ def results(
     found = read(directory)
     for name in names:
         if name not in found.names:
-            raise Refused(f"{name}: is no number of it; known: {', '.join(found.names) or 'none'}")
+            raise Refused(
+                f"{name}: not a number of this experiment; known: "
+                f"{', '.join(found.names) or 'none'}"
+            )
     judged = judge.of_results(found, conditions)
     if html is not None:
         from vtorque_experiment import page  # noqa: PLC0415 - jinja2, Vega's runtime
@@ -185,7 +188,7 @@ def results(
     _judged(judged, found.title, junit)
 
 
-@experiment.command(short_help="Compare two experiments, or one's combinations with each other.")
+@experiment.command(short_help="Compare two experiments, or combinations within one.")
 @_directory
 @click.argument("other", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
 @_baseline
@@ -256,7 +259,7 @@ def _end(ended: Any, as_json: bool) -> None:
     else:
         click.echo(ended.status["state"])
     if not ended.finished:
-        _told(f"{ended.why}; vmgr experiment resume {ended.directory} continues it")
+        _told(f"{ended.why}; to continue: vmgr experiment resume {ended.directory}")
         sys.exit(EXIT_UNFINISHED)
     failed = len(ended.status["failed"])
     if failed:

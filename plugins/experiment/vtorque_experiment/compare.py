@@ -95,12 +95,14 @@ def _made(
     known = [name for name in other.names if name in base.names and name != "code"]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise Refused(f"{unknown[0]}: is no number of both; known: {', '.join(known) or 'none'}")
+        raise Refused(
+            f"{unknown[0]}: not a number of both experiments; known: {', '.join(known) or 'none'}"
+        )
     found = [*_pairs(base, other, pairs, names or known)]
     if not found:
         raise Refused(
-            "there is nothing to compare: no combination has values on both sides; see "
-            "vmgr experiment status"
+            "nothing to compare: no combination has values in both experiments; see vmgr "
+            "experiment status"
         )
     return found
 

@@ -52,7 +52,7 @@ class Condition:
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self._refuse("cannot be read", 'like "median(wall) > 1.1 * baseline"')
+            self._refuse("is not a valid condition", 'like "median(wall) > 1.1 * baseline"')
         self._check(self._tree, logical=True)
 
     @property
@@ -89,12 +89,12 @@ class Condition:
                 self._check(node.operand, logical=True)
             elif isinstance(node, ast.Compare) and len(node.ops) == 1:
                 if type(node.ops[0]) not in _COMPARISONS:
-                    self._refuse("has an unknown comparison", "< <= > >= == !=")
+                    self._refuse("contains an unknown comparison", "< <= > >= == !=")
                 self._check(node.left, logical=False)
                 self._check(node.comparators[0], logical=False)
                 self._check_baseline(node)
             else:
-                self._refuse("is no comparison", "one of < <= > >= == != with and, or, not")
+                self._refuse("is not a comparison", "one of < <= > >= == != with and, or, not")
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             self._check(node.left, logical=False)
             self._check(node.right, logical=False)
@@ -102,14 +102,19 @@ class Condition:
             self._check(node.operand, logical=False)
         elif isinstance(node, ast.Call):
             if _call(node) is None:
-                self._refuse("has an unknown function", f"{words} of one number: median(wall)")
+                self._refuse("contains an unknown function", f"{words} of one number: median(wall)")
         elif not (isinstance(node, ast.Name) and node.id == BASELINE) and not _is_number(node):
-            self._refuse("has something unknown in it", f"numbers, + - * /, {BASELINE}, {words}")
+            self._refuse(
+                "contains an unsupported element", f"numbers, + - * /, {BASELINE}, {words}"
+            )
 
     def _check_baseline(self, node: ast.Compare) -> None:
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == BASELINE]
         if names and len(set(self._calls(node))) != 1:
-            self._refuse(f"has no single function that {BASELINE} is of", "one: median(wall)")
+            self._refuse(
+                f"needs exactly one function that {BASELINE} refers to",
+                "one function, such as median(wall)",
+            )
 
     def _calls(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         for each in ast.walk(node):
@@ -147,10 +152,10 @@ class Condition:
             return self._of(*(_call(node) or of), values)
         if baseline is None:
             raise Refused(
-                "there is no baseline",
+                "needs a baseline",
                 key="--fail-if",
                 value=printable(self.text, 120),
-                fix="compare two experiments, or say --baseline AXIS=VALUE",
+                fix="compare two experiments, or add --baseline AXIS=VALUE",
             )
         return self._of(*of, baseline)
 
@@ -158,7 +163,7 @@ class Condition:
         there = values.get(name, ())
         if not there and function != "count":
             raise Refused(
-                f"there are no values of {printable(name)}",
+                f"uses {printable(name)}, which has no values",
                 key="--fail-if",
                 value=printable(self.text, 120),
                 fix=f"known: {', '.join(sorted(values)) or 'none'}",

@@ -34,13 +34,15 @@ def create(
     sources = {name: source(file.parent / name) for name in found.scripts}
     if place.database.exists():
         raise Refused(
-            "has results already",
+            "already contains results",
             key="directory",
             value=str(place.top),
             fix="vmgr experiment resume continues it; --dir DIR uses another directory",
         )
     if place.top.is_dir() and any(place.top.iterdir()) and not place.definition.exists():
-        raise Refused("is not empty", key="directory", value=str(place.top), fix="take another one")
+        raise Refused(
+            "is not empty", key="directory", value=str(place.top), fix="use another directory"
+        )
     seed = found.seed if found.seed is not None else secrets.randbits(32)
     root = str(file.parent.absolute())
     plan = Plan(secrets.token_hex(3), root, seed, found.repetitions, found, sources)
@@ -70,7 +72,7 @@ def disk(error: OSError) -> HostFault:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return HostFault(
         f"{printable(str(error.filename or 'the results'))}: {error.strerror}; nothing is lost: "
-        f"{'make room' if full else 'see to it'}, then vmgr experiment resume"
+        f"{'free disk space' if full else 'correct this'}, then run vmgr experiment resume"
     )
 
 
@@ -81,5 +83,7 @@ def source(path: Path) -> bytes:
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror}", key="script", value=str(path)) from None
     if len(content) > MAX_SCRIPT:
-        raise Refused("is too long", key="script", value=str(path), limit=f"{MAX_SCRIPT >> 20} MiB")
+        raise Refused(
+            "is too large", key="script", value=str(path), limit=f"{MAX_SCRIPT >> 20} MiB"
+        )
     return content

@@ -147,39 +147,39 @@ def _pattern_problem(pattern: str) -> tuple[str, str] | None:
         return f"is not a regular expression: {error}", ""
     if groups:
         return None
-    return "has no group, which says where the number is", "put its digits in one: ([0-9.]+)"
+    return "has no group for the number", "put the digits in a group: ([0-9.]+)"
 
 
 def _bad_take(take: Take, found: Definition, name: str) -> Iterator[Refusal]:
     if take.name in BUILT_IN:
-        yield Refusal("each point has a number of that name", key="take", value=take.name,
-                      where=name, fix="take another name")  # fmt: skip
+        yield Refusal("is a number that every point has", key="take", value=take.name,
+                      where=name, fix="choose another name")  # fmt: skip
     if take.report is not None and not found.report:
-        yield Refusal("reports are not kept", key=f"take.{take.name}.report",
+        yield Refusal("needs the job's report, which is not kept", key=f"take.{take.name}.report",
                       value=take.report, where=name, fix="add report = true")  # fmt: skip
     if take.file.startswith("/") or ".." in Path(take.file).parts:
-        yield Refusal("is not in the point's directory", key=f"take.{take.name}.file",
+        yield Refusal("is outside the point's directory", key=f"take.{take.name}.file",
                       value=take.file, where=name)  # fmt: skip
     if take.pattern is not None and (problem := _pattern_problem(take.pattern)):
         yield Refusal(problem[0], key=f"take.{take.name}.pattern", value=take.pattern,
                       where=name, fix=problem[1])  # fmt: skip
     if take.metric is not None and take.metric.split() != [take.metric]:
-        yield Refusal("no metric has a name with spaces", key=f"take.{take.name}.metric",
+        yield Refusal("names of metrics have no spaces", key=f"take.{take.name}.metric",
                       value=take.metric, where=name)  # fmt: skip
 
 
 def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> Iterator[Refusal]:
     """Yield errors that the JSON schema cannot express."""
     if not found.scripts:
-        yield Refusal("there is no job script", where=name, fix='add script = "job.sh"')
+        yield Refusal("the job script is missing", where=name, fix='add script = "job.sh"')
     if "script" in values and "script" in found.matrix:
-        yield Refusal("is given twice", key="script", value=str(values["script"]), where=name,
-                      fix="drop it: matrix.script has the scripts")  # fmt: skip
+        yield Refusal("is set twice", key="script", value=str(values["script"]), where=name,
+                      fix="remove it, because matrix.script has the scripts")  # fmt: skip
     for take in found.takes:
         yield from _bad_take(take, found, name)
     for axis in (axis for each in found.exclude for axis in each):
         if axis not in found.matrix:
-            yield Refusal("is not in the matrix", key="exclude", value=axis, where=name,
+            yield Refusal("is not an axis of the matrix", key="exclude", value=axis, where=name,
                           fix=schema.meant(axis, found.matrix))  # fmt: skip
     for option in found.batch:
         yield from _reject_vm("batch", option, name)
@@ -199,14 +199,14 @@ def _in_both(found: Definition, name: str) -> Iterator[Refusal]:
     for table, given in (("vm", found.vm), ("env", found.env)):
         for key, value in given.items():
             if f"{table}.{key}" in found.matrix:
-                yield Refusal("is in the matrix, too", key=f"{table}.{key}", value=str(value),
-                              where=name, fix="drop one of them")  # fmt: skip
+                yield Refusal("is also set in the matrix", key=f"{table}.{key}", value=str(value),
+                              where=name, fix="remove one of them")  # fmt: skip
     pairs = [*found.vm.items()]
     pairs += [(a[3:], v) for a, vs in found.matrix.items() if a.startswith("vm.") for v in vs]
     for key, value in pairs:
         if "," in str(value) or "\n" in str(value):
-            yield Refusal("a value of -vm has no comma and no new line", key=f"vm.{key}",
-                          value=str(value), where=name)  # fmt: skip
+            yield Refusal("contains a comma or newline, which -vm does not allow",
+                          key=f"vm.{key}", value=str(value), where=name)  # fmt: skip
     for key, value in found.env.items():
         if "\0" in str(value):
-            yield Refusal("has a NUL byte", key=f"env.{key}", value=str(value), where=name)
+            yield Refusal("contains a NUL byte", key=f"env.{key}", value=str(value), where=name)

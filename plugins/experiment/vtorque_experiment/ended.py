@@ -57,7 +57,7 @@ class Collector:
         problems = []
         if int(code) not in self._definition.exit_codes:
             last = _last_words(point)
-            problems.append(f"exit code {int(code)}{f': {last}' if last else ''}")
+            problems.append(f"exit code {int(code)}{(f': {last}' if last else '')}")
         for each in self._definition.takes:
             if bare and each.report is not None:
                 continue  # no guest, no report
@@ -103,7 +103,7 @@ def reporter(config: Path) -> Callable[[str, Path], str]:
             return printable(f"vmgr report: {error}", 300)
         if done.returncode or len(done.stdout) > MAX_REPORT:
             said = done.stderr.decode("utf-8", "replace").strip().split("\n")[-1]
-            return printable(said, 300) or f"vmgr report ended with {done.returncode}"
+            return printable(said, 300) or f"vmgr report ended with exit code {done.returncode}"
         try:
             files.write(
                 point.parents[2], *point.parts[-3:], take.REPORT, content=done.stdout

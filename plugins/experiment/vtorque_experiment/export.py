@@ -56,8 +56,8 @@ def _parquet(found: Sequence[dict[str, Any]]) -> bytes:
         import pyarrow.parquet  # noqa: PLC0415
     except ImportError:
         raise UsageError(
-            "Parquet is written by pyarrow, which is not here: install it beside vTorque, "
-            "or --format csv"
+            "--format parquet needs pyarrow, which is not installed: install it beside vTorque, "
+            "or use --format csv"
         ) from None
     columns = {}
     for name in found[0]:

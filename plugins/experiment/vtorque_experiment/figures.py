@@ -89,7 +89,7 @@ def few(base: int, other: int) -> str:
     """Return a warning if there are too few runs for a comparison, or an empty string."""
     if min(base, other) >= ENOUGH:
         return ""
-    return f"too few runs ({base} and {other}; {ENOUGH} of each are the least)"
+    return f"too few runs ({base} and {other}; at least {ENOUGH} of each are needed)"
 
 
 def shown(*values: float) -> list[str]:

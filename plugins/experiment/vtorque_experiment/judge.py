@@ -27,8 +27,8 @@ def of_results(results: Results, conditions: Sequence[str]) -> Judged:
     read = [*map(Condition, conditions)]
     if any(condition.has_baseline for condition in read):
         raise Refused(
-            "--fail-if: there is no baseline here: vmgr experiment compare has one, of two "
-            "experiments, or with --baseline"
+            "--fail-if: there is no baseline: use vmgr experiment compare, with two experiments "
+            "or with --baseline"
         )
     table = results.table()
     cases = []

@@ -36,7 +36,7 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
             value=str(size * definition.repetitions),
             limit=str(MAX_POINTS),
             where=where,
-            fix="take fewer values, or fewer repetitions",
+            fix="use fewer values, or fewer repetitions",
         )
     found: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
     for values in itertools.product(*definition.matrix.values()):
@@ -48,11 +48,11 @@ def cells(definition: Definition, where: str = "the file") -> list[Cell]:
             found.setdefault(tuple(cell.items()), cell)
     if not found:
         raise Refused(
-            "leaves no combination of the matrix",
+            "excludes all combinations of the matrix",
             key="exclude",
             value=str(len(definition.exclude)),
             where=where,
-            fix="drop one of its entries",
+            fix="remove one of its entries",
         )
     return list(found.values())
 

@@ -62,11 +62,11 @@ def usable(path: Path) -> Place:
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - links stay: other hosts may have others
     if not _PLAIN.fullmatch(str(whole)):
         raise Refused(
-            "has characters that batch systems take apart",
+            "contains characters that are special in batch systems",
             key="directory",
             value=printable(str(whole)),
             limit="letters, digits and . _ / + @ = -",
-            fix="name another one: --dir DIR",
+            fix="use another directory: --dir DIR",
         )
     return Place(whole)
 
@@ -76,7 +76,7 @@ def existing(path: Path) -> Place:
     place = usable(path)
     if place.top.is_symlink() or place.database.is_symlink() or not place.database.is_file():
         raise Refused(
-            f"{printable(str(path))}: is no directory of an experiment's results; "
-            "vmgr experiment run FILE makes one"
+            f"{printable(str(path))}: is not a results directory of an experiment; vmgr "
+            "experiment run FILE creates one"
         )
     return place

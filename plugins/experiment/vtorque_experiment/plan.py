@@ -170,9 +170,10 @@ def missing_seal(plan: Plan, place: Place) -> Refused:
     except OSError as error:
         raise _seal_error(error) from None
     return Refused(
-        f"{printable(str(place.top))}: its plan is not the one that vmgr experiment run began on "
-        "this host: run was called on another host, or you or a job in a guest changed the plan; "
-        f"read it in {directory}, then vmgr experiment resume --accept {plan.seal}"
+        f"{printable(str(place.top))}: its plan differs from the one that vmgr experiment run "
+        "started on this host: either run was started on another host, or you or a job in a "
+        f"guest changed the plan; check it in {directory}, then run vmgr experiment resume "
+        f"--accept {plan.seal}"
     )
 
 
@@ -201,6 +202,6 @@ def _seals_dir() -> Path:
 
 def _damaged(place: Place, why: str) -> Refused:
     return Refused(
-        f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}): no more points "
-        "can be submitted; begin again with vmgr experiment run --dir DIR"
+        f"{printable(str(place.top))}: its plan is damaged ({printable(why, 200)}), so no more "
+        "points can be submitted; start again with vmgr experiment run --dir DIR"
     )

@@ -105,7 +105,7 @@ def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[i
         if value not in known.get(axis, set()):
             said = ", ".join(sorted(known.get(axis, known)))
             raise Refused(
-                "is no axis and value of it",
+                "is not an axis and value of the experiment",
                 key=axis,
                 value=value,
                 where=where,
@@ -116,7 +116,7 @@ def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[i
         if all(axis in cell and _text(cell[axis]) == value for axis, _, value in pairs)
     ]  # fmt: skip
     if not found:
-        raise Refused(f"{where}: no combination is {' and '.join(wanted)}")
+        raise Refused(f"{where}: no combination has {' and '.join(wanted)}")
     return found
 
 

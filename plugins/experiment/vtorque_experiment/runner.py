@@ -109,7 +109,7 @@ class Runner:
             pause = LEAST_PAUSE if counts != before else min(2 * pause, MOST_PAUSE)
             before = counts
             self._stop.wait(max(pause, open_ / 1000))
-        return End(False, "stopped; jobs that are submitted go on")
+        return End(False, "stopped; submitted jobs continue")
 
     def take_again(self) -> None:
         """Read the numbers of failed points whose jobs have ended again.
@@ -126,8 +126,8 @@ class Runner:
         if taken:
             done = self._book.counts()[k.DONE] - before
             self._told(
-                f"the numbers of {counted(taken, 'failed point')} were taken again: "
-                f"{done or 'none'} {'is' if done == 1 else 'are'} done now"
+                f"read the numbers of {counted(taken, 'failed point')} again: {done or 'none'} "
+                f"{('is' if done == 1 else 'are')} done now"
             )
 
     @property
@@ -142,7 +142,7 @@ class Runner:
     def _why_not_more(self) -> str:
         limits = self._definition.limits
         if self._end is not None and time.monotonic() >= self._end:
-            return "its hours are over (limits.hours, --hours)"
+            return "the time limit is reached (limits.hours, --hours)"
         if self._failures >= limits.failures:
             return (
                 f"{counted(self._failures, 'failed point')} in a row (limits.failures): see "
@@ -188,7 +188,7 @@ class Runner:
         if reason and like not in self._reasons and len(self._reasons) < REASONS:
             self._reasons.add(like)
             point = self._place.point(row.number)
-            self._told(f"point {row.number} has failed: {printable(reason, 400)} ({point})")
+            self._told(f"point {row.number} failed: {printable(reason, 400)} ({point})")
 
     def _ask(self) -> None:
         """Query the list of jobs, resolve uncertain submissions, and fail points with lost jobs."""
@@ -213,7 +213,9 @@ class Runner:
         if job:
             self._book.submitted(row.number, job, time.time())
         elif row.tries >= TRIES:
-            self._fail(row, f"not submitted, {row.tries} times: {row.reason or 'nothing was said'}")
+            self._fail(
+                row, f"not submitted after {row.tries} tries: {row.reason or 'no error message'}"
+            )
         else:
             self._book.again(row.number, row.reason)
 
@@ -221,8 +223,8 @@ class Runner:
         point = self._place.point(row.number)
         begun = os.path.lexists(point / wrapper.BEGUN)
         said = b.tail(point, b.JOB_ERR) or b.tail(point, b.JOB_OUT)
-        how = "began and did not end" if begun else "did not begin"
-        why = said or "the node was lost, the job was cancelled, or a disk was full"
+        how = "started but did not end" if begun else "did not start"
+        why = said or "the node was lost, the job was canceled, or a disk was full"
         return f"job {row.job} is gone, its script {how}: {why}"
 
     def _fail(self, row: Row, reason: str) -> None:
@@ -253,9 +255,9 @@ class Runner:
             self._refused = 0
             self._book.submitted(row.number, done.job, time.time())
             return
-        message = done.message or f"vsub ended with {done.code}"
+        message = done.message or f"vsub ended with exit code {done.code}"
         if done.code == b.REFUSED:
-            self._fail(row, f"refused: {message}")
+            self._fail(row, f"rejected: {message}")
         else:  # vsub may have submitted the job: the next list of jobs shows it
             self._refused += 1
             self._book.note_reason(row.number, message)

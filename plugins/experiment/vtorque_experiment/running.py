@@ -173,7 +173,7 @@ class Planned:
         return [
             f"{head}, {'once' if times == 1 else f'{times} times'}",
             *(f"  {matrix.label(cell)}" for cell in self.cells),
-            *(() if self.refused else ("vsub refuses none of them",)),
+            *(() if self.refused else ("vsub accepts all of them",)),
         ]
 
     def data(self) -> dict[str, Any]:

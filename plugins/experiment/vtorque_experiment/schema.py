@@ -28,7 +28,7 @@ def wrong(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
     try:
         errors = [*jsonschema_rs.validator_for(schema, mask="it").iter_errors(values)]
     except ValueError as error:  # TOML has dates and lone surrogates, JSON has not
-        yield Refusal(printable(str(error), 80), where=where, fix="write it as text, in quotes")
+        yield Refusal(printable(str(error), 80), where=where, fix="write it as a string, in quotes")
         return
     for each in errors:
         rule: Any = schema
@@ -53,8 +53,8 @@ def _refusals(
                       value=_shown(more["error"].instance), where=where)  # fmt: skip
     elif kind == "oneOf":
         words = ", ".join(choice["required"][0] for choice in rule["oneOf"])
-        yield Refusal(f"has not exactly one of {words}", key=f"[{at}]", value=_shown(value),
-                      where=where, fix="keep one, and what belongs to it")  # fmt: skip
+        yield Refusal(f"needs exactly one of {words}", key=f"[{at}]", value=_shown(value),
+                      where=where, fix="keep one, and the keys that belong to it")  # fmt: skip
     else:
         listed = rule.get("type") == "array" and not isinstance(value, list | dict)
         fix = f"write [{_shown(value)}]" if listed else rule.get("description")

@@ -14,7 +14,7 @@ from vtorque_experiment.matrix import counted
 from vtorque_experiment.results import Results
 
 Rows = Sequence[Sequence[str]]
-NO_CLAIM = "there was no KVM, and these figures say nothing of guests that have it"
+NO_CLAIM = "without KVM, these figures say nothing about guests with KVM"
 _FIGURES = ("runs", "median", "spread", "least", "most")
 
 

@@ -50,7 +50,7 @@ def number(take: Take, point: Path) -> float:
         what = f"a number at {path} in {file}"
     found = [each for each in found if math.isfinite(each)]
     if not found:
-        raise Missing(f"{take.name}: there is not {printable(what, 300)}")
+        raise Missing(f"{take.name}: missing: {printable(what, 300)}")
     return _WHICH[take.which](found)
 
 
@@ -91,7 +91,7 @@ def _json(point: Path, name: str) -> Any:
             return json.loads(line)
         except (ValueError, RecursionError):
             continue
-    raise Missing(f"{printable(name)}: there is no JSON in it")
+    raise Missing(f"{printable(name)}: is not valid JSON")
 
 
 def _at(value: Any, path: str) -> Any:

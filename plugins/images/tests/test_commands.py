@@ -189,7 +189,7 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     added = run("add", str(file), *FACTS, "--label", "a=b", "--min-ram", "99")
     assert added.exit_code == 0, added.output
     assert "tiny is in the pool: tiny x86_64, boots from its disk" in added.stdout
-    assert "note: its system is unknown: no file system is seen" in added.stderr
+    assert "note: no known operating system was found: no known file" in added.stderr
     assert "converting raw to qcow2" in added.stderr
     job = in_use(pool, "tiny")
     (row,) = json.loads(run("list", "--json").stdout)
@@ -211,7 +211,7 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     assert json.loads(run("label", "tiny", "--json").stdout) == {"c": "d=e"}
     assert f"is in use by {job}" in str(raised("remove", "tiny"))
     removed = run("remove", "tiny", "--when-free")
-    assert removed.stdout == f"removed tiny; its files stay until {job} end\n"
+    assert removed.stdout == f"removed tiny; its files are kept until {job} end\n"
     assert json.loads(run("list", "--json").stdout) == []
 
 
@@ -240,7 +240,9 @@ def test_removed_files_stay_for_other_nodes(pool: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("keep = 0", 'keep = "2d"'))
     run("build", "m", "fake")
     said = run("remove", "m").stdout
-    assert said.startswith("removed m; its files stay for 2 days, since other nodes' jobs may")
+    assert said.startswith(
+        "removed m; its files are kept for 2 days, because jobs of other nodes may"
+    )
     assert list(pool.glob("m/v*"))
     run("build", "m", "fake", "-o", "kernel=2")
     assert json.loads(run("remove", "m", "--now", "--json").stdout)["kept"] == []

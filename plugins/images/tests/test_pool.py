@@ -421,7 +421,7 @@ def test_select_without_a_name(pool: Path) -> None:
     image = put(pool, "m")
     assert select(pool, None, "micro", None) == image
     assert select(pool, "", "", "") == image
-    with pytest.raises(Refused, match=r"distro=debian \(there is: m\)"):
+    with pytest.raises(Refused, match=r"no image of the pool has distro=debian \(available: m\)"):
         select(pool, None, "debian", None)
     put(pool, "n")
     with pytest.raises(Refused, match=r"several images fit distro=micro.*\(m, n\)"):
@@ -457,9 +457,9 @@ def test_commit_takes_files_of_the_staging_directory_only(pool: Path, file: str)
 
 
 def test_disk_must_be_of_the_declared_format(pool: Path) -> None:
-    with pytest.raises(Refused, match="disk is qcow2, not raw"):
+    with pytest.raises(Refused, match="disk has the format qcow2, not raw"):
         disk_image(pool, "raw", qcow2)
-    with pytest.raises(Refused, match="disk is raw, not qcow2"):
+    with pytest.raises(Refused, match="disk has the format raw, not qcow2"):
         disk_image(pool, "qcow2", lambda path: path.write_bytes(bytes(1 << 20)))
     assert disk_image(pool, "qcow2", qcow2).disk.name == "disk"
     raw = disk_image(pool, "raw", lambda path: path.write_bytes(bytes(1 << 20)))
@@ -536,5 +536,5 @@ def test_a_disk_is_parsed_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     reachable(tools / "qemu-img").chmod(0o755)
     monkeypatch.setattr(confined_tool, "_PATH", f"{tools}:{confined_tool._PATH}")
     (tmp_path / "disk").write_bytes(bytes(512))
-    with pytest.raises(Refused, match="disk is of 65534, not raw"):
+    with pytest.raises(Refused, match="disk has the format of 65534, not raw"):
         check_disk(tmp_path / "disk", "raw")

@@ -74,11 +74,13 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     there = {file: file_status(f"{directory}/{file}", name) for file in sidecar.files}
     for file, status in there.items():
         if not status.st_mode & 0o004:
-            raise bad(name, f"{file} cannot be read by QEMU's user: chmod 644 {directory}/{file}")
+            raise bad(name, f"QEMU's user cannot read {file}: chmod 644 {directory}/{file}")
     digests = file_hashes(directory, there, told)
     for file, record in sidecar.files.items():
         if digests[file] != record.sha256:
-            raise bad(name, f"{file} has sha256 {digests[file]}, its sidecar says {record.sha256}")
+            raise bad(
+                name, f"{file} has sha256 {digests[file]}, but its sidecar has {record.sha256}"
+            )
     records = {file: FileRecord.of(digests[file], status) for file, status in there.items()}
     owner = pool.stat().st_uid == os.geteuid()
     qemu_is_owner = owner and not effective_root()  # on a user's own site
@@ -93,7 +95,7 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     if owner:
         _record_again(pool, sidecar, records)
     elif records != sidecar.files:
-        raise bad(name, "its files have been copied: run vmgr images verify as root")
+        raise bad(name, "its files were copied: run vmgr images verify as root")
     return sidecar.image(pool)
 
 
@@ -122,7 +124,9 @@ def build(
     check_name(name)
     check_pool(pool)
     if there is False and name in names(pool):
-        raise Refused(f"there is an image {name}: vmgr images update {name} FILE replaces it")
+        raise Refused(
+            f"image {name} already exists: replace it with vmgr images update {name} FILE"
+        )
     before = _before(pool, name) if there else None
     try:
         with store.staging(pool, options.paths) as staging:
@@ -277,7 +281,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 
     def signed(now: Sidecar) -> Sidecar:
         if signed_bytes(now) != signed_bytes(seen):
-            raise Refused(f"image {seen.name} has been changed meanwhile: look at it again")
+            raise Refused(f"image {seen.name} was changed at the same time: check it and try again")
         return replace(now, signature=signature)
 
     rewrite(pool, seen.name, "sign", signed)
@@ -301,7 +305,7 @@ def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar
 
 def _used(name: str, users: tuple[str, ...]) -> Refused:
     jobs = ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
-    fix = "wait, or remove it as soon as it is free: --when-free"
+    fix = "wait until the jobs end, or use --when-free"
     return Refused(f"is in use by {jobs}", key="img", value=name, fix=fix)
 
 

@@ -43,9 +43,9 @@ def _check_plain(path: Path) -> None:
     try:
         status = path.lstat()
     except OSError as error:
-        raise Refused(f"the builder left no {path.name}: {error.strerror}") from None
+        raise Refused(f"the builder did not write {path.name}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-        raise Refused(f"{path.name} is not a regular file of its own (no links)")
+        raise Refused(f"{path.name} is not a regular file, or has other hard links")
     if status.st_size == 0:
         raise Refused(f"{path.name} is empty")
 
@@ -69,12 +69,14 @@ def check_disk(path: Path, declared: str) -> None:
         except Refused as error:
             raise Refused(f"{path.name} {error}") from None
     if info.get("format") != declared:
-        raise Refused(f"{path.name} is {info.get('format')}, not {declared} as it is said to be")
+        raise Refused(f"{path.name} has the format {info.get('format')}, not {declared}")
     specific = info.get("format-specific", {}).get("data", {})
     referred = [info.get("backing-filename"), info.get("full-backing-filename")]
     referred.append(specific.get("data-file"))
     if any(name is not None for name in referred):
-        raise Refused(f"{path.name} refers to another file; make it stand alone: qemu-img convert")
+        raise Refused(
+            f"{path.name} refers to another file; convert it to a single file: qemu-img convert"
+        )
     if info.get("encrypted"):
         raise Refused(f"{path.name} is encrypted")
 

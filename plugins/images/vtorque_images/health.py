@@ -28,13 +28,15 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
     """Check the image pool: only root can write it, and QEMU can read it."""
     pool, cache = site.images.pool, site.images.cache
     if cache and not pool.is_dir() and Path(cache).is_dir():
-        yield ok(f"there is no {pool} here: all images are in the cache {cache}")
+        yield ok(
+            f"the pool {pool} does not exist on this node: all images are in the cache {cache}"
+        )
         return
     try:
         found, broken = _listed(pool)
     except VtorqueError as error:
         if is_personal(site) and not pool.exists():
-            yield warning("there is no image yet", "the first job makes it")
+            yield warning("there are no images yet", "the first job builds one")
         else:
             yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
         return
@@ -72,7 +74,7 @@ def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult
         except Refused as error:
             yield warning(str(error), f"vmgr images sign {sidecar.name} --key FILE, or remove it")
         except HostFault as error:
-            yield failed(str(error), "until then no job gets a guest on this node")
+            yield failed(str(error), "fix this: until then jobs cannot start guests on this node")
             return
     yield ok(f"{good} images are signed by one of {site.images.signers}")
 
@@ -83,30 +85,30 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
     A bad copy only slows jobs down as long as the pool is available.
     """
     if not site.images.cache:
-        yield ok("this node keeps no copies of images ([images] cache)")
+        yield ok("this node has no cache of images ([images] cache is empty)")
         return
     cache, pool = Path(site.images.cache), site.images.pool
     wrong = warning if pool.is_dir() else failed
     if not cache.is_dir():
-        yield wrong(f"{cache} does not exist: no copies of images", _SYNC)
+        yield wrong(f"{cache} does not exist, so images are not cached", _SYNC)
         return
     try:
         found, broken = _listed(cache)
     except VtorqueError as error:
         yield failed(
-            str(error), f"chown root: and chmod go-w what it names; jobs do not use {cache}"
+            str(error), f"chown root: and chmod go-w its files; until then jobs do not use {cache}"
         )
         return
     for item in broken:
         yield wrong(f"copy of {item.name} {item.reason}", _SYNC)
     for copy in found if pool.is_dir() else ():
         if not _same_in(pool, copy):
-            said = f"copy of {copy.name} is not what the pool has: jobs read the pool"
+            said = f"the copy of {copy.name} differs from the pool: jobs use the pool"
             yield warning(said, _SYNC)
-    yield ok(f"{len(found)} whole copies in {cache}")
+    yield ok(f"{len(found)} complete copies in {cache}")
     yield from _check_readable(found, cache)
     if (free := shutil.disk_usage(cache).free >> 20) < LEAST_FREE:
-        yield warning(f"{cache}: {free} MiB free", "make room for the next vmgr images sync")
+        yield warning(f"{cache}: {free} MiB free", "free disk space for the next vmgr images sync")
 
 
 def _same_in(pool: Path, copy: Sidecar) -> bool:

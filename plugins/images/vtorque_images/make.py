@@ -17,7 +17,7 @@ from vtorque_images.signing import sign
 @click.command(short_help="Build an image and put it into the pool.")
 @click.argument("name", required=False)
 @click.argument("builder", required=False)
-@click.option("--oci", metavar="DIR|FILE", help="The same as: oci -o source=DIR|FILE")
+@click.option("--oci", metavar="DIR|FILE", help="Short for: oci -o source=DIR|FILE")
 @click.option(
     "-o",
     "options",
@@ -53,12 +53,12 @@ def build(  # noqa: PLR0913 - one for each option
     arguments = dict(pairs(options, "-o"))
     if oci is not None:
         if builder is not None or "source" in arguments:
-            raise UsageError("--oci says builder and source: leave out BUILDER and -o source=")
+            raise UsageError("--oci sets builder and source: leave out BUILDER and -o source=")
         name, builder, arguments["source"] = name or Path(oci).stem, "oci", oci
     if name is None or builder is None:
-        raise UsageError("say which image to build, and how: NAME BUILDER, or --oci DIR|FILE")
+        raise UsageError("the arguments NAME BUILDER, or --oci DIR|FILE, are missing")
     if new and update:
-        raise UsageError("say one of --new and --update")
+        raise UsageError("--new and --update exclude each other")
     site, plugins = root_site(ctx.obj)
     builders = plugins.image_builders()
     if builder not in builders:
@@ -104,7 +104,7 @@ def _unsigned(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
     try:
         signed_by(site, sidecar)
     except (HostFault, Refused) as error:
-        return (f"no job gets it yet: {error}",)
+        return (f"jobs cannot use it yet: {error}",)
     return ()
 
 

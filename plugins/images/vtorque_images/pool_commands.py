@@ -106,7 +106,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--when-free",
     is_flag=True,
-    help="Also while jobs use it; the files stay until the last one ends.",
+    help="Also while jobs use it; the files are kept until the last job ends.",
 )
 @click.option(
     "--now", is_flag=True, help="Delete the files at once, also if jobs of other nodes use them."
@@ -129,8 +129,10 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
     if left.used_by:
         why.append(f"until {', '.join(left.used_by)} end")
     if left.kept and keep > 0:
-        why.append(f"for {keep / 86400:g} days, since other nodes' jobs may use them (--now)")
-    click.echo(f"removed {name}" + (f"; its files stay {' and '.join(why)}" if why else ""))
+        why.append(
+            f"for {keep / 86400:g} days, because jobs of other nodes may use them (see --now)"
+        )
+    click.echo(f"removed {name}" + (f"; its files are kept {' and '.join(why)}" if why else ""))
 
 
 @click.command()
@@ -155,7 +157,10 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
         before = describe(site.images.pool, name).signature
         sidecar = pool_of.label(site.images.pool, name, changes, site.paths)
         if before and not sidecar.signature:
-            click.echo(f"note: the signature of {name} was for the labels before", err=True)
+            click.echo(
+                f"note: the signature of {name} is invalid now, because the labels have changed",
+                err=True,
+            )
     else:
         sidecar = describe(site.images.pool, name)
     found = dict(sorted(sidecar.built.labels.items()))
@@ -181,4 +186,4 @@ def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if as_json:
         write_json({"default": name or None})
     else:
-        click.echo(name or "none: the image is found by -vm distro= and arch=, or must be named")
+        click.echo(name or "none: jobs choose an image by -vm distro= and arch=, or must name one")

@@ -19,9 +19,11 @@ _PATH = click.Path(path_type=Path)
 
 @click.command(short_help="Sign an image with a key of the site.")
 @click.argument("name")
-@click.option("--key", type=_PATH, help="A private key of ssh-keygen.")
+@click.option("--key", type=_PATH, help="A private key, made with ssh-keygen.")
 @click.option(
-    "--signature", type=_PATH, help="A signature of what --payload prints, made on another machine."
+    "--signature",
+    type=_PATH,
+    help="A signature of the output of --payload, made on another machine.",
 )
 @click.option("--payload", is_flag=True, help="Print the text to sign on another machine.")
 @as_json
@@ -40,7 +42,7 @@ def sign(
     New content, or a new label, needs a new signature.
     """
     if (key is not None) + (signature is not None) + payload != 1:
-        raise UsageError("say one of --key FILE, --signature FILE and --payload")
+        raise UsageError("use exactly one of --key FILE, --signature FILE and --payload")
     if payload:
         site = site_of(ctx.obj)
         check_allowed(site, name)
@@ -64,7 +66,9 @@ def sign(
     if as_json:
         write_json({"name": name, "sha256": found.sha256, "signed_by": by})
     elif by is None:
-        click.echo(f"{name} is signed; jobs get it unsigned, too: [images] signers is not set")
+        click.echo(
+            f"{name} is signed, but jobs also use unsigned images: [images] signers is not set"
+        )
     else:
         click.echo(f"{name} is signed by {printable(by)}")
 

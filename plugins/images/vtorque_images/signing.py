@@ -13,14 +13,14 @@ from vtorque_core.live.images import MAX_SIGNATURE, Sidecar, signature, signed_b
 def check_well_made(sidecar: Sidecar, text: str) -> None:
     """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
     if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
-        raise Refused(f"is no signature: of 1 to {MAX_SIGNATURE} bytes, as ssh-keygen writes it")
+        raise Refused(f"is not a signature of ssh-keygen with 1 to {MAX_SIGNATURE} bytes")
     with signature.handed(text.encode()) as (file,):
         asked = ("-n", signature.NAMESPACE, "-s", path_of(file))
         code, _, words = signature.keygen(
             "check-novalidate", *asked, files=(file,), stdin=signed_bytes(sidecar)
         )
     if code != 0:
-        raise Refused(f"is no signature of image {sidecar.name} as it is now ({words})")
+        raise Refused(f"is not a valid signature of the current image {sidecar.name} ({words})")
 
 
 def sign(sidecar: Sidecar, key: Path) -> str:
@@ -38,10 +38,11 @@ def sign(sidecar: Sidecar, key: Path) -> str:
             check=False,
         )
     except ValueError:
-        raise Refused(f"{printable(str(key))}: is no path of a key") from None
+        raise Refused(f"{printable(str(key))}: is not a path of a key") from None
     text = done.stdout.decode("ascii", "replace")
     if done.returncode != 0 or not text:
         raise Refused(
-            f"{printable(str(key))}: ssh-keygen does not sign with it: {signature.last_words(done)}"
+            f"{printable(str(key))}: ssh-keygen cannot sign with this key: "
+            f"{signature.last_words(done)}"
         )
     return text

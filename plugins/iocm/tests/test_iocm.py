@@ -91,7 +91,7 @@ def test_iothreads_for_all_cores_it_may_get_and_a_queue_for_each_vcpu():
             ["iocm=true", "iocm_min_cores=3", "iocm_max_cores=2"],
             "iocm_min_cores=3: is more than iocm_max_cores (limit: iocm_max_cores=2)",
         ),
-        (["iocm=true", "iocm_min_cores=0"], "iocm_min_cores=0: is too few (limit: 1 or more)"),
+        (["iocm=true", "iocm_min_cores=0"], "iocm_min_cores=0: is too small (limit: 1 or more)"),
         (["iocm_max_cores=2"], "iocm_max_cores=2: needs iocm=true"),
         (["iocm_min_cores=1"], "iocm_min_cores=1: needs iocm=true"),
         (["iocm=1"], "iocm=1: is ambiguous"),
@@ -126,8 +126,8 @@ def test_more_than_the_node_has_is_refused_by_the_ledger():
     ("config", "machine", "what"),
     [
         ("enabled = false\n", XEON, "has no I/O cores ([plugin.iocm] enabled = false)"),
-        ('nodes = "io[0-9]+"\n', XEON, "has no I/O cores (its name is not one of"),
-        ('nodes = "n"\n', XEON, "has no I/O cores (its name is not one of"),
+        ('nodes = "io[0-9]+"\n', XEON, "has no I/O cores (its name does not match"),
+        ('nodes = "n"\n', XEON, "has no I/O cores (its name does not match"),
         ("max_cores = 4\n", flat((0,), 1024), "has no second CPU"),
     ],
 )
@@ -167,9 +167,9 @@ def test_nothing_is_started_for_a_job_without_io_cores():
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("busy_threshold", 0.0, "busy_threshold must be over 0"),
+        ("busy_threshold", 0.0, "busy_threshold must be more than 0 and at"),
         ("busy_threshold", 80.0, "at most 1"),
-        ("interval", 0.0, "interval over 0"),
+        ("interval", 0.0, "busy_threshold must be more than 0 and"),
         ("nodes", "*", "nodes is not a regular expression"),
     ],
 )

@@ -38,7 +38,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 < self.busy_threshold <= 1 or self.interval <= 0:
-            raise ValueError("busy_threshold must be over 0 and at most 1, interval over 0")
+            raise ValueError(
+                "busy_threshold must be more than 0 and at most 1, and interval more than 0"
+            )
         try:
             re.compile(self.nodes)
         except re.error as error:
@@ -80,8 +82,8 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
     if not settings.enabled:
         return "I/O cores ([plugin.iocm] enabled = false)"
     if not re.fullmatch(settings.nodes, guest.job.node):
-        return f"I/O cores (its name is not one of [plugin.iocm] nodes = {settings.nodes!r})"
-    return "second CPU, so none for I/O alone" if len(guest.host.cpus) < 2 else ""
+        return f"I/O cores (its name does not match [plugin.iocm] nodes = {settings.nodes!r})"
+    return "second CPU, so I/O cannot have its own" if len(guest.host.cpus) < 2 else ""
 
 
 @hookimpl

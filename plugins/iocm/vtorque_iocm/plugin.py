@@ -42,8 +42,8 @@ def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
                 value = str(request[option])
                 yield Refusal("needs iocm=true", option.key, value, fix="add iocm=true")
     elif least < 1:
-        yield Refusal("is too few", MIN_CORES.key, str(least), "1 or more", fix="leave out iocm")
+        yield Refusal("is too small", MIN_CORES.key, str(least), "1 or more", fix="leave out iocm")
     elif most and least > most:
-        fix = "make the minimum at most the maximum"
+        fix = "set the minimum to at most the maximum"
         limit = f"{MAX_CORES.key}={most}"
         yield Refusal(f"is more than {MAX_CORES.key}", MIN_CORES.key, str(least), limit, fix=fix)

@@ -103,7 +103,9 @@ def test_the_console_of_a_running_guest(paths, tmp_path, monkeypatch):
     mine.add_facts(job="42.srv")
     assert cli(paths, tmp_path, "--console", "42.srv").output == "login:\\x1b[2J\n"
     monkeypatch.setattr(os, "access", lambda path, *_: not str(path).endswith("console.log"))
-    assert "is root's to read" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
+    assert "only root can read the console" in str(
+        cli(paths, tmp_path, "--console", "42.srv").exception
+    )
     mine.add_facts(ended=1.0)
     assert "no running guest 0" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
 
@@ -152,5 +154,7 @@ def test_console_beyond_what_its_owner_may_read_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
     )
-    with pytest.raises(Refused, match="more than 2 MiB: the rest is root's to read"):
+    with pytest.raises(
+        Refused, match="the guest has printed more than 2 MiB: only root can read the rest"
+    ):
         next(found)

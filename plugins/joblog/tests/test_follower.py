@@ -208,7 +208,7 @@ def test_a_broken_config_is_said_and_ends_it(paths, process, config):
     config.write_text("[plugin.joblog]\nsyslog = 'loud'\n")
     process.create()
     eventually(process.lost)
-    assert "there are kern, user" in (paths.state / "joblog.log").read_text()
+    assert "write one of kern, user" in (paths.state / "joblog.log").read_text()
 
 
 # -- sinks that are slow, broken, full ---------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_line_that_a_sink_cannot_take_is_left_out(paths, followed, caplog):
     job.say("two")
     followed(keeps)
     eventually(lambda: keeps.got == ["two"])
-    assert "sink s0: RuntimeError: a defect; a line is left out" in caplog.text
+    assert "sink s0: RuntimeError: a defect; one line is lost" in caplog.text
 
 
 def test_a_line_is_told_when_it_is_whole(paths, followed):

@@ -73,19 +73,19 @@ def test_a_follower_that_cannot_be_started_fails_no_job(plugins):
 
     site = site_of(plugins, "journald = true")
     node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquire, warn=told.append))
-    assert told == ["has its log in no sink yet: no space"]
+    assert told == ["its log is not sent to the log sinks yet: no space"]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('syslog = "loud"', "there are kern, user"),
-        ('level = "loud"', "there are trace"),
+        ('syslog = "loud"', "write one of kern, user"),
+        ('level = "loud"', "write one of trace"),
         ('tag = "a b"', "letters, digits"),
         ('file = "log.jsonl"', "absolute path"),
         ('file = "/var/../etc/x"', "'..'"),
-        ('sinks = ["acme", "file"]', "file is joblog's own"),
-        ("uid = 0", "must be 1 to 4294967294"),
+        ('sinks = ["acme", "file"]', "sinks: file has its own key in [plugin.joblog]"),
+        ("uid = 0", "is invalid: it must be 1 to 4294967294"),
     ],
 )
 def test_bad_settings_are_refused_with_what_is_right(plugins, text, words):
@@ -223,7 +223,7 @@ def test_a_file_that_is_none_is_refused(directory):
         JsonFile(str(directory / "link"))
     assert raised.value.errno == errno.ELOOP
     os.mkfifo(directory / "pipe")
-    with pytest.raises(HostFault, match="is no regular file"):
+    with pytest.raises(HostFault, match="is not a regular file"):
         JsonFile(str(directory / "pipe"))
     assert target.read_text() == ""
 

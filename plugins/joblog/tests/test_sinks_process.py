@@ -364,20 +364,32 @@ def test_one_that_is_stopped_is_ended_and_another_started(top, opened, good, mon
     for number in range(2):
         found.give(log.say(str(number)))
         eventually(lambda n=number: str(n) in good.got)
-    eventually(lambda: "process has taken nothing for 3 s" in caplog.text)
+    eventually(lambda: "process accepted nothing for 3 s" in caplog.text)
 
 
 SIZE = RECORD.size
 WRONG = {
-    "too short": (b"x", f"has sent 1 bytes instead of {SIZE}"),
-    "too long": (b"x" * 4000, f"has sent {SIZE + 1} bytes instead of {SIZE}"),
-    "a huge offset": (RECORD.pack(1, 0, 1 << 63), "says sink 1 has told log 0 up to"),
-    "one past the end": (RECORD.pack(1, 0, 1_000), "says sink 1 has told log 0 up to 1000"),
-    "an offset that was before": (RECORD.pack(1, 0, 0), "says sink 1 has told log 0 up to 0"),
-    "a sink that is none": (RECORD.pack(7, 0, 1), "says sink 7 has told log 0 up to 1"),
-    "a log that it has not": (RECORD.pack(1, 5, 1), "says sink 1 has told log 5 up to 1"),
-    "more logs than it was sent": (RECORD.pack(2, 0, 99), "has taken 99 logs of 1"),
-    "the process as a sink": (RECORD.pack(2, 1, 1), "says sink 2 has told log 1 up to 1"),
+    "too short": (b"x", f"sent 1 bytes instead of {SIZE}"),
+    "too long": (b"x" * 4000, f"sent {SIZE + 1} bytes instead of {SIZE}"),
+    "a huge offset": (RECORD.pack(1, 0, 1 << 63), "reports that sink 1 has received log 0 up to"),
+    "one past the end": (
+        RECORD.pack(1, 0, 1_000),
+        "reports that sink 1 has received log 0 up to 1000",
+    ),
+    "an offset that was before": (
+        RECORD.pack(1, 0, 0),
+        "reports that sink 1 has received log 0 up to 0",
+    ),
+    "a sink that is none": (RECORD.pack(7, 0, 1), "reports that sink 7 has received log 0 up to 1"),
+    "a log that it has not": (
+        RECORD.pack(1, 5, 1),
+        "reports that sink 1 has received log 5 up to 1",
+    ),
+    "more logs than it was sent": (RECORD.pack(2, 0, 99), "accepted 99 of 1 logs"),
+    "the process as a sink": (
+        RECORD.pack(2, 1, 1),
+        "reports that sink 2 has received log 1 up to 1",
+    ),
 }
 
 

@@ -64,14 +64,16 @@ def logs(  # noqa: PLR0913 - one for each option
     """
     if level.upper() not in LEVELS:
         known = ", ".join(name.lower() for name in LEVELS)
-        raise UsageError(f"--level {printable(level)}: there are {known}")
+        raise UsageError(f"--level {printable(level)}: unknown; known: {known}")
     if console:
         if not _show_kept(_places(config, job_id), f"console-g{guest or 0}.log"):
             _show_console(service.paths(config), job_id, guest or 0, follow)
         return
     if cloud_init:
         if not _show_kept(_places(config, job_id), f"cloud-init-g{guest or 0}.log"):
-            raise Refused(f"no cloud-init log of guest {guest or 0} is kept: of failed guests only")
+            raise Refused(
+                f"no cloud-init log of guest {guest or 0}: it is only kept if the guest failed"
+            )
         return
     places = _one(config, job_id).places
     least = LEVELS[level.upper()]
@@ -88,7 +90,7 @@ def _one(config: Path, job_id: str) -> KeptJob:
     found = kept.jobs(config, job_id)
     if len(found) > 1:
         some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
-        raise Refused(f"{printable(job_id)} are {len(found)} jobs, whose logs are apart: {some}")
+        raise Refused(f"{printable(job_id)} matches {len(found)} jobs with separate logs: {some}")
     return found[0]
 
 
@@ -146,8 +148,8 @@ def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
     if not os.access(found[-1], os.R_OK):
         raise Refused(
-            f"the console of guest {guest} is root's to read: the guest was started before its "
-            "owner could, is of another type than linux, or has said more than 2 MiB"
+            f"only root can read the console of guest {guest}: the guest was started before its "
+            "owner's access was possible, is not of type linux, or has printed more than 2 MiB"
         )
     for line in _lines(_console(found[-1], follow)):
         text = line.decode("utf-8", "replace").rstrip("\r")
@@ -173,7 +175,9 @@ def _console(path: Path, follow: bool) -> Iterator[bytes]:
             else:
                 time.sleep(job_log.POLL)
     except PermissionError:
-        raise Refused("the guest has said more than 2 MiB: the rest is root's to read") from None
+        raise Refused(
+            "the guest has printed more than 2 MiB: only root can read the rest"
+        ) from None
     finally:
         file.close()
 

@@ -54,7 +54,7 @@ class JsonFile(WatchedFileHandler):
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, descriptor)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostFault(f"{self.baseFilename} is no regular file")
+                raise HostFault(f"{self.baseFilename} is not a regular file")
             undo.pop_all()
         return io.FileIO(descriptor, "a+")
 

@@ -37,7 +37,7 @@ vtorque_resources = always(Follower)
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Start the follower, unless another job has; do not wait for it."""
     if job.site[Settings].on:
-        Follower.start(job, "has its log in no sink yet")
+        Follower.start(job, "its log is not sent to the log sinks yet")
 
 
 def _check(site: Site) -> Iterator[HealthResult]:
@@ -45,8 +45,8 @@ def _check(site: Site) -> Iterator[HealthResult]:
     sockets = ((settings.syslog, SYSLOG, "syslog"), (settings.journald, JOURNAL, "journald"))
     for wanted, path, name in sockets:
         if wanted and not Path(path).is_socket():
-            fix = f"start the service that listens there, or switch {name} off in [plugin.joblog]"
-            yield HealthResult("warning", f"{name}: no socket {path}", fix)
+            fix = f"start the service that listens there, or disable {name} in [plugin.joblog]"
+            yield HealthResult("warning", f"{name}: the socket {path} is missing", fix)
     if settings.file:
         yield _check_file(Path(settings.file))
     if settings.outside:
@@ -55,14 +55,14 @@ def _check(site: Site) -> Iterator[HealthResult]:
 
 
 def _check_file(path: Path) -> HealthResult:
-    fix = "make its directory, with root alone able to write it"
+    fix = "create its directory, writable only by root"
     try:
         if os.geteuid() == 0:
             require_root_owned(path.parent)
     except Exception as error:
         return HealthResult("failed", f"file: {error}", fix)
     if not path.parent.is_dir():
-        return HealthResult("failed", f"file: {path.parent} is no directory", fix)
+        return HealthResult("failed", f"file: {path.parent} is not a directory", fix)
     return HealthResult("ok", f"file: {path}")
 
 
@@ -71,8 +71,8 @@ def _check_uid(uid: int) -> Iterator[HealthResult]:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         return
-    fix = "set uid in [plugin.joblog] to one that nobody has"
-    yield HealthResult("warning", f"the sinks' process is {name}, who can end it", fix)
+    fix = "set uid in [plugin.joblog] to an unused uid"
+    yield HealthResult("warning", f"the sinks' process runs as {name}, who can kill it", fix)
 
 
 vtorque_health_checks = always(HealthCheck("log sinks", _check))

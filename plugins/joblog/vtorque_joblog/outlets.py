@@ -189,7 +189,7 @@ class Outlet:
         except (OSError, HostFault, ConfigError):
             raise
         except Exception as error:
-            self._say(f"{type(error).__name__}: {error}; a line is left out")
+            self._say(f"{type(error).__name__}: {error}; one line is lost")
 
     def _shut(self) -> None:
         handler, self._handler = self._handler, None

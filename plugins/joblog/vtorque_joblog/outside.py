@@ -101,14 +101,14 @@ class _Life:
         if not record:
             raise _Over("")
         if len(record) != RECORD.size:
-            raise _Over(f"has sent {len(record)} bytes instead of {RECORD.size}")
+            raise _Over(f"sent {len(record)} bytes instead of {RECORD.size}")
         sink, number, offset = RECORD.unpack(record)
         return sink, number, offset
 
     def has_taken(self, count: int) -> None:
         """Record how many logs the process has received. Raises _Over for an impossible number."""
         if not self.taken < count <= self.sent:
-            raise _Over(f"has taken {count} logs of {self.sent}")
+            raise _Over(f"accepted {count} of {self.sent} logs")
         self.taken = count
         self.since = time.monotonic()
 
@@ -195,7 +195,7 @@ class Outside:
         if self._life is None and self.busy and self._until == math.inf and now >= self._next:
             self._next = now + _AGAIN
             if self._logs is not None and self._logs.is_alive():
-                raise HostFault("has left a process that holds its standard error")
+                raise HostFault("left a child process that keeps its standard error open")
             self._life = life = _Life(self._argv)
             self._logs = threading.Thread(target=self._log, args=(life,), daemon=True)
             self._logs.start()
@@ -269,7 +269,7 @@ class Outside:
         Raises _Over if an earlier message is still unanswered.
         """
         if life.sent > life.taken:
-            raise _Over(f"has taken nothing for {_PATIENCE:g} s")
+            raise _Over(f"accepted nothing for {_PATIENCE:g} s")
         life.since = time.monotonic()
         with self._lock:
             for name, (job, _) in list(self._out.items())[:1]:
@@ -282,7 +282,7 @@ class Outside:
             return
         name, end = life.logs.get(number, ("", 0))
         if sink >= len(self._tolds) or not self._tolds[sink].at(name) < offset <= end:
-            raise _Over(f"says sink {sink} has told log {number} up to {offset}")
+            raise _Over(f"reports that sink {sink} has received log {number} up to {offset}")
         self._tolds[sink].mark(name, offset)
         if all(told.at(name) >= end for told in self._tolds):
             with self._lock:
@@ -305,7 +305,7 @@ class Outside:
             self._due = {name: job for name, (job, _) in self._out.items()} | self._due
             self._out = {}
         code = life.process.returncode
-        why = str(error) or (f"has ended ({code})" if code else "")
+        why = str(error) or (f"ended ({code})" if code else "")
         if why and self._until == math.inf:
             self._say(f"the sinks' process {why}", life.said)
         self._said = life.said

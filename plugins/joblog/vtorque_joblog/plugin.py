@@ -58,17 +58,21 @@ class Settings:
     def __post_init__(self) -> None:
         """Validate the values. Raises ValueError."""
         if self.syslog and self.syslog not in FACILITIES:
-            raise ValueError(f"syslog is {self.syslog!r}: there are {', '.join(FACILITIES)}")
+            raise ValueError(
+                f"syslog={self.syslog!r} is invalid: write one of {', '.join(FACILITIES)}"
+            )
         if self.level.lower() not in LEVELS:
-            raise ValueError(f"level is {self.level!r}: there are {', '.join(LEVELS)}")
+            raise ValueError(f"level={self.level!r} is invalid: write one of {', '.join(LEVELS)}")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", self.tag):
-            raise ValueError("tag: write 1 to 32 letters, digits, dots or dashes")
+            raise ValueError("tag is invalid: write 1 to 32 letters, digits, dots or dashes")
         if self.file and (not self.file.startswith("/") or ".." in PurePath(self.file).parts):
-            raise ValueError("file: write an absolute path without '..'")
+            raise ValueError("file is invalid: write an absolute path without '..'")
         if twice := set(_OWN) & set(self.sinks):
-            raise ValueError(f"sinks: {', '.join(sorted(twice))} is joblog's own, with a key")
+            raise ValueError(
+                f"sinks: {', '.join(sorted(twice))} has its own key in [plugin.joblog]"
+            )
         if not 0 < self.uid < 2**32 - 1:
-            raise ValueError(f"uid is {self.uid}, must be 1 to {2**32 - 2}")
+            raise ValueError(f"uid={self.uid} is invalid: it must be 1 to {2**32 - 2}")
 
 
 vtorque_settings = always(Settings)

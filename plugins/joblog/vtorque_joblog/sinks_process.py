@@ -161,7 +161,7 @@ def _own(number: int, flags: int) -> int:
 def _result(handler: Future[logging.Handler]) -> logging.Handler:
     """Return a handler that was opened as root. Raises its exception, or HostFault if it hangs."""
     if not handler.done():
-        raise HostFault(f"has not opened within {_OPENING:g} s")
+        raise HostFault(f"not ready within {_OPENING:g} s")
     return handler.result()
 
 

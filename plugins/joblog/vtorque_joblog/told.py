@@ -89,5 +89,5 @@ class Told:
 
     def _say(self, error: OSError) -> None:
         if not self._said:
-            log.warning("%s: %s; after a restart lines are told twice", self._path, error.strerror)
+            log.warning("%s: %s; after a restart, lines are sent twice", self._path, error.strerror)
         self._said = str(error)

@@ -34,14 +34,14 @@ from vtorque_core.live.limits import (
     show_default=True,
     help="The config to read.",
 )
-@click.option("--as", "user", required=True, metavar="USER", help="Whose job.")
-@click.option("--queue", help="In which queue.")
-@click.option("--partition", help="In which partition.")
-@click.option("--account", help="On which account.")
-@click.option("--qos", help="With which quality of service.")
+@click.option("--as", "user", required=True, metavar="USER", help="The job's owner.")
+@click.option("--queue", help="The job's queue.")
+@click.option("--partition", help="The job's partition.")
+@click.option("--account", help="The job's account.")
+@click.option("--qos", help="The job's quality of service.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
-    """Print what a job may ask for, and which line says so ([options], [[limits]])."""
+    """Print the limits of a job, and the config lines that set them ([options], [[limits]])."""
     site, plugins = load(path, node=True)
     try:
         facts = facts_of_user(user)

@@ -33,7 +33,9 @@ def show(config: Path, as_json: bool) -> None:
     """Print the placement of all guests on this node. Raise UsageError unless called by root."""
     site, _ = load(config, node=False)
     if os.geteuid() != site.owner:
-        raise UsageError("the placement of all jobs is root's: ask your administrator")
+        raise UsageError(
+            "the placement of all jobs needs root's privileges: ask your administrator"
+        )
     share = NodeShare(
         node_hardware.topology(site.node.libvirt_uri),
         reserve_cores=site.node.host_reserve_cores,

@@ -209,7 +209,7 @@ def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
     ],
 )  # fmt: skip
 def test_elsewhere_nothing_is_cleaned(place: str, share: dict[str, object]) -> None:
-    with pytest.raises(Refused, match="in no such share"):
+    with pytest.raises(Refused, match="is not in a writable share"):
         list(node.vtorque_guest_context(wanting(place, **share), NONE))
 
 

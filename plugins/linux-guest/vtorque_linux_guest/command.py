@@ -66,7 +66,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         raise Refused(f"job {printable(job_id)} has no guest that is ready")
     client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
     if not client.exists():
-        raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
+        raise Refused(f"guest {rank} does not support ssh: {client} is missing")
     os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606
 
 
@@ -93,14 +93,14 @@ def _is_guest(found: object, rank: int) -> bool:
 _LEFT = """#!/bin/sh
 dir={}
 left=$(find "$dir" -xdev ! -user "$(id -u)" -print 2>/dev/null)
-[ -z "$left" ] && echo "$dir: all that is left is yours" && exit 0
-echo "$dir: not yours, and left:"
+[ -z "$left" ] && echo "$dir: all remaining files are yours" && exit 0
+echo "$dir: remaining files of other users:"
 echo "$left" | head -n 50
 exit 1
 """
 
 
-@click.command(short_help="Remove files that root in your guests left in a shared directory.")
+@click.command(short_help="Remove files that root in your guests created in a shared directory.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("vsub", nargs=-1, metavar="[-- VSUB_OPTION...]")
 @click.pass_obj

@@ -85,9 +85,9 @@ def _clean(guest: GuestPlan, place: str) -> RootCommand:
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):
-        where = ", ".join(shares) or "there are none here"
-        fix = f"name a directory in a share that can be written: {where}"
-        raise Refused("is in no such share", key=CLEAN.key, value=place, fix=fix)
+        where = ", ".join(shares) or "this node has no writable shares"
+        fix = f"name a directory in a writable share: {where}"
+        raise Refused("is not in a writable share", key=CLEAN.key, value=place, fix=fix)
     owner = f"{guest.user.uid}:{guest.user.gid}"
     return RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
 
@@ -122,7 +122,7 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
         return
     if start != b"\x7fELF":
         yield HealthResult(
-            "failed", f"{path} is not a program", fix="set agent in [plugin.linux-guest]"
+            "failed", f"{path} is not an executable file", fix="set agent in [plugin.linux-guest]"
         )
         return
     yield HealthResult("ok", f"agent for images without one: {path}")
@@ -132,8 +132,8 @@ def acl_check(_: Site) -> Iterator[HealthResult]:
     """Report which extended attributes and access control lists work in shares."""
     yield HealthResult(
         "ok",
-        "user.* attributes work in shares; access control lists are not evaluated in guests, and "
-        "the umask limits the mask of a default ACL",
+        "user.* attributes work in shares; access control lists are not evaluated in guests, "
+        "where the umask limits the mask of a default ACL",
     )
 
 
@@ -142,13 +142,17 @@ def descriptors_check(_: Site) -> Iterator[HealthResult]:
     most = int(FILE_MAX.read_text(encoding="ascii"))
     kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
     if most >= kib:
-        yield HealthResult("ok", f"fs.file-max is {most}: each guest caches at most a file per KiB")
+        yield HealthResult(
+            "ok",
+            f"fs.file-max is {most}: enough, because each guest caches at most one file per "
+            "KiB of its memory",
+        )
         return
     yield HealthResult(
         "warning",
-        f"fs.file-max is {most}: a daemon of a share may hold an eighth of it, or 100,000. If "
-        "enough guests use that, no user's process can open a file",
-        fix=f"write fs.file-max={kib} to a file in /etc/sysctl.d, then call sysctl --system",
+        f"fs.file-max is {most}: the daemon of a share may open an eighth of it, or 100,000 "
+        "files. If enough guests do so, no process of a user can open a file",
+        fix=f"write fs.file-max={kib} to a file in /etc/sysctl.d, then run sysctl --system",
     )
 
 
@@ -179,11 +183,11 @@ def cloud_config_check(site: Site) -> Iterator[HealthResult]:
             problem = header_problem(text)
             try:
                 if not problem and not isinstance(yaml.safe_load(text), dict):
-                    problem = "is no mapping of modules"
+                    problem = "is not a YAML mapping of modules"
             except yaml.YAMLError as error:
-                problem = f"is no YAML: {error}"
+                problem = f"is not valid YAML: {error}"
             if problem:
-                fix = f"cloud-init schema --config-file {where}/{file.name} says more"
+                fix = f"for details run cloud-init schema --config-file {where}/{file.name}"
                 yield HealthResult("failed", f"{where}/{file.name} {problem}", fix=fix)
             else:
                 yield HealthResult("ok", f"guest cloud-config: {file.name}")

@@ -54,14 +54,14 @@ def directory(text: str) -> str:
 
 
 CLEAN = Option(
-    "clean", directory, "", "remove files that root in your guests left below a directory", "DIR"
+    "clean", directory, "", "remove files that root in your guests created below a directory", "DIR"
 )
 
 VM_PRECANCEL: Option[FileData | None] = Option(
     "vm_precancel",
     no_parse,
     None,
-    "script run in the first guest as you, when the job is cancelled",
+    "script run in the first guest as you, when the job is canceled",
     "FILE",
     show_file,
     is_file=True,

@@ -108,10 +108,10 @@ def _read_script(path: Path) -> bytes:
         _check_owner(path, status)
         content = file.read(SCRIPT_BYTES + 1)
     if len(content) > SCRIPT_BYTES:
-        raise HostFault(f"guest script {path} has more than {SCRIPT_BYTES} bytes")
+        raise HostFault(f"guest script {path} is larger than {SCRIPT_BYTES} bytes")
     return content
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022:
-        raise HostFault(f"{path} runs as root in guests: only root may be able to write it")
+        raise HostFault(f"{path} runs as root in guests, so only root may be able to write it")

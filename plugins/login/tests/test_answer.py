@@ -162,9 +162,9 @@ def test_how_far_it_came_is_said(job, home, who, capfd):
         if who != "nobody":
             thread.join()
     assert {
-        "nobody": "the job did not answer within 1 s",
-        "takes it": "but n1 did not connect to 127.0.0.1 port",
-        "a stranger": "somebody connected, but not the job: 127.0.0.1: ",
+        "nobody": "the job did not answer within 1 s ([plugin.login] answer_timeout). Check that",
+        "takes it": "the job has received the request, but n1 did not connect to 127.0.0.1 port",
+        "a stranger": "a process connected that is not the job: 127.0.0.1",
     }[who] in str(raised.value)
     left = home / ".vtorque/requests/42.srv.0"
     assert not left.exists() or not list(left.iterdir())

@@ -84,4 +84,4 @@ def test_who_is_asked_from_elsewhere_does_what_may_travel(call, argv, runs):
     assert asked == [], "and asks nobody further"
     assert done.output.startswith("here: ") == runs
     if not runs:
-        assert "only where the command is called" in str(done.exception)
+        assert "only supported on the job's node" in str(done.exception)

@@ -150,7 +150,7 @@ def test_this_host_is_no_other(site):
 
 def test_why_it_waits_is_said(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "Q", reason="no \x1b room")]
-    with pytest.raises(Refused, match=r"its state is Q, since: no \\x1b room"):
+    with pytest.raises(Refused, match=r"its state is Q, reason: no \\x1b room"):
         elsewhere.run(asked(), CONFIG)
 
 

@@ -59,7 +59,7 @@ def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_pa
         found[0].open("console-g0.log")
     with os.fdopen(found[0].open(kept_records.LOG)) as log:
         assert log.read() == '{"t": 1.0}\n' * 3
-    assert capsys.readouterr().err == "vmgr: without n2: no \\x1b[2J way\n"
+    assert capsys.readouterr().err == "vmgr: incomplete, without n2: no \\x1b[2J way\n"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_whatever_a_node_calls_the_nodes_the_command_goes_on(nodes, capsys, forg
     nodes["n2", "--files", "--", "7.srv"] = "raise SystemExit('no way')"
     gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
     assert [each.key for each in gathered.places()] == ["7.srv.0"]
-    assert capsys.readouterr().err == "vmgr: without n2: no way\n"
+    assert capsys.readouterr().err == "vmgr: incomplete, without n2: no way\n"
 
 
 def test_all_nodes_together_send_no_more_than_is_held_in_memory(nodes, monkeypatch):
@@ -126,5 +126,5 @@ def test_who_reads_what_is_kept_reads_it_of_all_nodes(command, options, all_node
 
 def test_a_node_that_sends_no_end_is_ended(nodes):
     nodes["n1", "--", "7.srv"] = "import os\nwhile True: os.write(1, b' ' * 65536)"
-    with pytest.raises(HostFault, match="said more than 2097152 bytes"):
+    with pytest.raises(HostFault, match="the job's state is larger than 2097152 bytes"):
         state.answer(str, "7.srv", "n1", CONFIG, 20.0, most=2 << 20)

@@ -64,7 +64,7 @@ def test_nobody_else_can_read_one(home):
     ],
 )
 def test_a_request_for_anything_else_is_none(words):
-    with pytest.raises(Refused, match="not a request"):
+    with pytest.raises(Refused, match="invalid request"):
         requests.parsed(data(words=words), JOB)
 
 
@@ -94,7 +94,7 @@ def test_a_request_for_anything_else_is_none(words):
     ],
 )
 def test_a_request_that_is_bent_is_none(changed):
-    with pytest.raises(Refused, match="not a request"):
+    with pytest.raises(Refused, match="invalid request"):
         requests.parsed(data(**changed), JOB)
 
 

@@ -30,15 +30,15 @@ CONFIG = Path("/etc/acme.toml")
 def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
     monkeypatch.setattr(state.service, "vmgr", lambda *_: python(code))
-    with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|said nothing of the job)$"):
+    with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|no answer about the job)$"):
         state.on_node("7.srv", "n1", CONFIG, 20.0)
 
 
 @pytest.mark.parametrize(
     ("code", "spare", "words"),
     [
-        ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
-        ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
+        ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "larger than 1048576 bytes"),
+        ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "larger than 1048576 bytes"),
         ("import signal; signal.pause()", 0.1, r"no answer within 0\.1 s"),
     ],
 )
@@ -48,7 +48,9 @@ def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code
     both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
     monkeypatch.setattr(state.service, "vmgr", lambda *_: python(both))
     monkeypatch.setattr(state, "_SPARE", spare)
-    with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
+    with pytest.raises(
+        HostFault, match=f"^n1: {words}".replace("larger", "the job's state is larger")
+    ):
         state.on_node("7.srv", "n1", CONFIG, 0.0)
     started = pids.read_text().split() if pids.exists() else []
     eventually(lambda: not any(alive(pid) for pid in started))

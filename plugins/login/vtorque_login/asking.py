@@ -15,7 +15,10 @@ from vtorque_core.api import OfJob, UsageError
 
 _OPTIONS = (
     click.Option(
-        ["--node"], default="", metavar="NODE", help="Ask this node instead of the job's first."
+        ["--node"],
+        default="",
+        metavar="NODE",
+        help="Run the command on this node instead of the job's first.",
     ),
     # Of who runs it for somebody on another host: with what may travel, and no further.
     click.Option(["--here"], is_flag=True, hidden=True),
@@ -55,7 +58,7 @@ def _check_asked(given: set[str], of_job: OfJob, output: object) -> None:
     """Raise UsageError for parameters that other hosts may not use."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:
-        raise UsageError(f"{', '.join(sorted(other))}: only where the command is called")
+        raise UsageError(f"{', '.join(sorted(other))}: only supported on the job's node")
 
 
 _Words = dict[str, Sequence[str]]

@@ -66,11 +66,11 @@ class Stream:
         head = first + exactly(self._connection, _HEAD.size - 1)
         kind, length = _HEAD.unpack(head)
         if length > LARGEST:
-            raise Broken(f"the other side sent a frame of {length} bytes: the most is {LARGEST}")
+            raise Broken(f"received a frame of {length} bytes, and the limit is {LARGEST}")
         data = exactly(self._connection, length)
         tag = exactly(self._connection, _TAG)
         if not hmac.compare_digest(tag, _tag(self._receives, self._received, head + data)):
-            raise Broken("what came was changed on its way")
+            raise Broken("received data that was modified in transit")
         self._received += 1
         return kind, data
 
@@ -85,7 +85,7 @@ def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
     answer = exactly(connection, _NONCE + _SUM, until)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"job", mine, theirs)):
-        raise Broken("who has connected does not know the key of this request")
+        raise Broken("the peer that connected does not know the key of this request")
     connection.sendall(_sum(key, b"waiting too", mine, theirs))
     return Stream(
         connection, _sum(key, b"to job", mine, theirs), _sum(key, b"from job", mine, theirs)
@@ -100,12 +100,12 @@ def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
     first = exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"waiting", theirs)):
-        raise Broken("who answers there does not know the key of this request")
+        raise Broken("the peer does not know the key of this request")
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"job", theirs, mine))
     proof = exactly(connection, _SUM, until)
     if not hmac.compare_digest(proof, _sum(key, b"waiting too", theirs, mine)):
-        raise Broken("who answers there has the proof of another connection")
+        raise Broken("the peer sent the proof of another connection")
     return Stream(
         connection, _sum(key, b"from job", theirs, mine), _sum(key, b"to job", theirs, mine)
     )
@@ -126,7 +126,7 @@ def exactly(connection: socket.socket, count: int, until: float | None = None) -
             connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
-            raise Broken("the other side has closed the connection")
+            raise Broken("the peer has closed the connection")
         data += part
     return data
 

@@ -15,14 +15,16 @@ from vtorque_login import gathered
 
 @click.command(hidden=True)
 @click.argument("job_id", metavar="JOB")
-@click.option("--files", is_flag=True, help="Also what is kept of it here.")
+@click.option("--files", is_flag=True, help="Also print the records of the job on this node.")
 @click.pass_obj
 def state(config: Path, job_id: str, files: bool) -> None:
-    """Print node, phase and guests of a job as JSON: yours, or as root anybody's."""
+    """Print node, phase and guests of a job as JSON: your own, or as root any job."""
     uid = None if os.geteuid() == 0 else os.getuid()
     places = kept_records.find(service.paths(config), job_id, uid)
     if not places:
-        raise Refused(f"job {printable(job_id)} is not on this node, or not yours")
+        raise Refused(
+            f"job {printable(job_id)} does not run on this node, or belongs to another user"
+        )
     place = places[-1]
     facts, phase = place.facts(), ""
     for entry in job_log.entries(place):

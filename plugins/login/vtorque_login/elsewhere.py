@@ -129,8 +129,10 @@ def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
     for job in meant:
         one = _is_called(job, wanted) and "[]" not in wanted
         if job.state not in _ENDED and (one or not _is_kept(config, wanted)):
-            why = f", since: {printable(job.reason)}" if job.reason else ""
-            raise Refused(f"job {printable(job.id)} is on no node: its state is {job.state}{why}")
+            why = f", reason: {printable(job.reason)}" if job.reason else ""
+            raise Refused(
+                f"job {printable(job.id)} is not running on a node: its state is {job.state}{why}"
+            )
 
 
 def _on_node(
@@ -231,7 +233,7 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     try:
         account = pwd.getpwnam(owner)
     except KeyError:
-        raise Refused(f"the job's owner {printable(owner)} is no user of this host") from None
+        raise Refused(f"the job's owner {printable(owner)} is not a user of this host") from None
     node = [f"--node={asked.node}"] if asked.node else []
     argv = service.vmgr(config, *asked.line(*node))
     pty = ["--pty"] if asked.terminal else []
@@ -274,7 +276,7 @@ def _shown_safely(
     for error in failed:
         if isinstance(error, BrokenPipeError):  # our own output has no reader any more
             raise error
-        raise HostFault(f"what the job printed cannot be written: {error.strerror}")
+        raise HostFault(f"cannot write the job's output: {error.strerror}")
     return code if code >= 0 else 128 - code
 
 

@@ -101,7 +101,7 @@ def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
     with_guests = {node for place in _PLACES for node in _nodes(place)}
     for (_, node), each in zip(nodes, found, strict=True):
         if isinstance(each, HostFault) and (node in with_guests or not with_guests):
-            sys.stderr.write(f"vmgr: without {each}\n")
+            sys.stderr.write(f"vmgr: incomplete, without {each}\n")
 
 
 def places() -> Iterator[Place]:
@@ -138,6 +138,6 @@ class _Unpacking:
         except zlib.error as error:
             raise ValueError(name) from error
         if len(content) > self._left:
-            raise ValueError(f"more than {_MOST} bytes")
+            raise ValueError(f"larger than {_MOST} bytes")
         self._left -= len(content)
         return content

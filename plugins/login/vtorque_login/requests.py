@@ -71,7 +71,7 @@ def parsed(data: bytes, job_id: str) -> Request:
         request = Request(**found | {"words": tuple(found["words"])})
         _check(request, job_id)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Refused(f"not a request: {printable(str(error))}") from None
+        raise Refused(f"invalid request: {printable(str(error))}") from None
     return request
 
 
@@ -80,30 +80,32 @@ def _check(request: Request, job_id: str) -> None:
         wanted: Any = {"str": str, "int": int, "float": (int, float)}.get(kind, tuple)
         value = getattr(request, name)
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise ValueError(f"{name} is no {kind}")
+            raise ValueError(f"{name} is not a {kind}")
     words = request.words
     if len(words) > MAX_WORDS or any(type(word) is not str or "\0" in word for word in words):
-        raise ValueError("words are not a command line")
+        raise ValueError("words is not a command line")
     middle = words.index("--")
     if not _COMMAND.fullmatch(words[0]) or words[middle + 1 : middle + 2] != (job_id,):
-        raise ValueError("words are not a command about this job")
+        raise ValueError("words is not a command about this job")
     for word in words[1:middle]:
         match = _OPTION.fullmatch(word)
         if match is None or match[1] == "config":
-            raise ValueError(f"{word} is no option that may be asked for")
+            raise ValueError(f"option {word} is not allowed")
     if not _NODE.fullmatch(request.node):
-        raise ValueError("node is no node's name")
+        raise ValueError("node is not a valid node name")
     if request.term and not _TERM.fullmatch(request.term):
-        raise ValueError("term is no terminal's name")
+        raise ValueError("term is not a valid terminal name")
     if not (0 <= request.rows < 1 << 16 and 0 <= request.columns < 1 << 16):
-        raise ValueError("no size of a terminal")
+        raise ValueError("invalid terminal size")
     if not 1024 <= request.port < 1 << 16:
-        raise ValueError(f"port {request.port}: no command waits there")
+        raise ValueError(f"port {request.port} is invalid: no command listens there")
     if len(bytes.fromhex(request.key)) != KEY:
-        raise ValueError("key has not 256 bits")
+        raise ValueError("key does not have 256 bits")
     now = time.time()
     if not now <= request.expires <= now + _LONGEST:  # nor is NaN
-        raise ValueError("it has expired, is good for more than a day, or the clocks differ")
+        raise ValueError(
+            "the request has expired, is valid for more than a day, or the clocks differ"
+        )
 
 
 def is_other_host(address: str) -> bool:
@@ -137,7 +139,9 @@ def directory(job_id: str) -> Iterator[int]:
             os.close(here)
             here = below
             if os.fstat(here).st_uid != os.getuid():
-                raise Refused(f"~/{'/'.join(_PLACE)}/{job}: {name} is not yours: remove it")
+                raise Refused(
+                    f"~/{'/'.join(_PLACE)}/{job}: {name} belongs to another user: remove it"
+                )
         os.fchmod(here, 0o700)
         yield here
     finally:
@@ -191,10 +195,10 @@ def read(place: int, name: str) -> bytes:
     with os.fdopen(os.open(name, os.O_RDONLY | _FLAGS, dir_fd=place), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-            raise Refused(f"{name} is no file of yours")
+            raise Refused(f"{name} is not a file of yours")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise Refused(f"{name} has more than {MAX_BYTES} bytes")
+        raise Refused(f"{name} is larger than {MAX_BYTES} bytes")
     return data
 
 

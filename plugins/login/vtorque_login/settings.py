@@ -27,9 +27,11 @@ class Settings:
     def __post_init__(self) -> None:
         """Validate the values. Raise ValueError for an invalid one."""
         if not 0.1 <= self.poll_interval <= 60:
-            raise ValueError(f"poll_interval is {self.poll_interval:g}: write 0.1 to 60 (s)")
+            raise ValueError(
+                f"poll_interval={self.poll_interval:g} is invalid: write 0.1 to 60 (s)"
+            )
         if self.answer_timeout < 2 * self.poll_interval:
             raise ValueError(
-                f"answer_timeout is {self.answer_timeout:g} s: it must be at least twice "
-                f"poll_interval, {2 * self.poll_interval:g} s"
+                f"answer_timeout={self.answer_timeout:g} (s) is too short: it must be at least "
+                f"twice poll_interval, {2 * self.poll_interval:g} s"
             )

@@ -99,7 +99,7 @@ def answer(
         return read(json.loads(said))
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         text = printable(wrong.decode("utf-8", "replace").strip(), 500)
-        raise HostFault(f"{node}: {text or 'said nothing of the job'}") from None
+        raise HostFault(f"{node}: {text or 'no answer about the job'}") from None
 
 
 def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[bytes, bytes]:
@@ -120,7 +120,7 @@ def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[by
                     if not part:
                         pipes.unregister(key.fileobj)
                     if len(key.data) > most:
-                        raise HostFault(f"{node}: said more than {most} bytes of the job")
+                        raise HostFault(f"{node}: the job's state is larger than {most} bytes")
                 if time.monotonic() >= until:
                     raise HostFault(
                         f"{node}: no answer within {seconds:g} s (twice [plugin.login] "

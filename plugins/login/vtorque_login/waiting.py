@@ -57,7 +57,7 @@ def _own_address(node: str) -> str:
             probe.connect((node, _PORT))  # of UDP: nothing is sent, ip(7)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise HostFault(f"no way to {printable(node)}: {error.strerror}") from None
+        raise HostFault(f"cannot connect to {printable(node)}: {error.strerror}") from None
 
 
 def _connected(
@@ -115,17 +115,18 @@ def _greet(
 
 def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str) -> str:
     if wrong:
-        return f"somebody connected, but not the job: {printable(wrong)}"
+        return f"a process connected that is not the job: {printable(wrong)}"
     where = f"{request.host} port {request.port}"
     if taken:
         return (
-            f"the job has taken the request, but {printable(node)} did not connect to {where} "
-            f"within {wait:g} s ([plugin.login] answer_timeout): does a firewall let it, and "
-            "do the clocks agree?"
+            f"the job has received the request, but {printable(node)} did not connect to {where} "
+            f"within {wait:g} s ([plugin.login] answer_timeout). Check the firewall and the "
+            "clocks"
         )
     return (
-        f"the job did not answer within {wait:g} s ([plugin.login] answer_timeout): has its start "
-        f"begun, is vtorque-login installed on {printable(node)}, and is your home the same there?"
+        f"the job did not answer within {wait:g} s ([plugin.login] answer_timeout). Check that "
+        f"its guests are being started, that vtorque-login is installed on {printable(node)}, "
+        "and that your home is the same there"
     )
 
 
@@ -186,7 +187,7 @@ def _raw(stream: channel.Stream) -> Iterator[None]:
     try:
         before = termios.tcgetattr(0)
     except termios.error:
-        raise Refused("standard input is no terminal") from None
+        raise Refused("standard input is not a terminal") from None
     handler = signal.signal(signal.SIGWINCH, resized)
     tty.setraw(0, termios.TCSADRAIN)  # what was typed before is kept, as ssh does
     try:

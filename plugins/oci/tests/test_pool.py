@@ -77,12 +77,16 @@ def recipe(text: str) -> Source:
 
 BROKEN: dict[str, tuple[str, Source, str]] = {
     "absolute path": ("oci", one_layer(("/etc/passwd", b"x", "f")), "absolute path"),
-    "dot dot": ("oci", one_layer(("a/../../x", b"x", "f")), "'..' in it"),
+    "dot dot": ("oci", one_layer(("a/../../x", b"x", "f")), "contains '..'"),
     "device": ("oci", one_layer(("sda", b"", "c")), "is a device"),
     "hard link out": ("oci", one_layer(("h", "../../etc/shadow", "h")), "hard link"),
-    "bomb": ("oci", bomb, "unpacks to more than 64 MiB"),
-    "whiteout of dot dot": ("oci", one_layer(("etc/.wh...", b"", "f")), "hides nothing"),
-    "whiteout outside": ("oci", one_layer(("../.wh.etc", b"", "f")), "'..' in it"),
+    "bomb": (
+        "oci",
+        bomb,
+        "unpacks to more than 64 MiB. The limit is the root disk's size (-o size=) and a third",
+    ),
+    "whiteout of dot dot": ("oci", one_layer(("etc/.wh...", b"", "f")), "does not name a file"),
+    "whiteout outside": ("oci", one_layer(("../.wh.etc", b"", "f")), "contains '..'"),
     "link to itself": (
         "oci",
         one_layer(("a", "a/b", "l"), ("a/c", b"x", "f")),
@@ -91,7 +95,7 @@ BROKEN: dict[str, tuple[str, Source, str]] = {
     "hard link to a directory": (
         "oci",
         one_layer(("d", b"", "d"), ("h", "d", "h")),
-        "which is no file",
+        "which is not a file",
     ),
     "many layers": ("oci", many_layers, "more than 127"),
     "digest": ("oci", patched(b"amd64", b"arm64"), "is damaged"),
@@ -99,18 +103,18 @@ BROKEN: dict[str, tuple[str, Source, str]] = {
     "sif bomb": (
         "oci",
         lambda p: made.as_sif(one_large(p.with_suffix(".root")), p),
-        "unpacks to more than 64 MiB",
+        "unpacks to more than 64 MiB. The limit is the root disk's size (-o size=) and a third",
     ),
-    "sif truncated": ("oci", sif(size=1 << 40), "ends beyond its end"),
+    "sif truncated": ("oci", sif(size=1 << 40), "the SIF is truncated: its root file"),
     "sif damaged": ("oci", sif(offset=0), "sqfs2tar failed"),
     "no image": ("oci", lambda p: made.as_directory({"x": b""}, p), "has neither index"),
     "not there": ("oci", lambda p: p / "missing", "No such file"),
-    "compressed": ("oci", recipe("\x1f\x8b"), "is not a tar file"),
-    "text": ("oci", recipe("just a text\n" * 1000), "is not a tar file"),
+    "compressed": ("oci", recipe("\x1f\x8b"), "is not a valid tar file"),
+    "text": ("oci", recipe("just a text\n" * 1000), "is not a valid tar file"),
     "saved without layers": (
         "oci",
         lambda p: made.as_tar({**made.saved_files([]), "manifest.json": b"[{}]"}, p),
-        "names no layers",
+        "manifest.json lacks layers or a",
     ),
     "recipe dot dot": (
         "linux",
@@ -181,10 +185,10 @@ def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> N
         (["--oci", "/nowhere/app.tar"], "source /nowhere/app.tar: '/nowhere/app.tar': No such"),
         (["there", "--oci", "/nowhere"], "source /nowhere: '/nowhere': No such"),
         (["--oci", "/nowhere/a b.tar"], "a b"),
-        (["there", "oci", "--oci", "/x"], "--oci says builder and source"),
-        (["there", "--oci", "/x", "-o", "source=/y"], "--oci says builder and source"),
-        (["there"], "say which image to build, and how"),
-        ([], "say which image to build, and how"),
+        (["there", "oci", "--oci", "/x"], "--oci sets builder and source"),
+        (["there", "--oci", "/x", "-o", "source=/y"], "--oci sets builder and source"),
+        (["there"], "NAME BUILDER, or --oci DIR|FILE, are missing"),
+        ([], "NAME BUILDER, or --oci DIR|FILE, are missing"),
     ],
 )
 def test_the_short_form_for_containers(words: list[str], message: str, pool: Path) -> None:
@@ -205,7 +209,10 @@ def test_layers_leave_room_on_the_disk(
     before = state(pool)
     argv = ["build", "new", "--oci", str(source)]
     done = vmgr.run(pool.parent / "site.toml", "images", *argv)
-    assert "more than 1 MiB" in str(done.exception)
+    assert (
+        "unpacks to more than 1 MiB. The limit is the root disk's size (-o size=) and a third of"
+        in str(done.exception)
+    )
     assert state(pool) == before
     monkeypatch.undo()
     assert 0 < build.room(tmp_path) < shutil.disk_usage(tmp_path).free // 2
@@ -218,7 +225,10 @@ def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
     assert unpacked(packed, tmp_path / "out", 1200).stat().st_size == 1200
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
-    with pytest.raises(Refused, match="more than 0 MiB"):
+    with pytest.raises(
+        Refused,
+        match=r"unpacks to more than 0 MiB. The limit is the root disk's size \(-o size=\) and a",
+    ):
         unpacked(packed, tmp_path / "out2", 1199)
 
 

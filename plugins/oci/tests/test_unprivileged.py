@@ -78,13 +78,13 @@ def close_pipe_and_sleep(root: Root) -> None:
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (close_pipe_and_sleep, "has closed its pipe and does not end"),
-        (exhaust_memory, "needs more than 256 MiB of memory"),
-        (exhaust_time, "takes more than 1 s of CPU time"),
-        (talk, "says too much"),
+        (close_pipe_and_sleep, "the unprivileged process that reads it closed its"),
+        (exhaust_memory, "needs more than 256 MiB of memory to parse"),
+        (exhaust_time, "takes more than 1 s of CPU time to parse"),
+        (talk, "sent too much data"),
         (refuse, r"^no \\x1b\[2J good$"),
-        (end, "has ended with 7"),
-        (lambda _: None, "is broken"),  # taken over, it says that it is done before root is
+        (end, "the unprivileged process that reads it ended with exit code 7"),
+        (lambda _: None, "has failed"),  # taken over, it says that it is done before root is
     ],
 )
 def test_it_is_bounded(

@@ -29,7 +29,7 @@ def digest_of(text: object) -> str:
     """Return the hexadecimal part of a sha256 digest. Raises Refused for other digests."""
     found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise Refused(f"{str(text)[:100]!r} is not a digest: sha256:... is what is known")
+        raise Refused(f"{str(text)[:100]!r} is not a supported digest: only sha256:... is")
     return found[1]
 
 
@@ -93,7 +93,7 @@ def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
 
 def invalid_answer() -> Refused:
     """Return the refusal of an image that has taken over the process that reads it."""
-    return Refused("the process that reads it gave an invalid answer")
+    return Refused("the unprivileged process that reads it sent an invalid answer")
 
 
 def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | None) -> None:
@@ -108,14 +108,16 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
             while at < offset + size:
                 part = os.pread(descriptor, min(CHUNK, offset + size - at), at)
                 if not part:
-                    raise Refused(f"is truncated: {size} bytes from {offset} are not all there")
+                    raise Refused(f"is truncated: it does not have {size} bytes at offset {offset}")
                 digest.update(part)
                 file.write(part)
                 at += len(part)
     except OSError as error:
         raise HostFault(f"{target.name}: {error.strerror or error}", stage="copy") from None
     if expect is not None and digest.hexdigest() != expect:
-        raise Refused(f"sha256:{expect[:16]}... is damaged: it has {digest.hexdigest()[:16]}...")
+        raise Refused(
+            f"sha256:{expect[:16]}... is damaged: the content has {digest.hexdigest()[:16]}..."
+        )
 
 
 def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
@@ -136,7 +138,7 @@ def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) ->
             argv = ("zstd", "-d", "-q", "-c", "--memory=256MB")
             as_nobody(argv, file, target, most, "zstd", seconds)
         elif magic.startswith((b"BZh", b"\xfd7zXZ", b"PK")):
-            raise Refused("a layer is compressed neither with gzip nor with zstd")
+            raise Refused("a layer is not compressed with gzip or zstd")
         else:
             return packed
     packed.unlink()
@@ -150,8 +152,8 @@ def _too_slow() -> Refused:
 def too_large(most: int) -> Refused:
     """Return the refusal of a layer that unpacks to more than ``most`` bytes."""
     return Refused(
-        f"unpacks to more than {most >> 20} MiB: the limit is the root disk's size (-o size=) "
-        "and a third of what the pool's disk has free"
+        f"unpacks to more than {most >> 20} MiB. The limit is the root disk's size (-o size=) "
+        "and a third of the free space on the pool's disk"
     )
 
 

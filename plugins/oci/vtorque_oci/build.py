@@ -93,7 +93,7 @@ class OciBuilder:
         work.mkdir(mode=0o700)
         progress("reading the container")
         container, from_sif = _read(options, work, arch)
-        progress("laying the layers over each other")
+        progress("unpacking the layers")
         raw, kernels = work / "root.raw", list[Kernel]()
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("rb")) for path, _ in container.layers]
@@ -146,7 +146,10 @@ def _assembled(
         layers.check_digest(file, digest)
         layers.apply(tree, file, options.size << 20, can_store, budget)
     if not options.setuid and (count := layers.without_privilege(tree)):
-        progress(f"{count} programs have lost setuid bits or capabilities (setuid=keep)")
+        progress(
+            f"setuid bits or capabilities of {count} programs were removed (keep them with "
+            "setuid=keep)"
+        )
     _check_entrypoint(tree, container, options)
     tree.remove(HOME)
     return tree
@@ -157,9 +160,9 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
     known = ("source", "tag", "entrypoint", "size", "setuid", "modules", "debs")
     unknown = sorted(set(arguments) - set(known))
     if unknown:
-        raise Refused(f"oci has no option {unknown[0]}; it has {', '.join(known)}")
+        raise Refused(f"oci has no option {unknown[0]}; its options are {', '.join(known)}")
     if not arguments.get("source"):
-        raise Refused("source: say what to build from: a directory, a tar file or a SIF")
+        raise Refused("source is missing: name a directory, a tar file or a SIF file")
     entrypoint = arguments.get("entrypoint", "ignore")
     if entrypoint not in ("ignore", "run"):
         raise Refused(f"entrypoint={entrypoint!r}: must be ignore or run")
@@ -214,7 +217,7 @@ def _check_entrypoint(tree: FileTree, container: Container, options: Options) ->
         raise Refused("entrypoint=run: the container has no entry point")
     program = container.entrypoint[0]
     if program.startswith("/") and tree.find(program) is None:
-        raise Refused(f"entrypoint=run: the container has no {program[:200]}, its entry point")
+        raise Refused(f"entrypoint=run: the container's entry point {program[:200]} is missing")
 
 
 def prepare(

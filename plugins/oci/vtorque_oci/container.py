@@ -40,11 +40,11 @@ def settings(container: Container, prefix: tuple[str, ...]) -> bytes:
         for name, value in sorted(container.environment.items())
     ]
     if any(not word for word in prefix):
-        raise Refused("the container's entry point has an empty word")
+        raise Refused("the container's entry point contains an empty word")
     found = "".join(f"{text}\0" for text in (*entries, "", *prefix)).encode()
     if len(found) > MAX_SETTINGS:
         raise Refused(
-            f"the container's environment and entry point have {len(found)} bytes; the agent takes "
-            f"at most {MAX_SETTINGS}"
+            f"the container's environment and entry point have {len(found)} bytes, and the "
+            f"agent's limit is {MAX_SETTINGS}"
         )
     return found

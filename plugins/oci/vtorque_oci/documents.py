@@ -75,10 +75,10 @@ def saved(tag: str, document: int) -> Iterator[bytes]:
     if tag:
         listed = [each for each in listed if tag in _tags(each)]
     if len(listed) != 1:
-        raise Refused(f"has {len(listed)} such images: say which with -o tag=NAME")
+        raise Refused(f"contains {len(listed)} matching images: choose one with -o tag=NAME")
     paths, config = listed[0].get("Layers"), listed[0].get("Config")
     if type(paths) is not list or not 0 < len(paths) <= MAX_LAYERS or type(config) is not str:
-        raise Refused("manifest.json names no layers, or no configuration")
+        raise Refused("manifest.json lacks layers or a configuration")
     title = (_tags(listed[0]) or [""])[0]
     yield from _encoded(title, config, *(str(path) for path in paths))
 
@@ -92,11 +92,13 @@ def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
     wanted = _ARCHITECTURES.get(arch, arch)
     for key, value in (("architecture", wanted), ("os", "linux")):
         if config.get(key, value) != value:
-            raise Refused(f"the container is for {key} {config[key]!r}; guests have {value}")
+            raise Refused(
+                f"the container is built for {key} {config[key]!r}, but guests have {value}"
+            )
     rootfs = config.get("rootfs")
     digests = rootfs.get("diff_ids") if type(rootfs) is dict else None
     if type(digests) is not list or len(digests) != layers:
-        raise Refused("the configuration does not list the layers that the image has")
+        raise Refused("the layers in the configuration differ from those of the image")
     inner = config.get("config") or {}
     if type(inner) is not dict:
         raise Refused("the configuration's config is not a JSON object")
@@ -137,10 +139,10 @@ def _chosen(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, st
     images = listed if len(listed) == 1 else fitting
     if len(images) != 1:
         names = sorted(_title(d) for d in listed)
-        shown = ", ".join(name for name in names if name) or "none has a name"
+        shown = ", ".join(name for name in names if name) or "none of them has a name"
         raise Refused(
-            f"has {len(listed)} images ({shown[:300]}), {len(fitting)} of them marked as {wanted}: "
-            "say which with -o tag=NAME"
+            f"contains {len(listed)} images ({shown[:300]}), {len(fitting)} of them for "
+            f"{wanted}: choose one with -o tag=NAME"
         )
     return *_blob(images[0]), str(images[0].get("mediaType", "")), _title(images[0])
 
@@ -170,9 +172,11 @@ def _tags(image: Mapping[str, Any]) -> list[str]:
 def _texts(table: Mapping[str, Any], key: str) -> list[str]:
     value = table.get(key) or []
     if type(value) is not list or not all(type(t) is str for t in value):
-        raise Refused(f"the configuration's {key} is not a list of texts")
+        raise Refused(f"the configuration's {key} is not a list of strings")
     if any("\0" in t or not 0 <= _length(t) < _MAX_TEXT for t in value):
-        raise Refused(f"the configuration's {key} has a text that no program can be given")
+        raise Refused(
+            f"the configuration's {key} contains a string that cannot be passed to a program"
+        )
     return list(value)
 
 
@@ -188,6 +192,8 @@ def _variables(entries: list[str]) -> Iterator[str]:
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not equals or not _NAME.fullmatch(name):
-            raise Refused(f"the configuration's Env has {entry[:100]!r}, which is no variable")
+            raise Refused(
+                f"the configuration's Env contains {entry[:100]!r}, which is not a variable"
+            )
         if name not in _JOBS and not name.startswith(_JOBS_PREFIXES):
             yield entry

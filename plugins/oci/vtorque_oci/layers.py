@@ -39,7 +39,7 @@ def apply(
         elif not name.startswith(".wh..wh."):  # others are aufs's own
             hidden = name.removeprefix(_WHITEOUT)
             if hidden in ("", ".", ".."):
-                raise Refused(f"{member.path[:200]!r} hides nothing that can be named")
+                raise Refused(f"the whiteout {member.path[:200]!r} does not name a file")
             tree.remove(f"{directory}/{hidden}")
     for member in added:
         add_member(tree, file, member, keep)
@@ -53,7 +53,7 @@ def check_digest(file: BufferedReader, expect: str | None) -> None:
     found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expect:
         raise Refused(
-            f"a layer has sha256 {found[:16]}..., its configuration says {expect[:16]}..."
+            f"a layer has sha256 {found[:16]}..., but the configuration requires {expect[:16]}..."
         )
 
 

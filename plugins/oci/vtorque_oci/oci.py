@@ -162,10 +162,10 @@ def read_image(files: Files, work: Path, most: int, arch: str, tag: str) -> Cont
 def _json(reading: _Reading, path: str) -> bytes:
     part = reading.files.part(path)
     if part is None:
-        raise Refused(f"has no {path[:200]}")
+        raise Refused(f"lacks {path[:200]}")
     descriptor, offset, size = part
     if size > documents.MAX_JSON:
-        raise Refused(f"{path[:200]} has {size} bytes; at most {documents.MAX_JSON} are read")
+        raise Refused(f"{path[:200]} has {size} bytes, and the limit is {documents.MAX_JSON}")
     return os.pread(descriptor, size, offset)
 
 
@@ -175,14 +175,14 @@ def _blob(reading: _Reading, digest: str, size: str) -> bytes:
     data = _json(reading, f"blobs/sha256/{digest}")
     _check_size(size, len(data))
     if hashlib.sha256(data).hexdigest() != digest:
-        raise Refused(f"sha256:{digest[:16]}... is damaged: its content has another hash")
+        raise Refused(f"sha256:{digest[:16]}... is damaged: its content has a different hash")
     return data
 
 
 def _check_size(said: str, size: int) -> None:
     """Refuse a blob whose size differs from its descriptor (descriptor.md)."""
     if said and said != str(size):
-        raise Refused(f"a blob has {size} bytes, its descriptor says {said}")
+        raise Refused(f"a blob has {size} bytes, but its descriptor says {said}")
 
 
 def _texts_of(parse: Callable[..., Iterator[bytes]], data: bytes, *args: object) -> list[str]:
@@ -203,7 +203,7 @@ def _read_layout(reading: _Reading, tag: str) -> Container:
         what, *found = _texts_of(documents.manifest, data, kind, reading.arch)
         if what == documents.MANIFEST:
             return _read_manifest(reading, found, title)
-    raise Refused("has indexes in indexes in indexes")
+    raise Refused("contains too deeply nested indexes")
 
 
 def _read_manifest(reading: _Reading, found: Sequence[str], title: str) -> Container:
@@ -243,7 +243,7 @@ def _layer(
 ) -> Path:
     part = reading.files.part(path)
     if part is None:
-        raise Refused(f"has no {path[:200]}, one of its layers")
+        raise Refused(f"lacks the layer {path[:200]}")
     descriptor, offset, size = part
     _check_size(said, size)
     if size > left:

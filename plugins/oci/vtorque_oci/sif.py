@@ -48,12 +48,12 @@ def partition(arch: str, descriptor: int) -> Iterator[bytes]:
     size = os.fstat(descriptor).st_size
     head = os.pread(descriptor, _HEADER.size, 0)
     if len(head) < _HEADER.size or not is_sif(head):
-        raise Refused("is not a SIF")
+        raise Refused("is not a SIF file")
     _, _, _, made_for, _, _, _, _, total, table, *_ = _HEADER.unpack(head)
     if made_for not in (_ARCHITECTURES.get(arch), b"00\0"):
         raise Refused(f"the SIF is for another architecture (number {made_for[:2]!r}) than {arch}")
     if not 0 < total <= _MAX_DESCRIPTORS or table < 0 or table + total * _DESCRIPTOR.size > size:
-        raise Refused("the SIF is truncated, or its header is broken")
+        raise Refused("the SIF is truncated, or its header is invalid")
     data = os.pread(descriptor, total * _DESCRIPTOR.size, table)
     if len(data) != total * _DESCRIPTOR.size:
         raise Refused("the SIF is truncated")
@@ -65,12 +65,14 @@ def partition(arch: str, descriptor: int) -> Iterator[bytes]:
         if purpose != _PRIMARY:
             continue
         if system != _SQUASHFS:
-            raise Refused(f"the SIF's root file system is of kind {system}; squashfs is known")
+            raise Refused(
+                f"the SIF's root file system has type {system}, but only squashfs is supported"
+            )
         if offset < 0 or count <= 0 or offset + count > size:
-            raise Refused("the SIF is truncated: its root file system ends beyond its end")
+            raise Refused("the SIF is truncated: its root file system exceeds the file")
         yield from (b"%d" % offset, b"%d" % count)
         return
-    raise Refused("the SIF has no root file system: is it encrypted, or only a signature?")
+    raise Refused("the SIF has no readable root file system; it may be encrypted")
 
 
 def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> Container:

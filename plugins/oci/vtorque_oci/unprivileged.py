@@ -28,7 +28,7 @@ _WALL = 4 * CPU  # seconds: a disk can be slow
 _END = 60.0  # seconds to end after the last line
 _LINE, _LINES = 4096, 1000  # bytes of a line, lines
 _STEP, _READY, _DONE, _REFUSED, _FAULT = b"+", b"?", b".", b"-", b"!"
-_BROKEN = "the process that reads it is broken"
+_BROKEN = "the unprivileged process that reads it has failed"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def run(
             else:
                 raise HostFault(text) if kind == _FAULT else Refused(text or _BROKEN)
         if not _ends(pid):
-            raise Refused("the process that reads it has closed its pipe and does not end")
+            raise Refused("the unprivileged process that reads it closed its pipe but did not end")
         _, status = os.waitpid(pid, 0)
         raise Refused(_why(os.waitstatus_to_exitcode(status)))
     finally:
@@ -121,8 +121,8 @@ def _ends(pid: int) -> bool:
 
 def _why(code: int) -> str:
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"takes more than {CPU} s of CPU time to read"
-    return f"the process that reads it has ended with {code}"
+        return f"takes more than {CPU} s of CPU time to parse"
+    return f"the unprivileged process that reads it ended with exit code {code}"
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
             data += part
         line, _, data = data.partition(b"\n")
         yield line
-    raise Refused("the process that reads it says too much")
+    raise Refused("the unprivileged process that reads it sent too much data")
 
 
 def _be_nobody(
@@ -157,7 +157,7 @@ def _be_nobody(
         except Refused as error:
             kind, text = _REFUSED, str(error)
         except MemoryError:
-            kind, text = _REFUSED, f"needs more than {MEMORY >> 20} MiB of memory to read"
+            kind, text = _REFUSED, f"needs more than {MEMORY >> 20} MiB of memory to parse"
         except BaseException as error:
             kind, text = _FAULT, str(error) if isinstance(error, HostFault) else repr(error)
         root.say(kind, text)

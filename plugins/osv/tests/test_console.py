@@ -45,7 +45,7 @@ def test_output_and_code(name, out, code):
     ("name", "out", "code", "words"),
     [
         ("abort", b"will abort\n", 134, "(abort)"),
-        ("segv", b"will crash\n", 139, "(a memory access that failed)"),
+        ("segv", b"will crash\n", 139, "(an invalid memory access)"),
     ],
 )
 def test_a_crash(name, out, code, words):

@@ -187,7 +187,7 @@ def test_the_line_is_written_with_the_rights_of_qemus_user(tmp_path, monkeypatch
 
 def test_several_nodes_are_refused():
     guest = dataclasses.replace(PLAN, peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.0.17")))
-    with pytest.raises(Refused, match="one node, not 2"):
+    with pytest.raises(Refused, match="an OSv job can have only one node, not 2"):
         list(OsvDriver().context(guest, Site()))
     two = dataclasses.replace(guest, guests_per_node=2)
     assert list(OsvDriver().context(two, Site())) == [EnvVar("DISTRO", "OSV")]
@@ -227,7 +227,7 @@ def test_what_osv_the_image_or_the_site_cannot_do():
     allowed = refusals(plan(labelled(rest="true"), osv_mode="rest"))
     assert "[plugin.osv] rest = false" in allowed[0]
     assert refusals(plan(labelled(rest="true"), osv_mode="rest"), rest=True) == []
-    assert "OSv has no shell" in refusals(plan(vm_prologue=file))[0]
+    assert "needs a shell, and OSv has none" in refusals(plan(vm_prologue=file))[0]
     assert "cannot write a user's disk" in refusals(plan(disk="/home/ada/d"))[0]
     linux = dataclasses.replace(IMAGE, guest_type="linux")
     assert refusals(plan(linux)) == []
@@ -251,7 +251,9 @@ def test_files_that_no_variable_names_stay_outside():
     guest = plan(labelled(rest="true"), osv_mode="rest")
     assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": "vn1\n"}
     latin = [EnvVar("DATA", "/x/data"), GuestFile("/x/data", b"caf\xe9\n")]
-    with pytest.raises(Refused, match="/x/data: is not UTF-8"):
+    with pytest.raises(
+        Refused, match="/x/data: is not UTF-8, but OSv guests support only text files"
+    ):
         driver.placed(guest, latin)
 
 

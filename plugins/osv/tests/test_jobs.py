@@ -107,7 +107,7 @@ def test_a_crash_is_told_with_its_backtrace(tmp_path, run_dir, outputs):
 
 def test_osv_that_did_not_come_up(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0")[:300]])
-    with pytest.raises(GuestDied, match="before it ran the job"):
+    with pytest.raises(GuestDied, match="before it started the job"):
         run(run_dir, outputs)
     assert b"| OSv v0.57" in said(tmp_path)[1]
 
@@ -144,7 +144,7 @@ def test_the_batch_system_ends_the_job(tmp_path, run_dir, outputs, number):
     [
         ({"script": "cd /\n"}, "line 1"),
         ({"interactive": True}, "interactive"),
-        ({"args": ("1",)}, "no arguments"),
+        ({"args": ("1",)}, "cannot have arguments"),
     ],
 )
 def test_what_is_refused_before_anything_boots(run_dir, outputs, fields, why):

@@ -81,7 +81,7 @@ def test_nobody_answers():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(RestError, match=f"no answer at 127.0.0.1:{port}"):
+    with pytest.raises(RestError, match=f"no answer from 127.0.0.1:{port}"):
         Rest("127.0.0.1", port).wait(time.monotonic() + 0.3)
 
 

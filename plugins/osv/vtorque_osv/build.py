@@ -50,7 +50,7 @@ def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> Bu
     progress("collecting files and libraries")
     tree = tree_of(wanted, arch)
     if wanted.root_share and loader is None:
-        raise Refused("root_share: a loader.img boots from its disk; take the ELF loader")
+        raise Refused("root_share: a loader.img boots from its own disk; use the ELF loader")
     progress("writing the file system")
     if wanted.root_directory is not None:
         rootdir.write(tree, wanted.root_directory)

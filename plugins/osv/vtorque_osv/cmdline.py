@@ -70,11 +70,14 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
     """
     if any(address.ip is None and not address.dhcp for address in addresses):
         raise Refused(
-            "OSv needs an address on each network; one here gives none", fix="ask an admin"
+            "OSv needs an address on each network, but a network of this job has none",
+            fix="ask an admin",
         )
     static = [(f"eth{i}", address) for i, address in enumerate(addresses) if address.ip is not None]
     if len(static) not in (0, len(addresses)):
-        raise Refused("OSv takes all its addresses from DHCP or none", fix="choose fewer networks")
+        raise Refused(
+            "OSv takes either all of its addresses from DHCP or none", fix="choose fewer networks"
+        )
     options = [f"--ip={nic},{a.ip},{_mask(a.prefix)}" for nic, a in static]
     gateway = next((a.gateway for _, a in static if a.gateway), "")
     server = next((dns for _, a in static for dns in a.dns), "")
@@ -99,10 +102,10 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     line = " ".join([*(escaped(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
-            f"OSv's command line would have {len(line)} bytes, with the variables that have "
-            "'$' or '?=' in them",
+            f"OSv's command line would have {len(line)} bytes, with the variables that contain "
+            "'$' or '?='",
             limit=f"{MAX_CMDLINE} bytes",
-            fix="submit with fewer of them (-v NAME instead of -V)",
+            fix="submit with fewer variables (-v NAME instead of -V)",
         )
     return line
 
@@ -114,7 +117,7 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> byte
     text = " ".join([*words, command_line(commands)])
     if len(text) > MAX_SCRIPT_DISK:
         raise Refused(
-            f"script and environment would have {len(text)} bytes in OSv",
+            f"the script and its environment have {len(text)} bytes",
             limit=f"{MAX_SCRIPT_DISK} bytes",
             fix="submit with fewer variables (-v NAME instead of -V) or a shorter script",
         )

@@ -126,11 +126,11 @@ class Console:
         if self._crash is not None:
             detail = tuple(_shown(line) for line in self._crash[:TAIL])
             fault = any("page_fault" in line for line in detail)
-            what = "a memory access that failed" if fault else "abort"
+            what = "an invalid memory access" if fault else "abort"
             reason = f"the program crashed ({what}), and OSv with it"
             return Outcome(FAULTED if fault else ABORTED, self._booted, reason, detail)
         if not self._booted:
-            return Outcome(CANNOT_RUN, False, "OSv ended before it ran the job", tail)
+            return Outcome(CANNOT_RUN, False, "OSv ended before it started the job", tail)
         if not self._ended:
             reason = "OSv ended without shutting down: it crashed or was powered off"
             return Outcome(ABORTED, True, reason, tail)

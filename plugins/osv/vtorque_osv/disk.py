@@ -40,7 +40,7 @@ def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
                 shutil.copyfileobj(source, file)
             file.seek(_SIGNATURE)
             if file.read(2) != b"\x55\xaa":
-                raise Refused(f"{loader}: has no boot record, so it is no loader.img")
+                raise Refused(f"{loader}: has no boot record, so it is not a loader.img")
         start = -(-max(file.seek(0, 2), 1) // ALIGN) * ALIGN
         file.seek(start)
         size = rofs.write(tree, file)

@@ -66,9 +66,9 @@ class OsvDriver(LateDriver):
         """Yield ``DISTRO``. Raises Refused for a job on several nodes."""
         if len(guest.peers) > guest.guests_per_node:
             raise Refused(
-                f"image {guest.image.name}: an OSv job has one node, not "
+                f"image {guest.image.name}: an OSv job can have only one node, not "
                 f"{len(guest.peers) // guest.guests_per_node}",
-                fix="ask for one; -vm vms_per_node=N gives N guests there",
+                fix="request one node; -vm vms_per_node=N starts N guests there",
             )
         cmdline.network_options(guest.addresses)
         yield EnvVar("DISTRO", "OSV")
@@ -112,7 +112,7 @@ class OsvDriver(LateDriver):
             raise Refused(
                 f"OSv's command line would have {len(line)} bytes",
                 limit=f"{MAX_BOOT_LINE} bytes",
-                where=f"image {guest.image.name}, which has no kernel file of its own",
+                where=f"image {guest.image.name}, which has no separate kernel file",
                 fix="ask an admin for an image with a kernel",
             )
         else:
@@ -203,7 +203,7 @@ def _text(file: GuestFile) -> str:
         return file.content.decode()
     except UnicodeDecodeError:
         raise Refused(
-            f"{file.path}: is not UTF-8; guests of type osv get text files only"
+            f"{file.path}: is not UTF-8, but OSv guests support only text files"
         ) from None
 
 

@@ -70,9 +70,9 @@ def read(path: Path) -> Elf | None:
         except OSError as error:
             if error.errno != errno.EINVAL:  # what lseek(2) says to an offset beyond all files
                 raise
-            raise Refused(f"{path}: is a broken ELF file: an offset is wrong") from None
+            raise Refused(f"{path}: is an invalid ELF file: an offset is wrong") from None
         except _BROKEN as error:
-            raise Refused(f"{path}: is a broken ELF file: {error}") from None
+            raise Refused(f"{path}: is an invalid ELF file: {error}") from None
 
 
 def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -95,10 +95,10 @@ def _text(tag: DynamicTag, name: str) -> str:
 def check_program(elf: Elf, arch: str) -> None:
     """Refuse programs for another architecture, or with fixed addresses that OSv uses."""
     if elf.arch != arch:
-        raise Refused(f"{elf.path}: is for {elf.arch}, the loader for {arch}")
+        raise Refused(f"{elf.path}: is built for {elf.arch}, but the loader for {arch}")
     if not elf.pie and elf.end > KERNEL_BASE:
         raise Refused(
-            f"{elf.path}: is linked to fixed addresses up to {elf.end:#x}, where OSv is",
+            f"{elf.path}: is linked to fixed addresses up to {elf.end:#x}, which OSv occupies",
             limit=f"{KERNEL_BASE:#x}",
             fix="link it with -pie",
         )
@@ -123,8 +123,8 @@ def libraries(
             path = _find(name, elf, here)
             if path is None:
                 raise Refused(
-                    f"{elf.path} needs the library {name}, which is not on this machine",
-                    fix="install it, or say where it is with libdirs",
+                    f"{elf.path} needs the library {name}, which is missing on this machine",
+                    fix="install it, or add its directory to libdirs",
                 )
             known.add(name)
             found[name] = path.resolve()

@@ -63,9 +63,9 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
 
 def _check(script: Script, word: Word) -> tuple[Command, ...]:
     if script.interactive:
-        raise Refused("an interactive job needs a shell, and OSv has none")
+        raise Refused("an interactive job needs a shell, which OSv does not have")
     if script.args:
-        raise Refused("a job script for OSv takes no arguments: that needs a shell")
+        raise Refused("a job script for OSv cannot have arguments, because these need a shell")
     return parse(script.content, word.named)
 
 
@@ -153,7 +153,9 @@ class _Job:
         for output in outputs:
             outcome = output.outcome
             if outcome is None:  # cannot be: its console has ended
-                raise GuestDied(f"{output.guest.hostname}: no outcome")
+                raise GuestDied(
+                    f"{output.guest.hostname}: the guest ended without reporting a result"
+                )
             said = output.rest.stop() if output.rest is not None else ""
             if not outcome.booted:
                 self._tell(output, outcome.reason, outcome.detail)

@@ -25,21 +25,22 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
     for option in (VM_PROLOGUE, VM_EPILOGUE):
         if guest[option] is not None:
             yield Refusal(
-                "is a script, and OSv has no shell",
+                "is a script, which needs a shell, and OSv has none",
                 key=option.key,
                 value=option.show(guest[option]),
             )
     root = image.labels.get(check.ROOT)
     if root and not any(s.name == root and s.kind == "virtiofs" for s in guest.shares):
         yield Refusal(
-            f"image {image.name} has its root file system in the share {root}, which is not here",
-            where=f"[shares.{root}]", fix="ask an admin for that share (kind virtiofs)",
+            f"image {image.name} has its root file system in the share {root}, which is missing "
+            "on this node",
+            where=f"[shares.{root}]", fix="ask an admin to add that share (kind virtiofs)",
         )  # fmt: skip
     if guest[DISK]:
         yield Refusal("OSv cannot write a user's disk", key=DISK.key, value=guest[DISK])
     if mode == "rest" and not site[Settings].rest:
         yield Refusal(
-            "OSv's REST server has no authentication, and this site does not allow it",
+            "OSv's REST server has no authentication, and this site has disabled it",
             key="osv_mode", value=mode, where="[plugin.osv] rest = false",
             fix="leave osv_mode out",
         )  # fmt: skip

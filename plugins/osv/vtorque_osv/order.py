@@ -40,7 +40,7 @@ class Order:
                 raise TypeError
             return cls(script.encode("utf-8", "surrogateescape"), environ, cwd)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Refused("the order to boot OSv cannot be read") from None
+            raise Refused("cannot read the request to boot OSv") from None
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def from_arguments(arguments: Mapping[str, str]) -> Recipe:
             data[key] = value
         elif key != "recipe":
             raise _bad(
-                f"option {key}: unknown; there are recipe, loader, min_ram, mounts, libdirs, "
+                f"option {key}: unknown; known: recipe, loader, min_ram, mounts, libdirs, "
                 "root_share, root_directory, file:PATH, command:NAME, env:NAME"
             )
     return _checked(data, base)
@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _bad(f"recipe {path}: {error.strerror}") from None
     if len(content) > MAX_RECIPE:
-        raise _bad(f"recipe {path}: has more than {MAX_RECIPE >> 20} MiB")
+        raise _bad(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
     try:
         return tomllib.loads(content.decode())
     except ValueError as error:
@@ -106,7 +106,7 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
     known = {*_PATHS, *_WORDS, *_LISTS, *_TABLES.values()}
     unknown = sorted(set(data) - known)
     if unknown:
-        raise _bad(f"{unknown[0]}: unknown; there are {', '.join(sorted(known))}")
+        raise _bad(f"{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("loader"), str):
         raise _bad("loader: must be the path of OSv's loader-stripped.elf or loader.img")
     files = {_guest_path(path): base / source for path, source in _texts(data, "files").items()}
@@ -114,15 +114,17 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
     for name, line in commands.items():
         _check_command(name, line)
     if len(commands) > _MAX_COMMANDS:
-        raise _bad(f"commands: there can be {_MAX_COMMANDS}, not {len(commands)}")
+        raise _bad(f"commands: there are {len(commands)}, and the limit is {_MAX_COMMANDS}")
     env = _texts(data, "env")
     fit = {name for name, value in env.items() if not {"\\", "\n"} & set(value)}
     dropped = sorted(set(env) - (fit & set(cmdline.for_guest(env))))
     if dropped:
-        raise _bad(f"env: OSv cannot have {dropped[0]} with this value, or not from here")
+        raise _bad(f"env: OSv does not support {dropped[0]} with this value, or in a recipe")
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
-        raise _bad(f"mounts: no ',' in a path, {_MAX_LABEL} characters in all")
+        raise _bad(
+            f"mounts: paths must not contain ',' and may have {_MAX_LABEL} characters in all"
+        )
     root_share, root_directory = _root(data, base, bool(files))
     return Recipe(
         loader=base / data["loader"],
@@ -144,10 +146,10 @@ def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path |
         raise _bad(f"root_share={share!r}: must be the name of a share of the site's config")
     if directory is None:
         if share and files:
-            raise _bad("files: root_directory must say where the share's files shall go")
+            raise _bad("files: root_directory is missing, the destination of the share's files")
         return share, None
     if not isinstance(directory, str) or not share:
-        raise _bad("root_directory: must be a path, and root_share say whose it is")
+        raise _bad("root_directory: must be a path, and needs root_share")
     return share, base / directory
 
 
@@ -160,15 +162,15 @@ def _min_ram(text: Any) -> int:
 
 def _check_command(name: str, line: str) -> None:
     if not script.COMMAND_NAME.fullmatch(name):
-        raise _bad(f"commands: {name!r}: a name has letters, digits, '_', '.', '-'")
+        raise _bad(f"commands: {name!r}: a name may have letters, digits, '_', '.', '-'")
     if len(line) > _MAX_LABEL:
-        raise _bad(f"commands.{name}: has more than {_MAX_LABEL} characters")
+        raise _bad(f"commands.{name}: is longer than {_MAX_LABEL} characters")
     try:
         found = script.parse(line.encode(), {})
     except Refused as error:
         raise _bad(f"commands.{name}: {error.refusals[0].message}") from None
     if len(found) != 1 or found[0].end != ";":
-        raise _bad(f"commands.{name}: must be one program run")
+        raise _bad(f"commands.{name}: must run exactly one program")
 
 
 def _guest_path(path: str) -> str:
@@ -188,14 +190,14 @@ def _table(data: dict[str, Any], name: str) -> dict[str, Any]:
 def _texts(data: Mapping[str, Any], name: str) -> dict[str, str]:
     found = data.get(name, {})
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise _bad(f"{name}: must be a table of texts")
+        raise _bad(f"{name}: must be a table of strings")
     return found
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[str]:
     found = data.get(name, [])
     if not isinstance(found, list) or not all(isinstance(v, str) for v in found):
-        raise _bad(f"{name}: must be a list of texts")
+        raise _bad(f"{name}: must be a list of strings")
     return found
 
 

@@ -38,7 +38,7 @@ class Rest:
                 return str(json.loads(self._ask("GET", "/os/version")))
             except (OSError, http.client.HTTPException, ValueError, RestError) as error:
                 if time.monotonic() > deadline:
-                    raise RestError(f"no answer at {self.host}:{self.port}: {error}") from None
+                    raise RestError(f"no answer from {self.host}:{self.port}: {error}") from None
                 time.sleep(POLL / 2)
         raise RestError("OSv has ended")
 

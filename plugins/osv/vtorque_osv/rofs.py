@@ -71,7 +71,7 @@ class Tree:
             if found is None:
                 found = self._put(node, part, Node(DIRECTORY))
             if found.mode != DIRECTORY:
-                raise Refused(f"{path}: a file or link is in its way in the image")
+                raise Refused(f"{path}: the image has a file or link at a parent of this path")
             node = found
         return node
 
@@ -79,7 +79,7 @@ class Tree:
         """Add a symbolic link, or replace a file. Raises Refused."""
         raw = os.fsencode(target)
         if not raw or len(raw) > MAX_PATH or b"\0" in raw:
-            raise Refused(f"{path}: a link's target has 1 to {MAX_PATH} bytes")
+            raise Refused(f"{path}: a link's target must have 1 to {MAX_PATH} bytes")
         self._leaf(path, Node(LINK, target=raw))
 
     def file(self, path: str, data: bytes | Path) -> None:
@@ -104,7 +104,7 @@ class Tree:
             for child in sorted(source.iterdir()):
                 self.add(f"{path.rstrip('/')}/{child.name}", child)
         else:
-            raise Refused(f"{source}: is no file, directory or link")
+            raise Refused(f"{source}: is not a file, directory or link")
 
     def sources(self) -> Iterator[Path]:
         """Yield the host files that the image contains."""
@@ -127,11 +127,11 @@ class Tree:
     def _leaf(self, path: str, node: Node) -> None:
         *parents, name = _parts(path) or (b"",)
         if not name:
-            raise Refused("/ of the image is a directory")
+            raise Refused("/ of the image must be a directory")
         above = self.directory("/" + "/".join(os.fsdecode(part) for part in parents))
         there = above.children.get(name)
         if there is not None and there.mode == DIRECTORY:
-            raise Refused(f"{path}: is a directory in the image")
+            raise Refused(f"{path}: is already a directory in the image")
         self._put(above, name, node)
 
     def _put(self, above: Node, name: bytes, node: Node) -> Node:
@@ -211,7 +211,7 @@ def copy(node: Node, put: Callable[[bytes], object]) -> int:
     descriptor = os.open(node.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Refused(f"{node.source}: is no regular file")
+            raise Refused(f"{node.source}: is not a regular file")
         while part := file.read(_CHUNK):
             put(part)
             size += len(part)

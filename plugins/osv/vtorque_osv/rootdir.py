@@ -29,12 +29,14 @@ def write(tree: Tree, target: Path) -> None:
     """
     target = target.absolute()
     if os.path.lexists(target):
-        raise Refused(f"root_directory {target}: exists, and guests may use it: name a new one")
+        raise Refused(
+            f"root_directory {target}: exists, and guests may be using it: name a new one"
+        )
     for above in target.parents:
         status = above.lstat()
         others = status.st_mode & 0o022 and not status.st_mode & 0o1000
         if others or status.st_uid not in (0, os.geteuid()):
-            raise Refused(f"root_directory {target}: others can write {above}")
+            raise Refused(f"root_directory {target}: users other than root can write to {above}")
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _fill(tree.root, fresh)

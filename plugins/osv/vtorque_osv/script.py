@@ -78,7 +78,7 @@ def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
         except ValueError as error:
             refusals.append(Refusal(f"line {number} of the job script: {error}", fix=_FIX))
     if not commands and not refusals:
-        refusals.append(Refusal("the job script has no command line for OSv to run", fix=_FIX))
+        refusals.append(Refusal("the job script contains no command line", fix=_FIX))
     if refusals:
         raise Refused(*refusals[:20])
     return tuple(commands)
@@ -87,7 +87,7 @@ def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
     r"""Yield (number, text) of all lines except comments, with lines joined at a final ``\``."""
     if len(content) > MAX_SCRIPT:
-        raise Refused(f"a job script for OSv has at most {MAX_SCRIPT >> 10} KiB")
+        raise Refused(f"the job script is larger than {MAX_SCRIPT >> 10} KiB, the limit of OSv")
     begin, joined = 0, ""
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
@@ -107,7 +107,7 @@ def _lines(content: bytes) -> Iterator[tuple[int, str]]:
 def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Command]:
     bad = next((c for c in line if c != "\t" and not " " <= c <= "~"), None)
     if bad is not None:
-        raise ValueError(f"has the character {bad!r}; OSv reads plain printable ASCII")
+        raise ValueError(f"contains the character {bad!r}; OSv supports printable ASCII only")
     words: list[str] = []
     at = 0
     while at < len(line):
@@ -120,7 +120,7 @@ def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Comm
             if end in ("&&", ";;"):
                 raise ValueError(f"{end} needs a shell")
             if not words:
-                raise ValueError(f"nothing to run before {end}")
+                raise ValueError(f"a command is missing before {end}")
             yield _command(number, words, end, named)
             words, at = [], at + len(end)
         else:
@@ -145,7 +145,7 @@ def _word(line: str, at: int, words: list[str]) -> int:
             raise ValueError(_problem(line[found.end() :]))
     if "$" in text and not _VARIABLE.fullmatch(text):
         raise ValueError(
-            f"{text}: OSv replaces $NAME at the end of a word only; anything else needs a shell"
+            f"{text}: OSv replaces $NAME only at the end of a word; other expansions need a shell"
         )
     words.append(re.sub(r'\\(["\\])', r"\1", text))
     return found.end()
@@ -153,9 +153,9 @@ def _word(line: str, at: int, words: list[str]) -> int:
 
 def _problem(rest: str) -> str:
     if rest.startswith("\\"):
-        return '\\ before anything but " and \\ has another meaning in OSv'
+        return '\\ before characters other than " and \\ has another meaning in OSv'
     if rest.startswith('"'):
-        return 'double quotes must group a whole word, from its begin to its end: "a b"'
+        return 'double quotes must enclose a whole word: "a b"'
     return f"{_SHELL.get(rest[0], rest[0])} ({rest[0]}) needs a shell"
 
 
@@ -164,15 +164,15 @@ def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) 
     if first in named:
         inside = list(_commands(number, named[first], {}))
         if len(inside) != 1 or inside[0].end != ";":
-            raise ValueError(f"the image's command {first} is not one program run")
+            raise ValueError(f"the image's command {first} does not run exactly one program")
         return Command(number, (*inside[0].words, *words[1:]), end)
     if first in _KEYWORDS or first in _BUILTINS:
-        raise ValueError(f"{first} is of a shell, and OSv has none (fork fails there)")
+        raise ValueError(f"{first} is a shell program, and OSv has no shell (fork fails there)")
     if _ASSIGNMENT.match(first):
-        raise ValueError(f"{first}: setting a variable needs a shell; submit with -v {first}")
+        raise ValueError(f"{first}: setting a variable needs a shell; use vsub -v {first}")
     if not first.startswith("/") or "/../" in f"{first}/":
         known = f"; this image has the commands {', '.join(sorted(named))}" if named else ""
-        raise ValueError(f"{first} is no absolute path of a program in the image{known}")
+        raise ValueError(f"{first} is not an absolute path of a program in the image{known}")
     return Command(number, tuple(words), end)
 
 

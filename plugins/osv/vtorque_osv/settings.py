@@ -12,7 +12,7 @@ MODES = ("cmdline", "rest")
 def mode(text: str) -> str:
     """Parse a run mode. Raises ValueError."""
     if text not in MODES:
-        raise ValueError(f"is not {' or '.join(MODES)}")
+        raise ValueError(f"must be {' or '.join(MODES)}")
     return text
 
 
@@ -20,7 +20,7 @@ OSV_MODE = Option(
     "osv_mode",
     mode,
     "cmdline",
-    "how OSv gets the job: cmdline (at boot, no open port) or rest (by its REST server)",
+    "how the job is passed to OSv: cmdline (at boot, no open port) or rest (by its REST server)",
     "MODE",
 )
 

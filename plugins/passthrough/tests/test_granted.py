@@ -110,13 +110,13 @@ def test_guests_of_a_node_share_what_is_granted(site):
 def test_what_is_not_granted_is_refused_with_what_to_do(site, granted):
     (answer,) = asked(site, "gpu", granted)
     assert isinstance(answer, Refusal)
-    assert "need 1 gres/gpu, the batch system has given the job 0" in str(answer)
+    assert "need 1 gres/gpu, the batch system has granted the job 0" in str(answer)
     assert "submit with vsub" in str(answer)
 
 
 def test_all_guests_of_a_node_count(site):
     (answer,) = asked(site, "gpu", gpus(1), count=2)
-    assert "need 2 gres/gpu, the batch system has given the job 1" in str(answer)
+    assert "need 2 gres/gpu, the batch system has granted the job 1" in str(answer)
 
 
 def test_a_batch_system_that_counts_nothing_leaves_it_to_the_ledger(site):
@@ -124,16 +124,28 @@ def test_a_batch_system_that_counts_nothing_leaves_it_to_the_ledger(site):
 
 
 def test_cards_that_others_may_have_too_are_no_guests(site):
-    with pytest.raises(Refused, match="does not say which gres/gpu of node n1 are the job's alone"):
+    with pytest.raises(
+        Refused,
+        match="the batch system does not report which gres/gpu of node n1 belong to the job",
+    ):
         asked(site, "gpu", gpus(count=1))
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ('["/dev/null"]', "number 1 in the files of class gpu is no card of any"),
-        ('["/dev/null", "/dev/missing"]', "number 1 in the files of class gpu is no card of any"),
-        ('["/dev/null", "/dev/random"]', "number 1 in the files of class gpu is no card of any"),
+        (
+            '["/dev/null"]',
+            "number 1 in the files of class gpu has no card in a class",
+        ),
+        (
+            '["/dev/null", "/dev/missing"]',
+            "number 1 in the files of class gpu has no card in a class",
+        ),
+        (
+            '["/dev/null", "/dev/random"]',
+            "number 1 in the files of class gpu has no card in a class",
+        ),
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],
 )
@@ -150,7 +162,7 @@ def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
     second = Path(site.site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
     second.unlink()
     second.symlink_to(second.parents[2] / "kernel/iommu_groups/17")
-    with pytest.raises(HostFault, match="number 0 is not alone in its group: 1 is in it"):
+    with pytest.raises(HostFault, match="number 0 shares its IOMMU group with 1"):
         asked(site, "gpu", gpus(0))
     assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
     with pytest.raises(HostFault, match="has no 2 PCI cards") as raised:
@@ -160,14 +172,19 @@ def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
 
 def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
     Path(site.site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
-    with pytest.raises(HostFault, match=r"0000:3b:00\.0 cannot be reset") as raised:
+    with pytest.raises(
+        HostFault, match=r"0000:3b:00.0 cannot be reset, and its classes do not set allow_no_reset"
+    ) as raised:
         asked(site, "gpu", gpus(0))
     assert raised.value.blames_node
 
 
 def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_path):
     site = site_of(tmp_path, BLIND)
-    with pytest.raises(HostFault, match="has the host's driver nvidia, so jobs on bare metal may"):
+    with pytest.raises(
+        HostFault,
+        match="is bound to the host's driver nvidia, so jobs without guests may use it: bind it",
+    ):
         asked(site, "gpu", gpus(count=1))
     sysfs = Path(site.site[plugin.Settings].sysfs)
     driver = sysfs / "devices" / SECOND / "driver"
@@ -230,10 +247,10 @@ def test_nvidias_driver_says_which_number_a_card_has_now(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ('resource = "gres/gpu 1"', "is not like gres/gpu or ngpus"),
-        ('resource = "--exclusive"', "is not like gres/gpu or ngpus"),
-        ('resource = "gres/gpu,x"', "is not like gres/gpu or ngpus"),
-        ('files = ["/dev/null"]', "files are for a class with a resource"),
+        ('resource = "gres/gpu 1"', "is not in the form gres/gpu or ngpus"),
+        ('resource = "--exclusive"', "is not in the form gres/gpu or ngpus"),
+        ('resource = "gres/gpu,x"', "is not in the form gres/gpu or ngpus"),
+        ('files = ["/dev/null"]', "files requires resource"),
     ],
 )
 def test_a_class_that_cannot_be_is_told(tmp_path, more, message):

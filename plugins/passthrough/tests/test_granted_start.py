@@ -70,7 +70,7 @@ def test_a_card_that_the_job_before_still_has_is_waited_for(tmp_path):
 def test_two_guests_of_a_job_have_two_of_its_cards(tmp_path):
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     few = started(node, "1", 1, vms_per_node="2")
-    assert "need 2 ngpus, the batch system has given the job 1" in few.error
+    assert "need 2 ngpus, the batch system has granted the job 1" in few.error
     node.release()
     assert not started(node, "2", 0, 1, vms_per_node="2").error
     assert cards_of(node) == {("3b",), ("5e",)}

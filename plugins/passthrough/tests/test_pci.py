@@ -51,7 +51,7 @@ def test_a_group_is_all_that_hardware_cannot_keep_apart_but_bridges(gpus):
 def test_what_the_node_uses_is_seen(gpus):
     used = {address: f.used for address, f in functions(gpus).items() if f.used}
     assert used == {
-        "0000:01:00.0": "the disk nvme0n1 is on it",
+        "0000:01:00.0": "it has the disk nvme0n1",
         "0000:af:00.0": "its network interface ens5f0 is up",
     }
 
@@ -60,8 +60,11 @@ def test_what_the_node_uses_is_seen(gpus):
     ("words", "used"),
     [
         ("020000 driver=i40e net=eth0", ""),
-        ("020000 driver=i40e", "its network interface is not here, so maybe a container's (i40e)"),
-        ("028000 driver=igb_uio", "its network interface is not here, so maybe a con"),
+        (
+            "020000 driver=i40e",
+            "its network interface may belong to a container (i40e)",
+        ),
+        ("028000 driver=igb_uio", "its network interface may belong to a con"),
         ("020000", ""),
         ("020000 driver=vfio-pci", ""),
         ("020000 driver=mlx5_vfio_pci", ""),
@@ -87,7 +90,7 @@ def test_an_interface_in_a_container_leaves_an_empty_directory(gpus):
     at = Path(gpus, "devices/0000:af:00.1/net")
     shutil.rmtree(at)
     at.mkdir()
-    assert "maybe a container's" in function("0000:af:00.1", gpus).used
+    assert "its network interface may belong" in function("0000:af:00.1", gpus).used
 
 
 def test_this_machines_own_functions_can_be_read():
@@ -109,7 +112,9 @@ def test_virtual_functions_are_those_that_guests_can_have(tmp_path):
 
 def test_what_vfio_needs_is_named(tmp_path, gpus):
     assert why_no_vfio(gpus) == ""
-    assert "an IOMMU that is on" in why_no_vfio(tree("no-iommu", tmp_path / "off"))
+    assert "an active IOMMU (firmware setup; with" in why_no_vfio(
+        tree("no-iommu", tmp_path / "off")
+    )
     shutil.rmtree(Path(gpus, "bus/pci/drivers/vfio-pci"))
     assert why_no_vfio(gpus) in ("", "the kernel module vfio-pci")  # as this machine has it
 
@@ -255,7 +260,7 @@ def test_a_function_that_does_not_reset_is_not_given_back(kernel):
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("0000:ff:00.0", "has gone"),
+        ("0000:ff:00.0", "is missing"),
         ("0000:af:00.0", "ens5f0 is up"),
         ("0000:01:00.0", "nvme0n1"),
         ("0000:d8:00.0", "cannot be reset"),
@@ -286,5 +291,5 @@ def test_release_when_the_card_has_gone(kernel):
     vfio(kernel).create()
     (kernel.sysfs / PCI / GPU).unlink()
     vfio(kernel).release()
-    with pytest.raises(HostFault, match=r"0000:99:00\.0 is not on this node"):
+    with pytest.raises(HostFault, match=r"PCI function 0000:99:00.0 is missing on this node"):
         Vfio.of(PciDevice("gpu", "0000:99:00.0"), 0)

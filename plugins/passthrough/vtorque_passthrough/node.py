@@ -70,19 +70,21 @@ class Card:
         """The reason why no guest can have the card, or an empty string."""
         for f in self.functions:
             if not f.group:
-                return f"{f.address} is in no IOMMU group"
+                return f"{f.address} has no IOMMU group"
             mine = [c for c in self.classes if has(c, f)]
             if not mine:
-                return f"IOMMU group {f.group} also has {f.address}, {f.ident}, of no class"
+                return (
+                    f"IOMMU group {f.group} also contains {f.address}, {f.ident}, without a class"
+                )
             if f.used:
                 return f"{f.address}: {f.used}"
             if f.host_driver and any(c.resource and not c.files for c in mine):
                 return (
-                    f"{f.address} has the host's driver {f.driver}, so jobs on bare metal may use "
-                    "it: bind it to vfio-pci at boot, or name the files of its class"
+                    f"{f.address} is bound to the host's driver {f.driver}, so jobs without "
+                    "guests may use it: bind it to vfio-pci at boot, or set files in its class"
                 )
             if self.must_reset(f) and not f.resets:
-                return f"{f.address} cannot be reset, and no class of it says allow_no_reset"
+                return f"{f.address} cannot be reset, and its classes do not set allow_no_reset"
         return ""
 
 
@@ -122,7 +124,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
             if of.resource and guest.granted is not None:
                 raise _fault(f"has no {what}, though the job has been granted {of.resource}", why)
             missing = why_no_vfio(settings.sysfs) if of_class else ""
-            fix = f"it needs {missing}" if missing else "ask for fewer, or for another node"
+            fix = f"it lacks {missing}" if missing else "request fewer cards, or another node"
             yield lacks(guest, what, option=PCI, required=settings.required, where=WHERE, fix=fix)
             return
         near = {item: node for item, node in free.items() if node >= 0}
@@ -139,8 +141,8 @@ def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         given = need if guest.granted is None else guest.granted.get(resource, Grant(0)).count
         if given < need:
             said = f"the guests of node {guest.job.node} need {need} {resource}, the batch system"
-            fix = "submit with vsub, which asks for them, none that are shared, and change nothing"
-            yield Refusal(f"{said} has given the job {given}", PCI.key, guest[PCI], fix=fix)
+            fix = "submit with vsub, which requests unshared ones, and do not change that later"
+            yield Refusal(f"{said} has granted the job {given}", PCI.key, guest[PCI], fix=fix)
 
 
 def _granted(
@@ -151,8 +153,8 @@ def _granted(
     grant = guest.granted.get(of.resource, Grant(0))
     if len(grant.devices) < grant.count:
         raise Refused(
-            f"the batch system does not say which {of.resource} of node {guest.job.node} are the "
-            "job's alone: ask for some that are not shared, or tell the admin"
+            f"the batch system does not report which {of.resource} of node {guest.job.node} "
+            "belong to the job only: request unshared ones, or tell the admin"
         )
     numbers = {behind(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
     at = {number: address for address, number in numbers.items() if address}
@@ -160,9 +162,9 @@ def _granted(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise _fault(f"{where} {number} in the files of class {of.name} is no card of any")
+            raise _fault(f"{where} {number} in the files of class {of.name} has no card in a class")
         if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
-            raise _fault(f"{where} {number} is not alone in its group: {min(others)} is in it")
+            raise _fault(f"{where} {number} shares its IOMMU group with {min(others)}")
         mine.append(card)
     return mine
 
@@ -185,7 +187,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
     for item in guest.leased(POOL):
         card = found.get(item)
         if card is None or card.problem:
-            raise HostFault(f"PCI card {item}: {card.problem if card else 'has gone'}")
+            raise HostFault(f"PCI card {item}: {card.problem if card else 'is missing'}")
         for f in card.functions:
             name = re.sub("[:.]", "-", f.address)
             yield PciDevice(name, f.address, must_reset=card.must_reset(f))
@@ -214,15 +216,15 @@ def check(site: Site) -> Iterator[HealthResult]:
     found = find_cards(settings)
     missing = why_no_vfio(settings.sysfs)
     if not found:
-        yield HealthResult("ok", f"no card of any class of {CLASSES} is on this node")
+        yield HealthResult("ok", f"no card of the classes in {CLASSES} is on this node")
     elif missing:
-        yield HealthResult("failed", "guests can have no PCI card", fix=f"it needs {missing}")
+        yield HealthResult("failed", "guests cannot use PCI cards", fix=f"it lacks {missing}")
     for item, card in found.items():
         about = f"{item} ({card.name}, IOMMU group {card.functions[0].group or 'none'})"
         if card.problem:
             yield HealthResult("warning", f"{about}: {card.problem}", fix=f"see {CLASSES}")
         else:
-            yield HealthResult("ok", f"{about}: guests can have it")
+            yield HealthResult("ok", f"{about}: available to guests")
     for of in settings.classes:
         for number, file in enumerate(of.files):
             if address := behind(file, settings.sysfs):

@@ -75,9 +75,9 @@ class PciFunction:
                     return f"port {port.name} of its RDMA device {port.parts[-3]} is active"
             kind = _hex(at / "class") >> 8
             if self.host_driver and kind >> 8 == _NETWORK and kind != _INFINIBAND_CARD:
-                return f"its network interface is not here, so maybe a container's ({self.driver})"
+                return f"its network interface may belong to a container ({self.driver})"
         disks = sorted([*at.rglob("block/*"), *at.glob("nvme/nvme*/nvme*n*")])
-        return f"the disk {disks[0].name} is on it" if disks else ""
+        return f"it has the disk {disks[0].name}" if disks else ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def why_no_vfio(sysfs: str = SYSFS) -> str:
     """Return what this node lacks to assign functions to guests, or an empty string."""
     groups = Path(sysfs, "kernel/iommu_groups")
     if not groups.is_dir() or not any(groups.iterdir()):
-        return "an IOMMU that is on (firmware setup; with Intel also intel_iommu=on for the kernel)"
+        return "an active IOMMU (firmware setup; with Intel also intel_iommu=on for the kernel)"
     if Path(sysfs, "bus/pci/drivers/vfio-pci").exists():
         return ""
     try:

@@ -54,14 +54,14 @@ class CardClass:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(CLASS, self.name, re.ASCII):
-            raise ValueError(f"name is {self.name!r}: write a small letter, then a-z 0-9 _ -")
+            raise ValueError(f"name={self.name!r}: write a small letter, then a-z 0-9 _ -")
         for ident in self.ids:
             if not re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", ident, re.ASCII):
-                raise ValueError(f"{self.name}: {ident!r} is not vendor:device like 10de:20b0")
+                raise ValueError(f"{self.name}: {ident!r} must be vendor:device, like 10de:20b0")
         if self.resource and not _RESOURCE.fullmatch(self.resource):
-            raise ValueError(f"{self.name}: {self.resource!r} is not like gres/gpu or ngpus")
+            raise ValueError(f"{self.name}: {self.resource!r} is not in the form gres/gpu or ngpus")
         if self.files and not self.resource:
-            raise ValueError(f"{self.name}: files are for a class with a resource")
+            raise ValueError(f"{self.name}: files requires resource")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def cards(text: str) -> dict[str, int]:
     for word in (w.strip() for w in text.split("+")) if text else ():
         if _RAW.fullmatch(word.lower()):
             raise ValueError(
-                f"has {word}, a PCI address or device number, and these are never taken from "
-                "users: name a class of cards that the site has defined, like gpu:1"
+                f"contains {word}, a PCI address or device number, which users cannot request: "
+                "use a class of cards that the site has defined, like gpu:1"
             )
         match = _CARD.fullmatch(word)
         if match is None or match[1] in wanted:
@@ -120,7 +120,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     for name, number in cards(request[PCI]).items():
         if name not in known:
             names = ", ".join(known) or "none"
-            yield Refusal(f"there is no class {name}", PCI.key, request[PCI], names, CLASSES)
+            yield Refusal(f"unknown class {name}", PCI.key, request[PCI], names, CLASSES)
         elif known[name].max_per_guest and number > known[name].max_per_guest:
             most = f"{known[name].max_per_guest} for each guest"
             yield Refusal(

@@ -79,7 +79,7 @@ class Vfio(Resource):
         try:
             driver = function(device.address, sysfs).driver
         except FileNotFoundError:
-            raise HostFault(f"PCI function {device.address} is not on this node") from None
+            raise HostFault(f"PCI function {device.address} is missing on this node") from None
         return cls(device.address, driver, uid, device.must_reset, sysfs)
 
     def create(self) -> None:
@@ -90,7 +90,7 @@ class Vfio(Resource):
         """
         now = self._now()
         if now is None or not now.group or now.used:
-            why = "has gone" if now is None else now.used or "has no IOMMU group"
+            why = "is missing" if now is None else now.used or "has no IOMMU group"
             raise HostFault(f"PCI function {self.address}: {why}")
         if self.must_reset and not now.resets:
             raise HostFault(f"PCI function {self.address} cannot be reset")
@@ -133,7 +133,7 @@ class Vfio(Resource):
             self._write("drivers_probe", self.address)
         bound = self._now()
         if driver == DRIVER and (bound is None or bound.driver != driver):
-            raise HostFault(f"PCI function {self.address} does not bind to {driver}")
+            raise HostFault(f"PCI function {self.address} cannot be bound to {driver}")
 
     def _wait(self, group: str) -> Path:
         node = Path(self.dev, group)
@@ -141,7 +141,7 @@ class Vfio(Resource):
         while not node.exists():
             if time.monotonic() > deadline:
                 raise HostFault(
-                    f"{node} has not appeared: is another driver in IOMMU group {group}?"
+                    f"{node} did not appear: another driver may be in use in IOMMU group {group}"
                 )
             time.sleep(0.02)
         return node

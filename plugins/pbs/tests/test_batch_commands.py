@@ -15,7 +15,7 @@ def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
     (tmp_path / "qrerun").chmod(0o755)
     commands = batch_commands.Commands(Settings(bindir=str(tmp_path)), ())
     if fails:
-        with pytest.raises(HostFault, match="ended with 3"):
+        with pytest.raises(HostFault, match="ended with exit code 3"):
             commands.rerun("5.vm")
     else:
         commands.rerun("5.vm")

@@ -59,11 +59,13 @@ def test_what_torques_nodes_get(nodes, needs, expected):
 def test_licences_of_torques_schedulers():
     assert torque_additions({}, LICENCE, "vt") == {"nodes": "1:ppn=4:vt", "gres": "matlab:1"}
     assert torque_additions({"gres": "matlab:2"}, LICENCE, "vt") == {"nodes": "1:ppn=4:vt"}
-    with pytest.raises(UsageError, match="needs matlab:1: ask for all in one -l gres="):
+    with pytest.raises(
+        UsageError, match="the job needs matlab:1: request all of them in one -l gres="
+    ):
         torque_additions({"gres": "ansys"}, LICENCE, "vt")
-    with pytest.raises(UsageError, match="ngpus: of nodes' resources Torque counts gpus only"):
+    with pytest.raises(UsageError, match="ngpus: Torque counts no resources of nodes except gpus"):
         torque_additions({}, NGPUS, "vt")
-    with pytest.raises(UsageError, match="guests need gpus of each node: ask for -l nodes="):
+    with pytest.raises(UsageError, match="guests need gpus on each node: request -l nodes=N:ppn=M"):
         torque_additions({"procs": "8"}, GPUS, "vt")
     assert torque_additions({"procs": "8", "gpus": "2"}, GPUS, "vt") == {}
 
@@ -143,7 +145,9 @@ def test_what_openpbs_qsub_is_given(resources, needs, found):
 
 
 def test_the_old_style_takes_no_resources_of_nodes():
-    with pytest.raises(UsageError, match="needs ngpus of each node: ask for -l select=N:ngpus=2"):
+    with pytest.raises(
+        UsageError, match="the job needs ngpus on each node: request -l select=N:ngpus=2"
+    ):
         openpbs_additions({"nodes": "1:ppn=8"}, NGPUS, "vt")
 
 

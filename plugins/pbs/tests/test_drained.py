@@ -36,7 +36,10 @@ def test_where_the_site_has_a_note_no_drain_could_be_counted(harness):
     state = harness.pbs.state()
     state["nodes"]["n1"]["note" if harness.pbs.system == "torque" else "comment"] = "rack 7"
     harness.pbs.write(state)
-    with pytest.raises(Refused, match="node n1 has a note of the site's"):
+    with pytest.raises(
+        Refused,
+        match="node n1 has a comment of the site, so vTorque's drain cannot be recorded there",
+    ):
         harness.system.node(harness.site).drained()
 
 
@@ -49,5 +52,5 @@ def test_what_doctor_says_of_a_drained_node_is_no_reason_to_forget_that(harness)
 
 
 def test_the_server_says_no_to_a_job_that_does_not_run(harness):
-    with pytest.raises(HostFault, match=r"qrerun 7\.srv ended with"):
+    with pytest.raises(HostFault, match=r"qrerun 7.srv ended with exit code"):
         harness.system.node(harness.site).requeue("7.srv")

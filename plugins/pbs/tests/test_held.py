@@ -65,7 +65,7 @@ def test_what_asks_for_more_than_one_part_runs_on(harness, asked):
     if harness.pbs.system == "openpbs":
         resources = {"select": asked.replace("ppn", "ncpus")}
     harness.pbs.job(JOB, resources=resources)
-    with pytest.raises(Refused, match="node where it could go on"):
+    with pytest.raises(Refused, match="for a replacement node"):
         harness.its.requeue_here(JOB)
     assert not harness.pbs.state()["jobs"][JOB].get("rerun")
 
@@ -79,6 +79,6 @@ def test_what_the_server_does_not_run_again_keeps_what_it_has_asked_for(harness)
 
 def test_what_was_released_meanwhile_runs_on(harness):
     harness.pbs.job(JOB, hold="n")
-    with pytest.raises(Refused, match="held no more"):
+    with pytest.raises(Refused, match="the job is no longer held"):
         harness.its.requeue_here(JOB)
     assert not harness.pbs.state()["jobs"][JOB].get("rerun")

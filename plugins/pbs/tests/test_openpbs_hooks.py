@@ -73,7 +73,7 @@ def test_the_hooks_of_openpbs(tmp_path):
     assert said.startswith("vtorque 5.vm: the guests were not started: AttributeError")
     assert said.endswith("accepted\n"), "OpenPBS starts a job that its hook fails for 21 times"
     program.write_text("#!/bin/sh\nexit 3\n")
-    assert run(end, job)[0] == "vtorque 5[1].vm: not all is released: 3\naccepted\n"
+    assert run(end, job)[0] == "vtorque 5[1].vm: not all resources were released: 3\naccepted\n"
     assert os.path.lexists(journal)
 
 

@@ -59,17 +59,17 @@ def test_what_is_wrong_with_the_hooks_is_told_with_what_to_do_where(harness):
         if isinstance(step, Hook):
             step.apply()
     harness.pbs.change(at_server=False)
-    assert all("has not come here (No such file" in each for each in problems(harness))
+    assert all("is missing on this node (No such file" in each for each in problems(harness))
     send_hooks(harness, enabled="false")
     assert all("is not enabled" in each for each in problems(harness))
     send_hooks(harness, alarm="7")
-    assert all("is set up otherwise" in each for each in problems(harness))
+    assert all("has different settings" in each for each in problems(harness))
     send_hooks(harness)
     (harness.root / f"node/spool/mom_priv/hooks/{END}.PY").write_text("import pbs\n")
     fine, other = problems(harness)
     assert fine == ""
-    assert "is another version's: only root on the server's host" in other
-    assert other.endswith("run there: vtorque setup install --batch openpbs")
+    assert "was written by another version of vTorque: only root on the server's host" in other
+    assert other.endswith("run: vtorque setup install --batch openpbs")
 
 
 def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
@@ -84,10 +84,13 @@ def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
         if not isinstance(step, Check):
             step.apply()
     shared = [step for step in found if not isinstance(step, Check)]
-    marked = next(step for step in steps(harness) if step.text.startswith("give this node vtorque"))
+    marked = next(step for step in steps(harness) if step.text.startswith("set vtorque"))
     marked.apply()
     for step in shared:  # from one node's uninstall on no job would start anywhere
-        with pytest.raises(HostFault, match="still needed by n1: run vtorque setup uninstall"):
+        with pytest.raises(
+            HostFault,
+            match="still needed by n1: run vtorque setup uninstall on these nodes first, and on",
+        ):
             step.undo()
     marked.undo()
     for step in shared:

@@ -83,7 +83,7 @@ def test_a_host_fault_goes_elsewhere_and_the_node_carries_a_note(mom):
     assert node["properties"] == "fast,novtorque" and node["state"] == "free"
     assert node["note"] == "vtorque: libvirtd does not answer"
     assert mom.pbs.job(job)["comment"].endswith("; libvirtd does not answer")
-    assert mom.pbs.job(job)["comment"].startswith("vtorque: starts again at ")
+    assert mom.pbs.job(job)["comment"].startswith("vtorque: next start at ")
 
 
 def test_pauses_grow_and_end(mom, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_host_fault_is_tried_three_times_and_then_held(mom):
     job = submitted(mom, *VM)
     assert mom.run(job) == 3, "an endless loop of requeues"
     assert mom.pbs.job(job)["state"] == "H"
-    said = f"vtorque: held after 3 starts; when mended: qrls -h s {job}; libvirtd does not answer"
+    said = f"vtorque: held after 3 starts; when the problem is fixed: qrls -h s {job}; libvirtd"
     assert mom.pbs.job(job)["comment"] == said
 
 

@@ -21,7 +21,7 @@ REQUEUE_TIME = 120.0  # seconds to wait if the job shell has to report the refus
 _RERUN = """
 "$1" "$2" || exit
 for _ in $(seq 300); do "$3" -l "$4" "$2" && exit; sleep 1; done
-logger -p daemon.err -t vtorque "job $2: no qalter -l $4: it may begin anew on another node"
+logger -p daemon.err -t vtorque "job $2: no qalter -l $4: it may restart on another node"
 """
 _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
@@ -36,9 +36,7 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
     found = shutil.which(program, path=settings.bindir or ":".join(places))
     if found is None:
         where = settings.bindir or "PATH"
-        raise UsageError(
-            f"{program}: not found in {where}; the site sets it with [plugin.pbs] bindir"
-        )
+        raise UsageError(f"{program}: not found in {where}; set [plugin.pbs] bindir")
     return found
 
 
@@ -117,7 +115,7 @@ class Commands:
         """Run a command and return its output. Raise HostFault if it fails."""
         answer = self.ask(program, *args, timeout=timeout)
         if answer.code:
-            what = f"{program} ended with {answer.code}"
+            what = f"{program} ended with exit code {answer.code}"
             raise HostFault(f"{what}: {answer.words}" if answer.words else what)
         return answer.out
 
@@ -148,7 +146,7 @@ class Commands:
             process.returncode = 0  # qrerun continues in the background
             return
         if code:
-            raise HostFault(f"qrerun {job_id} ended with {code}")
+            raise HostFault(f"qrerun {job_id} ended with exit code {code}")
 
     def _found(self, program: str) -> str:
         found = shutil.which(program, path=self._path)

@@ -108,9 +108,9 @@ class EpilogueArgs:
 def _parse(cls: type[A], argv: Sequence[str], least: int) -> A:
     most = len(fields(cls))
     if not least <= len(argv) <= most:
-        raise ValueError(f"{len(argv)} arguments; Torque gives {least} to {most}")
+        raise ValueError(f"{len(argv)} arguments, but Torque passes {least} to {most}")
     if not argv[0] or not argv[1]:
-        raise ValueError("no job id or no user in the first two arguments")
+        raise ValueError("the first two arguments must be the job id and the user")
     return cls(*argv)
 
 
@@ -273,7 +273,7 @@ def _cluster(
 ) -> None:
     for i, letter in enumerate(letters):
         if letter not in takes:
-            raise UsageError(f"-{printable(letter)}: the submit command has no such option")
+            raise UsageError(f"-{printable(letter)}: unknown option of the submit command")
         if not takes[letter]:
             options.append((letter, ""))
             continue
@@ -292,7 +292,7 @@ class MissingValue(UsageError):
 def _value(option: str, words: Iterable[str]) -> str:
     for word in words:
         return word
-    raise MissingValue(f"{option}: needs a value")
+    raise MissingValue(f"{option}: a value is missing")
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
@@ -340,7 +340,7 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
         name, equals, value = item.partition("=")
         name = name.strip()
         if not name or "\0" in item:
-            raise UsageError(f"-v {printable(text, 80)}: a variable has no name")
+            raise UsageError(f"-v {printable(text, 80)}: the name of a variable is missing")
         if equals:
             found[name] = value
         elif name in environ:
@@ -364,8 +364,8 @@ def check_job_name(name: str) -> str:
     """
     if not is_job_name(name) or not name[0].isalpha():
         raise UsageError(
-            f"-N {printable(name, 80)}: a job name starts with a letter and has up to "
-            f"{MAX_JOB_NAME} printable ASCII characters, no blank and no slash"
+            f"-N {printable(name, 80)}: a job name must start with a letter and have at most "
+            f"{MAX_JOB_NAME} printable ASCII characters without blanks and slashes"
         )
     return name
 
@@ -382,13 +382,13 @@ def check_script(content: bytes) -> None:
     """
     if content.startswith(_WIDE):
         raise Refused(
-            "the script is UTF-16 or UTF-32, which no interpreter reads",
+            "the script is in UTF-16 or UTF-32, which interpreters cannot read",
             fix="convert it: iconv -f UTF-16 -t UTF-8 SCRIPT (or -f UTF-32)",
         )
     if content.startswith(_UTF8_MARK):
         raise Refused(
             "the script begins with a byte order mark, which hides its directives and interpreter",
-            fix="save it as UTF-8 without a mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
+            fix="save it as UTF-8 without this mark: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT",
         )
     first, newline, _ = content.partition(b"\n")
     if b"\0" in first:
@@ -399,9 +399,9 @@ def check_script(content: bytes) -> None:
     if b"\r" in first:
         ends = "sed -i 's/\\r$//' SCRIPT" if newline else "tr '\\r' '\\n' <SCRIPT >NEW"
         raise Refused(
-            "the lines of the script end as in DOS (CR LF), so its interpreter cannot be found"
+            "the script has DOS line ends (CR LF), so its interpreter cannot be found"
             if newline
-            else "the lines of the script end with CR, so its interpreter cannot be found",
+            else "the script has CR line ends, so its interpreter cannot be found",
             fix=f"convert it: {ends}",
         )
 
@@ -413,7 +413,7 @@ def check_script_args(text: str) -> str:
     try:
         shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"-F {printable(text, 80)}: {error}; quote it as for sh") from None
+        raise UsageError(f"-F {printable(text, 80)}: {error}; quote it as for a shell") from None
     return text
 
 

@@ -45,11 +45,13 @@ def torque_licenses(resources: Mapping[str, str], needs: Needs) -> dict[str, str
             ``gres``, whose syntax depends on the scheduler.
     """
     if others := set(needs.resources) - {GPUS}:
-        raise UsageError(f"{min(others)}: of nodes' resources Torque counts gpus only")
+        raise UsageError(f"{min(others)}: Torque counts no resources of nodes except gpus")
     there = dict(_gres(resources))
     missing = [f"{name}:{n}" for name, n in needs.licenses.items() if name not in there]
     if missing and (there or len(missing) > 1):
-        raise UsageError(f"the job needs {' and '.join(missing)}: ask for all in one -l gres=")
+        raise UsageError(
+            f"the job needs {' and '.join(missing)}: request all of them in one -l gres="
+        )
     return {"gres": missing[0]} if missing else {}
 
 
@@ -100,7 +102,7 @@ def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
     missing = {name: n for name, n in needs.resources.items() if name not in resources}
     if missing and "nodes" in resources:
         name, count = missing.popitem()
-        raise UsageError(f"the job needs {name} of each node: ask for -l select=N:{name}={count}")
+        raise UsageError(f"the job needs {name} on each node: request -l select=N:{name}={count}")
     return {name: str(count) for name, count in missing.items()}
 
 

@@ -84,7 +84,7 @@ def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
             argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
         )
     except subprocess.TimeoutExpired:
-        raise UsageError("qstat: the server has not answered within 60 s") from None
+        raise UsageError("qstat: the server did not answer within 60 s") from None
     if done.returncode:
         raise UsageError(f"qstat: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
     return list(_infos(jobs_of(dialect, done.stdout.decode("utf-8", "replace"))))

@@ -42,8 +42,8 @@ def require_guests_first(guests: Sequence[bool]) -> None:
     """Raise Refused unless parts with guests come first; the script runs in the first part."""
     if list(guests) != sorted(guests, reverse=True):
         raise Refused(
-            "a part on bare metal stands before one with virtual machines",
-            fix="write the parts with virtual machines first; the script runs in the first one",
+            "a part on bare metal precedes a part with virtual machines",
+            fix="write the parts with virtual machines first; the script runs in the first part",
         )
 
 
@@ -97,11 +97,15 @@ def torque_places(
         return False
 
     if len(placed) > _MOST_PARTS:
-        raise Refused(f"a request with bare metal may have {_MOST_PARTS} parts, not {len(placed)}")
+        raise Refused(
+            f"a request with parts on bare metal has {len(placed)} parts, and the limit is "
+            f"{_MOST_PARTS}"
+        )
     if len(wanted) != len(placed) or not all(take(part, set()) for part in range(len(wanted))):
         raise Refused(
-            "Torque does not tell where this request's parts with virtual machines are: give them "
-            "another number of processors (ppn) than those on bare metal"
+            "Torque does not report which nodes have virtual machines in this request: use "
+            "different numbers of processors (ppn) for the parts with virtual machines and those "
+            "on bare metal"
         )
     return [Place(node, slots, wanted[taken[at]][2]) for at, (node, slots) in enumerate(placed)]
 
@@ -127,7 +131,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
         mpi = re.search(r":mpiprocs=([1-9][0-9]{0,5})(?=:|$)", part, re.ASCII)
         wanted += [(guests, mpi[1] if mpi else "")] * min(count, len(placed) + 1)
     if len(wanted) != len(placed):
-        raise Refused("exec_host has another number of chunks than select")
+        raise Refused("exec_host and select have different numbers of chunks")
     return [
         Place(node, slots if guests or not mpi else int(mpi), guests)
         for (node, slots), (guests, mpi) in zip(placed, wanted, strict=True)

@@ -68,7 +68,7 @@ class PbsNode(abc.ABC):
             return next((job for job in jobs if job.get("Job_Id") == job_id), None)
         if re.search(self._dialect.no_job, answer.err):
             return None
-        raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
+        raise HostFault(f"qstat ended with exit code {answer.code}: {answer.words}")
 
     def nodes(self) -> Mapping[str, Attributes]:
         """Return the attributes of the batch system's nodes."""
@@ -141,7 +141,7 @@ class PbsNode(abc.ABC):
         if not name:
             host = self._settings.node or socket.gethostname()
             raise HostFault(
-                f"the batch system has no node {host}; if it calls this host otherwise, set "
+                f"the batch system has no node {host}; if its name there differs, set "
                 "[plugin.pbs] node"
             )
         return name, nodes[name]
@@ -156,14 +156,14 @@ class PbsNode(abc.ABC):
         """Raise HostFault if other nodes still need what uninstall would remove from the server."""
         if names := self.others_marked():
             raise HostFault(
-                f"still needed by {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}: run "
-                "vtorque setup uninstall there first, on the server's host last"
+                f"still needed by {', '.join(names[:5])}{(', ...' if len(names) > 5 else '')}: "
+                "run vtorque setup uninstall on these nodes first, and on the server's host last"
             )
 
     def mark(self, healthy: bool, reason: str) -> None:
         """Enable or disable this node for VM jobs, and set the reason as its note."""
         if not self._settings.property:
-            raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
+            raise HostFault("[plugin.pbs] property is empty, so nodes cannot be marked")
         name, node = self.this_node()
         if self.is_marked(node) != healthy:
             self.set_mark(name, node, healthy)
@@ -186,7 +186,8 @@ class PbsNode(abc.ABC):
         note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
         if note and not note.startswith(NOTE) and not offline:
             raise Refused(
-                f"node {name} has a note of the site's, so its drain could not be counted"
+                f"node {name} has a comment of the site, so vTorque's drain cannot be recorded "
+                "there"
             )
         found = {name: self._why_drained(node) for name, node in self.nodes().items()}
         return name, {node: why for node, why in found.items() if why is not None}
@@ -228,7 +229,7 @@ class PbsNode(abc.ABC):
         """
         job = self.ask(job_id) or {}
         if not _is_held(job):
-            raise Refused("it is held no more")
+            raise Refused("the job is no longer held")
         node = self.own_name(hosts(job.get("exec_host", ""))[0])
         self.commands.rerun(job_id, self.on_node(job, node))
 
@@ -269,7 +270,7 @@ class PbsNode(abc.ABC):
             self._requeue_later(job, outcome, reason)
             return self.run_again(job, hook_waits)
         except HostFault as error:
-            self.log(job, f"it cannot start again: {error}")
+            self.log(job, f"the job cannot be requeued: {error}")
             return 0
 
     @abc.abstractmethod
@@ -287,7 +288,7 @@ class PbsNode(abc.ABC):
             if outcome is Outcome.HOST_FAULT:
                 self.mark(False, reason)
         except HostFault as error:
-            self.log(job, f"this node stays open for VM jobs: {error}")
+            self.log(job, f"this node still accepts VM jobs: {error}")
             return False
         return True
 
@@ -299,12 +300,15 @@ class PbsNode(abc.ABC):
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.tell("qhold", "-h", "s", job.id)
-            why = f"held after {job.attempt + 1} starts; when mended: qrls -h s {job.id}; {reason}"
+            why = (
+                f"held after {job.attempt + 1} starts; when the problem is fixed: qrls -h s "
+                f"{job.id}; {reason}"
+            )
             self.log(job, why)
             self.commands.tell("qalter", "-W", f"comment={note_of(why)}", job.id)
             return
         until = time.localtime(time.time() + min(PAUSE << min(job.attempt, 10), LONGEST))
-        why = note_of(f"starts again at {time.strftime('%H:%M:%S', until)}; {reason}")
+        why = note_of(f"next start at {time.strftime('%H:%M:%S', until)}; {reason}")
         words = ("-a", time.strftime("%Y%m%d%H%M.%S", until), "-W", f"comment={why}")
         self.commands.tell("qalter", *words, *self.uncounted(job, outcome), job.id)
 

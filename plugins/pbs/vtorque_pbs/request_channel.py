@@ -46,9 +46,9 @@ def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
         if rest + len(value) + len("other=,") <= BUFFER - SPARE:
             return value, word != token
     raise Refused(
-        f"the resources (-l) of this job take {rest + len(mine)} bytes",
-        limit=f"{BUFFER - SPARE - 64} bytes, Torque drops what is longer without a word",
-        fix="name fewer or shorter resources",
+        f"the resources (-l) of this job have {rest + len(mine)} bytes",
+        limit=f"{BUFFER - SPARE - 64} bytes; Torque silently drops longer ones",
+        fix="request fewer resources, or shorter values",
     )
 
 
@@ -61,9 +61,9 @@ def variables_with(variables: str, token: str) -> str:
     value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:
         raise Refused(
-            f"the request and the variables (-v) of this job take {len(value)} bytes",
+            f"the request and the variables (-v) of this job have {len(value)} bytes",
             limit=f"{MAX_VARIABLE} bytes",
-            fix="let vm_prologue and vm_epilogue be short and call others in your home",
+            fix="shorten vm_prologue and vm_epilogue, for example by calling scripts in your home",
         )
     return value
 
@@ -91,6 +91,6 @@ def torque_blob(word: str, variable_list: str) -> bytes:
     if variable is None:
         raise Refused(
             f"the job's request is invalid: its variable {VARIABLE} is missing or changed",
-            fix="submit the job anew, with vsub",
+            fix="submit the job again, with vsub",
         )
     return from_token(variable)

@@ -87,7 +87,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
         if nodes + tail != resources.get("nodes"):
             found["nodes"] = nodes + tail
     elif needs.resources and counted.GPUS not in resources:
-        raise UsageError(f"guests need {counted.GPUS} of each node: ask for -l nodes=N:ppn=M")
+        raise UsageError(f"guests need {counted.GPUS} on each node: request -l nodes=N:ppn=M")
     found |= counted.torque_licenses(resources, needs)
     if needs.mib is not None and not is_mixed and not {*_MEMORY} & set(resources):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"

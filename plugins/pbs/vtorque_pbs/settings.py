@@ -53,13 +53,15 @@ class Settings:
         for name in ("bindir", "home"):
             value = getattr(self, name)
             if value and not Path(value).is_absolute():
-                raise ValueError(f"{name} is {value!r}: write an absolute path, or nothing")
+                raise ValueError(
+                    f"{name}={value!r} is not an absolute path: write one, or leave it empty"
+                )
         if self.property and not (self.property.isascii() and self.property.isidentifier()):
-            raise ValueError(f"property is {self.property!r}: write letters, digits and _")
+            raise ValueError(f"property={self.property!r} is invalid: use letters, digits and _")
         if self.exclusive and not re.fullmatch(r"(place|naccesspolicy)=[a-z]+", self.exclusive):
             raise ValueError(
-                f"exclusive is {self.exclusive!r}: write place=excl, naccesspolicy=singleuser, or "
-                "the like"
+                f"exclusive={self.exclusive!r} is invalid: write place=excl, "
+                "naccesspolicy=singleuser, or a similar value"
             )
         if self.attempts < 1:
-            raise ValueError(f"attempts is {self.attempts}: the least is 1")
+            raise ValueError(f"attempts={self.attempts} is too small: write 1 or more")

@@ -16,11 +16,11 @@ def rights(commands: Commands) -> Check:
     host = socket.gethostname()
     try:
         problem = "" if _is_manager(commands, host) else (
-            f"root@{host} is no manager of the batch system; on its server, run: "
-            f"qmgr -c 'set server managers += root@{host}'"
+            f"root@{host} is not a manager of the batch system; on its server, run: qmgr -c 'set "
+            f"server managers += root@{host}'"
         )  # fmt: skip
     except HostFault as error:
-        problem = f"the batch system's server does not answer: {error}"
+        problem = f"the batch system's server did not answer: {error}"
     return Check(f"find root@{host} among the server's managers", problem)
 
 
@@ -37,7 +37,7 @@ def _is_manager(commands: Commands, host: str) -> bool:
 def marked(node: PbsNode, feature: str) -> Mark:
     """Return the step that adds the property for VM jobs to this node."""
     return Mark(
-        f"give this node {feature}, which VM jobs ask for",
+        f"set {feature} on this node, which VM jobs request",
         lambda: node.is_marked(node.this_node()[1]),
         lambda: node.mark(True, ""),
         node.unmark,

@@ -31,9 +31,9 @@ class PbsJobShell(JobShell):
         """Return the job's id and script. Raise UsageError if PBS did not start this process."""
         job_id = environ.get("PBS_JOBID", "")
         if not job_id:
-            raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
+            raise UsageError("PBS_JOBID is not set: only the batch system can start this program")
         if stdin is None:
-            raise UsageError("no standard input, so no script")
+            raise UsageError("standard input is missing, so there is no script")
         here = environ.get("PBS_O_INITDIR", "")
         if os.isatty(stdin):
             _without_echo(stdin)
@@ -73,7 +73,7 @@ def _line(stdin: int) -> str:
     while chunk := os.read(stdin, 1 << 16):
         line += chunk
         if len(line) > MAX_LINE:
-            raise UsageError(f"script path and arguments are longer than {MAX_LINE} bytes")
+            raise UsageError(f"the script's path and arguments have more than {MAX_LINE} bytes")
     return os.fsdecode(line)
 
 
@@ -81,7 +81,7 @@ def _words(line: str) -> list[str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"the script's arguments (-F) cannot be split: {error}") from None
+        raise UsageError(f"invalid arguments of the script (-F): {error}") from None
     if not words:
-        raise UsageError("the batch system gave no script on standard input")
+        raise UsageError("the batch system did not provide a script on standard input")
     return words

@@ -202,8 +202,8 @@ class PbsSubmitter:
         place = self._dialect.find_script(words)
         if (None if place is None else words[place]) != script:
             raise UsageError(
-                f"qsub would take {printable(words[place or 0])} for the job script: "
-                "write each option and its value as two words, or give a script file"
+                f"qsub would use {printable(words[place or 0])} as the job script: write each "
+                "option and its value as two words, or name a script file"
             )
         return place
 
@@ -263,11 +263,11 @@ class PbsSubmitter:
         while "-vm" in words:
             at = words.index("-vm")
             if words[at:] == ["-vm"]:
-                raise UsageError("-vm: needs a value")
+                raise UsageError("-vm needs a value")
             del words[at : at + 2]
         if self._dialect.command and "--" in words:
             pbs.split_qsub(argv, self._dialect.getopt)
-            raise UsageError("-- COMMAND: takes a command, and no script beside it")
+            raise UsageError("-- COMMAND: needs a command, and cannot be combined with a script")
         shell = str(self._jobshell)
         # qsub uses the last -S. As one word, -S and its value cannot be taken for the script.
         last = () if lacks_value else (f"-S{shell}",)
@@ -298,5 +298,5 @@ def _read(script: str) -> bytes:
     except (OSError, ValueError):
         return b""
     if len(content) > MAX_SCRIPT:
-        raise UsageError(f"{printable(script)}: a script of a VM job has at most 64 MiB")
+        raise UsageError(f"{printable(script)}: the script of a VM job is larger than 64 MiB")
     return content

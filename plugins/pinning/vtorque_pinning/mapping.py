@@ -28,13 +28,15 @@ def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]
             raise ValueError(f"line {number} has {len(cpus)} CPUs for {vcpus} vCPUs")
         for cpu in cpus:
             if cpu in line_of:
-                raise ValueError(f"line {number} has {cpu}, which line {line_of[cpu]} has too")
+                raise ValueError(
+                    f"line {number} contains CPU {cpu}, which line {line_of[cpu]} also contains"
+                )
             line_of[cpu] = number
         found.append(cpus)
         if len(found) > guests:
-            raise ValueError(f"line {number} is one too many: there are {guests} guests on a node")
+            raise ValueError(f"line {number} is too many: there are {guests} guests on a node")
     if len(found) < guests:
-        raise ValueError(f"has {len(found)} lines for the {guests} guests of a node")
+        raise ValueError(f"has {len(found)} lines, but a node has {guests} guests")
     return tuple(found)
 
 
@@ -47,11 +49,11 @@ def numbers(text: str, most: int) -> tuple[int, ...]:
             raise ValueError("is not a list of numbers such as 0-3,8")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"has {first}-{last}, which goes backwards")
+            raise ValueError(f"contains {first}-{last}, where the first number is larger")
         found += range(first, min(last, first + most) + 1)  # one too many is enough to know
         if len(found) > most:
-            raise ValueError(f"has more than {most} numbers")
+            raise ValueError(f"contains more than {most} numbers")
     twice = next((each for n, each in enumerate(found) if each in found[:n]), None)
     if twice is not None:
-        raise ValueError(f"has {twice} twice")
+        raise ValueError(f"contains {twice} twice")
     return tuple(found)

@@ -57,7 +57,7 @@ def _advice(guest: GuestPlan) -> Claim | Notice:
         ).strip()
         nodes = numbers(said, len(guest.host.nodes))
     except (HostFault, ValueError) as error:
-        return Notice(f"numad gave no advice ({error}): the ledger alone has chosen")
+        return Notice(f"numad failed ({error}): the NUMA node was chosen by vTorque's ledger")
     return RamClaim(near=nodes, advisor="numad", key=VCPU_PINNING.key)
 
 
@@ -84,11 +84,11 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     has = ", ".join(f"{show_mib(mib)} of {HUGEPAGES.show(kib)}" for kib, mib in there.items())
     yield lacks(
         guest,
-        f"{show_mib(need)} in huge pages that fit (it has {has or 'none'})",
+        f"free huge pages for {show_mib(need)} (it has {has or 'none'})",
         option=HUGEPAGES,
         required=settings.required,
         where="[plugin.pinning] required",
-        fix="set vm.nr_hugepages of the node, or ask for less ram or hugepages=false",
+        fix="set vm.nr_hugepages on the node, or request less ram or hugepages=false",
     )
 
 

@@ -49,7 +49,7 @@ def numa_mode(value: str) -> Numa:
             return "preferred"
         case "strict":
             return "strict"
-    raise ValueError("is not a way to bind memory: write preferred or strict")
+    raise ValueError("is invalid: write preferred or strict")
 
 
 def _show_pinning(value: bool | FileData) -> str:
@@ -113,7 +113,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     if isinstance(mapping, FileData):
         if not site[Settings].user_files:
             yield Refusal(
-                "a file that names host CPUs is not allowed here",
+                "files that name host CPUs are not allowed on this site",
                 key=VCPU_PINNING.key,
                 value=mapping.name,
                 limit="true, false",
@@ -124,15 +124,15 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
         try:
             read(mapping.content, request[VMS_PER_NODE], request[VCPUS])
         except ValueError as error:
-            fix = "write a line of host CPUs for each guest of a node, a CPU for each vCPU"
+            fix = "write one line of host CPUs for each guest of a node, with one CPU for each vCPU"
             yield Refusal(str(error), key=VCPU_PINNING.key, value=mapping.name, fix=fix)
     if not isinstance(page, bool) and request[RAM] * 1024 % page:
         yield Refusal(
-            "the guest's RAM is not a whole number of these pages",
+            "the guest's RAM is not a multiple of this page size",
             key=HUGEPAGES.key,
             value=HUGEPAGES.show(page),
             limit=f"ram={RAM.show(request[RAM])}",
-            fix=f"ask for a multiple of {HUGEPAGES.show(page)}, or for smaller pages",
+            fix=f"request a multiple of {HUGEPAGES.show(page)}, or smaller pages",
         )
 
 

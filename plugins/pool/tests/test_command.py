@@ -71,7 +71,7 @@ def test_what_slurm_calls_makes_and_ends_and_what_failed_goes_down(site):
     assert sorted(p.name for p in (site.top / "static").iterdir()) == ["n1.json", "n2.json"]
     assert site.program("suspend", "n[1-2]") == 0
     assert list((site.top / "static").iterdir()) == []
-    assert "n2: made n2 (Slurm resumes it)" in (site.top / "log").read_text()
+    assert "n2: created n2 (Slurm resumes it)" in (site.top / "log").read_text()
 
 
 @pytest.mark.parametrize("nodes", ["n[1-", "$(reboot)", ""])

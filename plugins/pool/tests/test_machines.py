@@ -51,7 +51,7 @@ def test_an_answer_that_was_lost_counts_by_what_the_cloud_has(pool, monkeypatch)
     answers = pool.machines.make(["n1"], "test")
     assert isinstance(answers["n1"], Machine)
     assert pool.nodes() == ["n1"]
-    assert any("although the answer was" in line for line in pool.said)
+    assert any("was created although the cloud reported" in line for line in pool.said)
 
 
 def test_a_machine_made_twice_is_ended_once(pool, monkeypatch):
@@ -202,7 +202,11 @@ def test_a_broken_memory_is_a_lost_one_and_is_told_once(pool, text):
     (directory / "memory.json").write_text(text)
     for _ in range(2):
         assert pool.machines.memory.read() == Remembered()
-    assert [line for line in pool.said if "memory.bad: holds, pauses and counts are lost" in line]
+    assert [
+        line
+        for line in pool.said
+        if "memory.bad: invalid state file: holds, pauses and counts are lost:" in line
+    ]
     assert len(pool.said) == 1
     assert (directory / "memory.bad").read_text() == text
     pool.machines.make(["n1"], "test")

@@ -12,15 +12,18 @@ def test_a_list_is_as_slurm_writes_it():
 
 @pytest.mark.parametrize("text", ["", "a[", "a[2-1]", "a[1-99999]", "a b", "a,$(id)", "a[1]]", "é"])
 def test_what_is_no_list_is_refused(text):
-    with pytest.raises(ValueError, match=r"no list|no range|empty|over"):
+    with pytest.raises(ValueError, match=r"not a list|not a range|empty|more than"):
         expand(text)
 
 
 @pytest.mark.parametrize(
     ("shapes", "problem"),
     [
-        ([Shape("a", "n[1-2]", "x"), Shape("b", "n[2-3]", "x")], "node n2 is of shape a and of b"),
-        ([Shape("a", "n1", "y")], r"no \[plugin.pool.clouds.y\]"),
+        (
+            [Shape("a", "n[1-2]", "x"), Shape("b", "n[2-3]", "x")],
+            "node n2 belongs to two shapes, a and b",
+        ),
+        ([Shape("a", "n1", "y")], r"\[plugin.pool.clouds.y\] is missing"),
         ([Shape("a", "n1", "x"), Shape("a", "n2", "x")], "same name"),
     ],
 )

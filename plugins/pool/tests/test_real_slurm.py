@@ -70,7 +70,7 @@ def test_a_machine_that_never_registers_is_ended_and_its_job_is_run_by_another(w
     job = world.submit("echo ran")
     world.wait(world.machines, "a machine")
     never.unlink()
-    world.wait(lambda: "no slurmd registered within" in world.log(), "the start's end")
+    world.wait(lambda: "slurmd did not register within" in world.log(), "the start's end")
     world.wait(lambda: not world.jobs(), "the job's end")
     assert (world.top / "out" / job).read_text() == "ran\n"
     world.wait(lambda: not world.machines(), "no machine is left")
@@ -121,7 +121,7 @@ def test_a_held_node_keeps_its_machine_until_an_admin_destroys_it(world):
     )
     world.pool("hold", "cloud1")
     world.wait(lambda: not world.jobs(), "the job's end")
-    world.wait(lambda: "stays, it is held" in world.log(), "Slurm suspends it")
+    world.wait(lambda: "kept, because it is held" in world.log(), "Slurm suspends it")
     assert world.machines() == ["cloud1"]
     assert "hold" in world.pool()
     world.pool("tidy")

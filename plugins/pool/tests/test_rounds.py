@@ -107,7 +107,7 @@ def test_a_drained_node_with_a_job_comes_back_for_waiting_jobs():
 
 
 def test_a_node_that_was_told_to_leave_does_not_come_back():
-    drained = Node("n1", "draining", "vtorque-pool: told to leave", ("1.server",))
+    drained = Node("n1", "draining", "vtorque-pool: drained by an administrator", ("1.server",))
     assert ("undrain", "n1") not in said(view([machine("n1")], [drained], jobs(1)))
 
 

@@ -1,8 +1,7 @@
 """Public API for cloud drivers, which are entry points of the group ``vtorque1.pool``.
 
 The entry point is a function that takes the cloud's table of the site config (strings) and returns
-a
-:class:`Driver`. Import heavy modules in that function. A driver must not cache the cloud's state,
+a :class:`Driver`. Import heavy modules in that function. A driver must not cache the cloud's state,
 because another process may have created or deleted a machine. Test a driver with
 ``vtorque_testing.pool_driver.PoolDriverContract``.
 """

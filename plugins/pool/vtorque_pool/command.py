@@ -48,9 +48,9 @@ def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
     return _CONFIG(click.pass_context(run))
 
 
-@click.group(invoke_without_command=True, short_help="Worker nodes that come and go.")
-@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
-@click.option("--metrics", is_flag=True, help="Print it as metrics for Prometheus.")
+@click.group(invoke_without_command=True, short_help="Create and delete worker nodes on demand.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--metrics", is_flag=True, help="Print metrics for Prometheus.")
 @_CONFIG
 @click.pass_context
 def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | None) -> None:
@@ -85,15 +85,15 @@ def config_lines(context: click.Context, config: Path | None) -> None:
 
     settings = node_of(config or context.obj)[0][Settings]
     if settings.batch != "slurm":
-        raise UsageError(f"[plugin.pool] batch is {settings.batch}: only Slurm has such lines")
+        raise UsageError(f"[plugin.pool] batch is {settings.batch}: these lines are only for Slurm")
     for line in slurm_conf.lines(settings, Path(settings.slurm_conf)):
         click.echo(line)
 
 
 @pool.command()
 @_CONFIG
-@click.option("--undo", is_flag=True, help="Take it all back.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--undo", is_flag=True, help="Undo the setup.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 @click.pass_context
 def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
     """Prepare the server's host: slurm.conf, programs, directory, unit. Root only."""
@@ -116,13 +116,13 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
         if not dry_run:
             step.undo() if undo else step.apply()
     for problem in bad if dry_run else ():
-        click.echo(f"by hand: {problem}")
+        click.echo(f"to do by hand: {problem}")
 
 
 @pool.command()
 @click.argument("nodes")
-@click.option("--why", default="an admin looks at it", help="Told by vtorque pool.")
-@click.option("--end", is_flag=True, help="Hold them no longer.")
+@click.option("--why", default="held by an administrator", help="Reason, shown by vtorque pool.")
+@click.option("--end", is_flag=True, help="End the hold.")
 @_of_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
     """Keep nodes' machines for debugging: no new jobs, deleted only by vtorque pool destroy."""
@@ -145,7 +145,7 @@ def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     """Stop new jobs on nodes, and delete their machines when the running jobs have ended."""
     names = _names(machines, nodes)
     for name in names:
-        machines.log(f"{name}: drained, as an admin wants")
+        machines.log(f"{name}: drained by an administrator")
     batch.power_down(names, at_once=False)
 
 
@@ -160,7 +160,7 @@ def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
             remembered.held.pop(name, None)
     there = batch.nodes()
     batch.power_down([n for n in names if n in there and there[n].state != "off"], at_once=True)
-    if failed := machines.end(names, "an admin destroys it", even_held=True):
+    if failed := machines.end(names, "destroyed by an administrator", even_held=True):
         raise Refused(*(f"{name}: {problem}" for name, problem in failed.items()))
 
 
@@ -182,7 +182,7 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
         return
     with machines.memory.changed() as remembered:
         remembered.release(shape.name)
-    machines.log(f"{shape.name}: tried again, as an admin wants")
+    machines.log(f"{shape.name}: retried by an administrator")
 
 
 @pool.command()
@@ -191,7 +191,7 @@ def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once and repair differences, as vtorque pool serve does."""
     from vtorque_pool import serve as service  # noqa: PLC0415
 
-    click.echo(f"{service.tidy(machines.settings, machines, batch)} mended")
+    click.echo(f"{service.tidy(machines.settings, machines, batch)} differences repaired")
 
 
 @pool.command()
@@ -207,13 +207,25 @@ def serve(machines: Machines, batch: Slurm | Pbs) -> None:
 
 @pool.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--nodes", default="8", help="Most nodes; several with commas.")
-@click.option("--min-nodes", default="0", help="Nodes that stay; several with commas.")
-@click.option("--idle", default="600", help="Seconds until an idle node leaves; several.")
-@click.option("--cpus", default=1, type=click.IntRange(1), help="CPUs of a node.")
-@click.option("--ready", default=120.0, type=click.FloatRange(0), help="Seconds to become ready.")
+@click.option("--nodes", default="8", help="Maximum number of nodes; several values with commas.")
+@click.option(
+    "--min-nodes",
+    default="0",
+    help="Number of nodes that are kept when idle; several values with commas.",
+)
+@click.option(
+    "--idle",
+    default="600",
+    help="Seconds after which an idle node is deleted; several values with commas.",
+)
+@click.option("--cpus", default=1, type=click.IntRange(1), help="CPUs of each node.")
+@click.option(
+    "--ready", default=120.0, type=click.FloatRange(0), help="Seconds until a new node is ready."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot to this file."
+)
 def simulate(  # noqa: PLR0913 - one for each option
     trace: Path, nodes: str, min_nodes: str, idle: str, cpus: int, ready: float, as_json: bool,
     html: Path | None,
@@ -231,9 +243,7 @@ def simulate(  # noqa: PLR0913 - one for each option
         if few <= most
     ]
     if not wanted:
-        raise UsageError(
-            f"--min-nodes {min_nodes} is over --nodes {nodes}: no pool has these sizes"
-        )
+        raise UsageError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     results = [model.run(jobs, sizes) for sizes in wanted]
     if as_json:
         click.echo(json.dumps([each.data() for each in results], indent=2))
@@ -247,7 +257,7 @@ def simulate(  # noqa: PLR0913 - one for each option
 def _counts(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in words):
-        raise UsageError(f"{printable(text)!r} is no list of numbers such as 0,4,8")
+        raise UsageError(f"{printable(text)!r} is not a list of numbers such as 0,4,8")
     return [int(word) for word in words]
 
 
@@ -259,7 +269,7 @@ def _names(machines: Machines, nodes: str) -> tuple[str, ...]:
     except ValueError as error:
         raise Refused(str(error)) from None
     if unknown := [name for name in names if machines.settings.shape_of(name) is None]:
-        raise Refused(f"{', '.join(unknown[:5])}: of no shape of [plugin.pool]")
+        raise Refused(f"{', '.join(unknown[:5])}: not a node of [plugin.pool]")
     return names
 
 
@@ -268,4 +278,4 @@ def _shape(settings: Settings, name: str) -> Any:
         if shape.name == name:
             return shape
     known = ", ".join(shape.name for shape in settings.shapes)
-    raise Refused(f"there is no shape {name!r}; there are: {known}")
+    raise Refused(f"unknown shape {name!r}; known: {known}")

@@ -19,11 +19,11 @@ def expand(text: str) -> tuple[str, ...]:
     while at < len(text):
         part = _PART.match(text, at)
         if part is None:
-            raise ValueError(f"{text!r} is no list of nodes, such as cloud[1-8],big1")
+            raise ValueError(f"{text!r} is not a list of nodes, such as cloud[1-8],big1")
         at = part.end()
         names.update(dict.fromkeys(_numbered(part[1], part[2], text)))
         if len(names) > _MOST:
-            raise ValueError(f"{text!r} names over {_MOST} nodes")
+            raise ValueError(f"{text!r} has more than {_MOST} nodes")
     if not names:
         raise ValueError("a list of nodes is empty")
     return tuple(names)
@@ -37,5 +37,5 @@ def _numbered(prefix: str, ranges: str | None, text: str) -> Iterator[str]:
         found = _RANGE.fullmatch(each)
         first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
         if int(last) < int(first) or int(last) - int(first) >= _MOST:
-            raise ValueError(f"{text!r}: {each!r} is no range of at most {_MOST} numbers")
+            raise ValueError(f"{text!r}: {each!r} is not a range of at most {_MOST} numbers")
         yield from (f"{prefix}{n:0{len(first)}}" for n in range(int(first), int(last) + 1))

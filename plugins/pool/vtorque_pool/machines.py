@@ -78,8 +78,10 @@ class Machines:
         answers: dict[str, Machine | HostFault] = {}
         with self._locked(wanted) as (mine, theirs):
             for node in theirs:
-                answers[node] = Busy(f"another process makes or ends {node}")
-                self.log(f"{node}: not made ({why}): another process makes or ends it")
+                answers[node] = Busy(f"another process creates or deletes the machine of {node}")
+                self.log(
+                    f"{node}: not created ({why}): another process creates or deletes its machine"
+                )
             for cloud, names in self._by_cloud(mine, answers).items():
                 answers.update(self._make_in(cloud, names, why))
         return answers
@@ -93,7 +95,7 @@ class Machines:
         for node in nodes:
             shape = self.settings.shape_of(node)
             if shape is None:
-                answers[node] = HostFault(f"{node} is of no shape of [plugin.pool]")
+                answers[node] = HostFault(f"{node} belongs to no shape of [plugin.pool]")
             elif remembered.is_paused(shape.name, now):
                 reason = remembered.why.get(shape.name, "")
                 answers[node] = StockOut(f"{shape.name} is paused: {reason}")
@@ -112,7 +114,7 @@ class Machines:
         for node in nodes:
             if there := before.of(node):
                 answers[node] = there[0]
-                self.log(f"{node}: has {there[0].id} already ({why})")
+                self.log(f"{node}: already has the machine {there[0].id} ({why})")
             else:
                 missing.append(node)
         room = len(missing)
@@ -129,17 +131,20 @@ class Machines:
         for node in nodes:
             there = after.of(node)
             if isinstance(answers[node], CloudFault) and there:
-                self.log(f"{node}: {there[0].id} was made although the answer was: {answers[node]}")
+                self.log(
+                    f"{node}: the machine {there[0].id} was created although the cloud "
+                    f"reported: {answers[node]}"
+                )
             if there:
                 answers[node] = there[0]
             for extra in there[1:]:
-                self._destroy(driver, extra, "there is another one for this node")
+                self._destroy(driver, extra, "the node has another machine")
         return answers
 
     def _create(self, driver: Driver, node: str, why: str) -> Machine | HostFault:
         shape = self.settings.shape_of(node)
         if shape is None:
-            return HostFault(f"{node} is of no shape of [plugin.pool]")
+            return HostFault(f"{node} belongs to no shape of [plugin.pool]")
         try:
             machine = driver.create(self._order(shape, node))
         except HostFault as error:
@@ -147,7 +152,7 @@ class Machines:
             return error
         with self.memory.changed() as remembered:
             remembered.of(shape.name).starts += 1
-        self.log(f"{node}: made {machine.id} ({why})")
+        self.log(f"{node}: created {machine.id} ({why})")
         return machine
 
     def _order(self, shape: Shape, node: str) -> Order:
@@ -181,24 +186,24 @@ class Machines:
         failed: dict[str, str] = {}
         held = {} if even_held else self.memory.read().held
         with self._locked(wanted) as (mine, theirs):
-            failed.update(dict.fromkeys(theirs, "another process makes or ends it"))
+            failed.update(dict.fromkeys(theirs, "another process creates or deletes its machine"))
             for node in [node for node in mine if node in held]:
-                self.log(f"{node}: stays, it is held: {held[node]}")
+                self.log(f"{node}: kept, because it is held: {held[node]}")
             found = self.found()  # in all clouds: a shape may have been another's
             ours = [node for node in mine if node not in held]
             now = still() if still and ours else ours
             for node in ours:
                 shape = self.settings.shape_of(node)
                 if shape is None:
-                    failed[node] = "is of no shape of [plugin.pool]"
+                    failed[node] = "belongs to no shape of [plugin.pool]"
                 elif shape.cloud in found.silent:
                     failed[node] = found.silent[shape.cloud]
                 elif node not in now:
-                    failed[node] = f"{why} no longer"
+                    failed[node] = f"no longer true: {why}"
                 else:
                     failed.update(self._end_node(node, found, why))
         for node, problem in failed.items():
-            self.log(f"{node}: not ended: {problem}")
+            self.log(f"{node}: not deleted: {problem}")
         return failed
 
     def _end_node(self, node: str, found: Found, why: str) -> dict[str, str]:
@@ -213,7 +218,7 @@ class Machines:
             with contextlib.suppress(CloudFault):
                 if any(m.id == machine.id for m in driver.machines(self.settings.cluster)):
                     return self._destroy(driver, machine, why)
-            self.log(f"{machine.id} is not of {name}, or {name} does not answer")
+            self.log(f"{machine.id} does not exist in {name}, or {name} did not answer")
         return ""
 
     def _destroy(self, driver: Driver, machine: Machine, why: str) -> str:
@@ -237,7 +242,7 @@ class Machines:
                     paused[shape.name] = why
         for name, why in paused.items():
             text = f"{name}: paused for {self.settings.failure_backoff:g} s after failures"
-            self.log(f"{text}: {why}. To try again at once: vtorque pool release {name}")
+            self.log(f"{text}: {why}. To retry at once: vtorque pool release {name}")
         return paused
 
     @contextlib.contextmanager

@@ -106,7 +106,7 @@ class Memory:
             bad = self._path.with_suffix(".bad")
             with contextlib.suppress(OSError):
                 self._path.replace(bad)
-            self._log(f"{bad}: holds, pauses and counts are lost, it is no memory: {error!r}")
+            self._log(f"{bad}: invalid state file: holds, pauses and counts are lost: {error!r}")
             return Remembered()
 
     @contextlib.contextmanager

@@ -28,7 +28,7 @@ def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
             try:
                 slurm.address(node, machine.address)
             except HostFault as error:
-                machines.log(f"{node}: its address {machine.address} is not told: {error}")
+                machines.log(f"{node}: cannot set the node's address {machine.address}: {error}")
     return 1 if failed else 0
 
 
@@ -37,13 +37,13 @@ def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     try:
         note_registered(machines, machines.found(), slurm.nodes())
     except HostFault as error:  # it only counts; machines end whoever is silent
-        machines.log(f"not counted how long {', '.join(nodes)} took: {error}")
+        machines.log(f"cannot record the start times of {', '.join(nodes)}: {error}")
     return 1 if machines.end(nodes, "Slurm suspends it") else 0
 
 
 def failed(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Delete machines that did not register in time, and let their nodes start again."""
-    why = f"no slurmd registered within {machines.settings.boot_timeout:g} s"
+    why = f"slurmd did not register within {machines.settings.boot_timeout:g} s"
     problems = machines.end(nodes, why)
     give_up(machines, slurm, dict.fromkeys(nodes, why))
     return 1 if problems else 0
@@ -76,7 +76,7 @@ def release(machines: Machines, slurm: Slurm, name: str) -> None:
     with machines.memory.changed() as remembered:
         remembered.release(name)
     slurm.unpause(name)
-    machines.log(f"{name}: tried again, as an admin wants")
+    machines.log(f"{name}: retried by an administrator")
 
 
 def note_registered(machines: Machines, found: Found, nodes: Mapping[str, Node]) -> None:
@@ -134,13 +134,13 @@ def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping
             continue
         if machine.state == "ended" or machines.settings.shape_of(machine.node) is None:
             ended = machine.state == "ended"
-            why = "it has ended" if ended else "no node of the pool has this name"
+            why = "the machine has ended" if ended else "no node of the pool has this name"
             machines.end_machine(machine, why)
         elif nodes and node is None:
-            machines.end([machine.node], "Slurm has no such node")
+            machines.end([machine.node], "the node does not exist in Slurm")
         elif node is not None and node.state == "off" and not machines.is_busy(machine.node):
             off = functools.partial(_in_state, slurm, "off")
-            machines.end([machine.node], "its node is off", still=off)
+            machines.end([machine.node], "the node is powered down", still=off)
         else:
             continue
         done += 1
@@ -160,17 +160,17 @@ def _mend_nodes(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[s
             again.append(name)
         elif node.state == "unusable" and name not in held:
             if node.failed_to_start:
-                lost[name] = "its start failed"
+                lost[name] = "the start has failed"
             elif not has and not node.is_down_by_hand:
-                lost[name] = "its machine is gone"
+                lost[name] = "the machine is gone"
     if again:
-        machines.log(f"{', '.join(again)}: a start without machine goes on")
+        machines.log(f"{', '.join(again)}: retrying a start that has no machine")
         resume(machines, slurm, again)
     if lost:
         down = functools.partial(_in_state, slurm, "unusable")
-        for name in machines.end(lost, "its node is down", still=down):
+        for name in machines.end(lost, "the node is down", still=down):
             del lost[name]
         slurm.fail(lost)
         for name, why in lost.items():
-            machines.log(f"{name}: down, and may be started again: {why}")
+            machines.log(f"{name}: down, and can be started again: {why}")
     return len(again) + len(lost)

@@ -31,7 +31,7 @@ def opened(config: Path | None) -> tuple[Site, Machines]:
     site, brought = extensions.load((config or CONFIG).resolve(), GROUP)
     settings: Settings = site[Settings]
     if not settings.shapes:
-        raise ConfigError("[plugin.pool] has no shapes: see doc/pool.md")
+        raise ConfigError("[plugin.pool] has no shapes; doc/pool.md describes them")
     log = logger(Path(settings.log))
     drivers: dict[str, Driver] = {}
     for name in settings.clouds:  # also one that no shape names any more: its machines have to go
@@ -73,7 +73,9 @@ def become_owner(config: Path | None) -> None:
     try:
         user = pwd.getpwuid(place.stat().st_uid)
     except KeyError:
-        raise HostFault(f"{place} is of uid {place.stat().st_uid}, which is no user here") from None
+        raise HostFault(
+            f"{place} belongs to uid {place.stat().st_uid}, which is not a user of this host"
+        ) from None
     os.initgroups(user.pw_name, user.pw_gid)
     os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
     os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
@@ -86,6 +88,8 @@ def require_state(settings: Settings) -> None:
     try:
         place.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise HostFault(f"{place}: {error.strerror}: vtorque pool setup makes it") from None
+        raise HostFault(f"{place}: {error.strerror}: run vtorque pool setup to create it") from None
     if place.stat().st_uid != os.geteuid() and os.geteuid() != 0:
-        raise HostFault(f"{place} is not this user's: vtorque pool setup gives it to Slurm's")
+        raise HostFault(
+            f"{place} belongs to another user: run vtorque pool setup to give it to Slurm's user"
+        )

@@ -68,7 +68,7 @@ class Pbs:
                     if name not in said:
                         self._make(name, shape.cpus, shape.features)
                 except HostFault as error:
-                    failed.append(f"{name}: Torque does not know it: {error}")
+                    failed.append(f"{name}: unknown to Torque: {error}")
         return failed
 
     def _torque_nodes(self) -> dict[str, dict[str, str]]:
@@ -106,9 +106,8 @@ class Pbs:
         """Create a node that accepts jobs once it is up. The server must resolve its name.
 
         Torque considers a node up until ``node_check_rate`` has passed if its previous machine was
-        up, and
-        would send jobs to a booting machine. So set the node ``down``, which pbs_mom's first
-        message ends.
+        up, and would send jobs to a booting machine. So set the node ``down``, which pbs_mom's
+        first message ends.
         """
         self._make(node, cpus, features, address)
         if not self._open:
@@ -129,8 +128,7 @@ class Pbs:
         """Delete a node; on Torque, set it offline. Idempotent.
 
         For about 20 s after its creation Torque ignores changes of a node: pbsnodes reports this,
-        but exits
-        with 0. A later round repeats the change.
+        but exits with 0. A later round repeats the change.
         """
         if self._open:
             self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
@@ -214,7 +212,7 @@ def _parts(text: str, name: str) -> list[str]:
     Values never contain ``<`` (u_MXML.c replaces it), so users' text cannot forge an element.
     """
     if text.strip() and not text.rstrip().endswith(("</Data>", "<Data/>")):
-        raise HostFault("half an answer of the batch system: it does not end with </Data>")
+        raise HostFault("truncated answer of the batch system: it does not end with </Data>")
     return [part.partition(f"</{name}>")[0] for part in text.split(f"<{name}>")[1:]]
 
 
@@ -287,5 +285,5 @@ def _json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}", strict=False)
     except ValueError as error:
-        raise HostFault(f"half an answer of the batch system: {error}") from None
+        raise HostFault(f"truncated answer of the batch system: {error}") from None
     return found if isinstance(found, dict) else {}

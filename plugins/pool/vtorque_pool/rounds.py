@@ -95,13 +95,13 @@ def _aliens(view: View) -> Iterator[Step]:
         if view.settings.shape_of(machine.node) is None:
             yield Step("end", machine.node, "no node of the pool has this name", machine)
         elif machine.state == "ended" and machine.node not in view.held:
-            yield Step("end", machine.node, "it has ended", machine)
+            yield Step("end", machine.node, "the machine has ended", machine)
             if machine.id not in view.seen and not view.found.of(machine.node):
-                yield Step("fail", machine.node, "its machine has ended before it was up")
+                yield Step("fail", machine.node, "the machine ended before its node was up")
     for node in {m.node for m in view.found.machines if m.is_live}:
         if view.settings.shape_of(node) is not None:
             for extra in view.found.of(node)[1:]:
-                yield Step("end", node, "there is another one for this node", extra)
+                yield Step("end", node, "the node has another machine", extra)
 
 
 def _mend(view: View, shape: Shape) -> Iterator[Step]:
@@ -111,23 +111,23 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
             continue
         node, machines = view.nodes.get(name), view.found.of(name)
         if node is None and machines:
-            yield Step("join", name, "its machine has no node", machines[0])
+            yield Step("join", name, "the machine has no node", machines[0])
         elif node is not None and not machines:
             if node.jobs:
-                yield Step("requeue", name, "its machine is gone")
-            yield Step("leave", name, "its machine is gone")
+                yield Step("requeue", name, "the machine is gone")
+            yield Step("leave", name, "the machine is gone")
         elif node is not None and node.state == "unusable":
             age = view.now - machines[0].created
             down = view.now - view.since.unusable.get(name, view.now)
             if age > view.settings.boot_timeout and down > view.settings.delete_timeout:
                 if node.jobs:
-                    yield Step("requeue", name, "its machine does not answer")
+                    yield Step("requeue", name, "the machine does not answer")
                 if machines[0].id in view.seen:  # a user's job can have taken it down
-                    yield Step("leave", name, "its machine does not answer", was=node)
+                    yield Step("leave", name, "the machine does not answer", was=node)
                 else:
-                    yield Step("fail", name, f"it is not up after {age:.0f} s", was=node)
+                    yield Step("fail", name, f"the node is not up after {age:.0f} s", was=node)
         elif node is not None and node.state == "draining" and not node.jobs and _ours(node):
-            yield Step("leave", name, "it is drained and has no jobs", was=node)
+            yield Step("leave", name, "the node is drained and has no jobs", was=node)
 
 
 def _ours(node: Node) -> bool:
@@ -186,11 +186,11 @@ def _grow(view: View, shape: Shape, wanted: int, starts: int, touched: set[str])
             continue
         told = node.reason == f"{REASON}: {TOLD}"
         if name not in view.held and view.found.of(name) and node.jobs and not told:
-            yield Step("undrain", name, "jobs wait")
+            yield Step("undrain", name, "jobs are waiting")
             lacking -= 1
     there = sum(bool(view.found.of(name)) for name in shape.names)
     new = max(lacking, shape.min_nodes - there)
-    why = f"{wanted} nodes are wanted by jobs" if lacking > 0 else f"{shape.min_nodes} stay"
+    why = f"waiting jobs need {wanted} nodes" if lacking > 0 else f"min_nodes is {shape.min_nodes}"
     if shape.name in view.paused:
         return
     able = [

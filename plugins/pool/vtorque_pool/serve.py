@@ -50,7 +50,7 @@ def _alone(machines: Machines) -> Iterator[None]:
     try:
         lock = take_lock(machines.memory.directory / "serve.lock", 0)
     except Busy as error:
-        raise Refused(f"vtorque pool serve or tidy runs already: {error}") from None
+        raise Refused(f"vtorque pool serve or tidy is already running: {error}") from None
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: ended.append(True))
     one, pause = round_of(settings, machines, batch), settings.interval
-    machines.log("the service begins")
+    machines.log("service started")
     while not ended:
         try:
             one()
@@ -70,12 +70,12 @@ def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
             pause = settings.interval
         except Exception as error:  # one round's defect does not end the service
             said = error if isinstance(error, VtorqueError | OSError) else repr(error)
-            machines.log(f"round failed: {said}")
+            machines.log(f"a round has failed: {said}")
             pause = min(pause * 2, settings.interval * _SLOWEST)
         end = time.monotonic() + pause
         while not ended and time.monotonic() < end:
             time.sleep(min(0.2, pause))
-    machines.log("the service ends; nodes and machines stay as they are")
+    machines.log("service stopped; nodes and machines are kept")
 
 
 def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:

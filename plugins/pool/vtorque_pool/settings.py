@@ -43,13 +43,16 @@ class Shape:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name, re.ASCII):
-            raise ValueError(f"shape {self.name!r}: its name must be like small-1")
+            raise ValueError(f"shape {self.name!r}: the name is invalid: write it like small-1")
         if self.min_nodes < 0 or self.min_nodes > len(self.names):
             raise ValueError(
-                f"shape {self.name}: min_nodes is {self.min_nodes}, its nodes are {self.nodes}"
+                f"shape {self.name}: min_nodes={self.min_nodes} is more than the number of its "
+                f"nodes {self.nodes}"
             )
         if self.cpus < 1 or self.memory < 1 or self.price < 0:
-            raise ValueError(f"shape {self.name}: cpus and memory begin at 1, price at 0")
+            raise ValueError(
+                f"shape {self.name}: cpus and memory must be at least 1, price at least 0"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,22 +116,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", self.cluster, re.ASCII):
-            raise ValueError(f"cluster is {self.cluster!r}, must be letters, digits, _ . -")
+            raise ValueError(f"cluster={self.cluster!r} is invalid: use letters, digits, _ . -")
         seen: dict[str, str] = {}
         for shape in self.shapes:
             if shape.cloud not in self.clouds:
                 raise ValueError(
-                    f"shape {shape.name}: there is no [plugin.pool.clouds.{shape.cloud}]"
+                    f"shape {shape.name}: [plugin.pool.clouds.{shape.cloud}] is missing"
                 )
             for name in shape.names:
                 if name in seen:
-                    raise ValueError(f"node {name} is of shape {seen[name]} and of {shape.name}")
+                    raise ValueError(
+                        f"node {name} belongs to two shapes, {seen[name]} and {shape.name}"
+                    )
                 seen[name] = shape.name
         if len({shape.name for shape in self.shapes}) < len(self.shapes):
             raise ValueError("two shapes have the same name")
         for name, cloud in self.clouds.items():
             if not cloud.get("driver"):
-                raise ValueError(f"[plugin.pool.clouds.{name}] names no driver")
+                raise ValueError(f"[plugin.pool.clouds.{name}] has no driver")
         if self.max_creating < 1 or self.max_failures < 1:
             raise ValueError("max_creating and max_failures must be at least 1")
         if (
@@ -142,7 +147,7 @@ class Settings:
             )
             <= 0
         ):
-            raise ValueError("times must be over 0 s")
+            raise ValueError("times must be more than 0 s")
 
     def shape_of(self, node: str) -> Shape | None:
         """Return a node's shape."""

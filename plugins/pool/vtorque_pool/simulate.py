@@ -70,7 +70,7 @@ def read(trace: Path) -> list[Job]:
             continue
         if len(words) < 8 or not all(_NUMBER.fullmatch(word) for word in words[:8]):
             text = printable(line[:60].decode("ascii", "replace"))
-            raise Refused(f"{trace}: line {number} is not SWF: {text}")
+            raise Refused(f"{trace}: line {number} is not in the format SWF: {text}")
         submit, run = float(words[1]), float(words[3])
         processors = max(int(float(words[4])), int(float(words[7])))
         if run >= 0 and processors > 0:  # -1: not known, as of jobs that were cancelled
@@ -131,7 +131,7 @@ class _Pool:
 def run(jobs: Sequence[Job], sizes: Sizes) -> Result:
     """Simulate one pool."""
     if sizes.most < 1:
-        raise Refused("a pool has one node at least")
+        raise Refused("a pool needs at least one node")
     pool = _Pool(sizes, jobs[0].submit)
     needs = [-(-job.processors // sizes.cpus) for job in jobs]
     waits = []
@@ -192,4 +192,4 @@ def table(results: Sequence[Result]) -> Iterator[str]:
         )
     for most, jobs in sorted({each.sizes.most: each.too_large for each in results}.items()):
         if jobs:
-            yield f"left out of {most} nodes, since they need more: {jobs} jobs"
+            yield f"ignored {jobs} jobs that need more than {most} nodes"

@@ -20,7 +20,7 @@ from vtorque_pool.settings import Settings
 
 State = Literal["off", "building", "free", "busy", "draining", "unusable", "deleting"]
 REASON = "vtorque-pool"
-TOLD = "told to leave"  # in the reason of a node that an admin has end: no job brings it back
+TOLD = "drained by an administrator"  # a reason of nodes that no job may undrain
 _SQUEUE = ("squeue", "-h", "-a", "-t", "R,CF,CG,S,SI,SO", "-o", "%i %N")
 _SILENT = "Not responding"
 _OF_TIMEOUT = "ResumeTimeout reached"

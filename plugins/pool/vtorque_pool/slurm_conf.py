@@ -109,7 +109,10 @@ def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
         problem = f"{conf}: add {ours} to {key}={said.get(key, '')}"
         yield Check(f"{key} with {ours}", "" if ours.lower() in words else problem)
     for key in _PROGRAMS:
-        problem = f"{conf}: the site has {key}={said.get(key)}: only one can start nodes; remove it"
+        problem = (
+            f"{conf}: the site sets {key}={said.get(key)}, but only one program can start "
+            "nodes; remove it"
+        )
         yield Check(f"{key} is the pool's", problem if key in said else "")
 
 
@@ -129,20 +132,20 @@ def _of_user(path: Path, user: str, flags: int) -> Change:
         except OSError as error:
             raise HostFault(f"{path}: {error.strerror}") from None
 
-    return Change(f"make {path}, of {user}", done, make, lambda: None)
+    return Change(f"create {path}, owned by {user}", done, make, lambda: None)
 
 
 def _uid(user: str) -> int:
     try:
         return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise HostFault(f"SlurmUser={user} is no user here") from None
+        raise HostFault(f"SlurmUser={user} is not a user of this host") from None
 
 
 def _include(conf: Path) -> Change:
     ours = _INCLUDE.encode()
     return Change(
-        f"include {NAME} in {conf} (then restart slurmctld: it has new nodes)",
+        f"include {NAME} in {conf} (then restart slurmctld, because the nodes are new)",
         lambda: ours in _bytes(conf),
         lambda: _edit(conf, lambda text: text.replace(ours, b"") + _end(text) + ours),
         lambda: _edit(conf, lambda text: _without(text, ours)),
@@ -167,7 +170,7 @@ def _bytes(conf: Path) -> bytes:
     try:
         return conf.read_bytes()
     except OSError as error:
-        raise HostFault(f"{conf}: {error.strerror}: see [plugin.pool] slurm_conf") from None
+        raise HostFault(f"{conf}: {error.strerror}: set slurm_conf in [plugin.pool]") from None
 
 
 def _said(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:

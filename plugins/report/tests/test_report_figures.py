@@ -101,14 +101,23 @@ def test_a_job_that_uses_what_it_has_gets_no_hint():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"memory": 0.6 * GIB}, "asked for 8.0 GiB, used 614 MiB: ask for ram=768M"),
-        ({"memory": 3.1 * GIB}, "asked for 8.0 GiB, used 3.1 GiB: ask for ram=4G"),
-        ({"cpu": 96.0}, "CPU 12 % busy: ask for vcpus=1 instead of 4"),
-        ({"cpu": 300.0}, "CPU 38 % busy: ask for vcpus=2 instead of 4"),
-        ({"vcpus": 1, "core_seconds": 200.0, "cpu": 20.0}, "CPU 10 % busy: the script mostly"),
+        ({"memory": 0.6 * GIB}, "requested 8.0 GiB, used 614 MiB: request ram=768M"),
+        ({"memory": 3.1 * GIB}, "requested 8.0 GiB, used 3.1 GiB: request ram=4G"),
+        ({"cpu": 96.0}, "CPU 12 % busy: request vcpus=1 instead of 4"),
+        ({"cpu": 300.0}, "CPU 38 % busy: request vcpus=2 instead of 4"),
+        (
+            {"vcpus": 1, "core_seconds": 200.0, "cpu": 20.0},
+            "CPU 10 % busy: the script mostly waits for disk, network or other processes",
+        ),
         ({"steal": 3.0, "cpu": 1.0, "core_seconds": 4.0}, "steal 75 %"),
-        ({"steal": 300.0}, "steal 30 %: the guests had to wait for CPUs, the node is overcommit"),
-        ({"overhead": 350.0}, "QEMU needed 50 % on top of the guests' CPU time"),
+        (
+            {"steal": 300.0},
+            "steal 30 %: the guests had to wait for CPUs, because the node is overcommitted",
+        ),
+        (
+            {"overhead": 350.0},
+            "QEMU's own CPU time for disk and network was 50 % of the guests'",
+        ),
         ({"drops": 5000.0}, "5000 network packets were dropped"),
     ],
 )
@@ -140,7 +149,10 @@ def test_a_start_that_takes_long_is_told():
     slow = dataclasses.replace(
         ATTEMPT, phases=(Phase("boot", None, 0.0, 40.0), Phase("run", None, 40.0, 100.0))
     )
-    assert "starting the guests took 40 % of the job (40 s)" in told(slow)[0]
+    assert (
+        "starting the guests took 40 % of the job (40 s): combine several short steps in one job"
+        in told(slow)[0]
+    )
     assert 0.2 < thresholds.BOOT < 0.4
 
 
@@ -152,7 +164,7 @@ def test_a_running_job_is_not_told_what_it_has_not_used_yet():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(123, "a guest died"), (122, "again"), (121, "refused")]
+    ("code", "said"), [(123, "a guest died"), (122, "again"), (121, "rejected")]
 )
 def test_after_a_failure_only_that_is_told(code, said):
     failed = dataclasses.replace(ATTEMPT, status=code)
@@ -163,7 +175,7 @@ def test_after_a_failure_only_that_is_told(code, said):
 def test_what_is_missing_is_said(tmp_path):
     report = load.report([kept_data.make(tmp_path, seconds=40.0, telemetry=False)], 0.0)
     assert report.total.busy is not None
-    assert "no samples" in report.missing[0] and "CPU includes the boot" in report.missing[0]
+    assert "no samples" in report.missing[0] and "CPU time includes the boot" in report.missing[0]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,7 @@ def test_what_is_missing_is_said(tmp_path):
         ({"status": ""}, "ended"),
         ({"status": "7"}, "ended, exit code 7"),
         ({"status": "123"}, "ended, exit code 123 (a guest died)"),
-        ({"status": "", "phases": []}, "ended, its script was not started"),
+        ({"status": "", "phases": []}, "ended before its script was started"),
         ({"ended": None, "status": "0"}, "script ended, exit code 0"),
     ],
 )

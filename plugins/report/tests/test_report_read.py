@@ -117,13 +117,16 @@ def test_the_nodes_of_a_job_are_one_report(tmp_path):
     facts["guests"][0]["rank"] = 1
     (other / "job.json").write_text(json.dumps(facts))
     alone, both = load.report([one], 0.0), load.report([other, one], 0.0)
-    assert "1 of 3 nodes: what n2, n3 keep" in alone.missing[0]
+    assert (
+        "only 1 of 3 nodes: n2, n3 have their own records; add copies of them with --from"
+        in alone.missing[0]
+    )
     assert [(g.rank, g.node) for g, _ in both.guests] == [(0, "n1"), (1, "n2")]
     assert both.total.vcpus == 8 and "2 of 3 nodes" in both.missing[0]
-    with pytest.raises(Refused, match="of node n1, which is in the report already"):
+    with pytest.raises(Refused, match="belongs to node n1, which is already in the report"):
         load.report([one, other, one], 0.0)
     foreign = kept_data.make(tmp_path / "c", seconds=10.0, job="43.srv")
-    with pytest.raises(Refused, match=r"is of job 43\.srv"):
+    with pytest.raises(Refused, match=r"belongs to job 43.srv, attempt"):
         load.report([one, foreign], 0.0)
 
 

@@ -55,7 +55,7 @@ def test_the_summary_fits_on_a_screen_without_a_terminal(site):
     assert lines[0] == "Job 42.srv (crystal): ended, exit code 0".ljust(len(lines[0]))
     for word in ("CPU", "steal", "emulator", "memory", "disk", "network", "boot", "run", "1 vn1-1"):
         assert f"\n{word} " in done.stdout, word
-    assert "ask for ram=" in done.stdout and "█" in done.stdout
+    assert "request ram=" in done.stdout and "█" in done.stdout
 
 
 def test_an_encoding_without_bars_is_no_error(site):
@@ -139,7 +139,7 @@ def test_memory_is_marked_as_what_qemu_held():
     found = figures.Figures(ram=4 << 30, memory=float(1 << 30))
     assert dict(zip(text.HEADS, text.cells(found), strict=True))["QEMU memory"] == "1.0 GiB"
     ((_, _, said),) = text.shares(found)
-    assert said.startswith("QEMU held at most")
+    assert said.startswith("QEMU used at most")
 
 
 @pytest.mark.full  # the browser's tests make one, too

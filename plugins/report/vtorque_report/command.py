@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from", "more", multiple=True, metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Add the records of another node, a copy of its <state>/kept/<uid>/<job>; repeatable.",
+    help="Add the records of another node from a copy of its <state>/kept/<uid>/<job>; repeatable.",
 )  # fmt: skip
 @click.pass_obj
 def report(
@@ -47,7 +47,7 @@ def report(
     or an array (22[], 22[].server, 22) has one report with a row for each.
     """
     if bool(job_id) == last:
-        raise UsageError("vmgr report: name a job, or say --last")
+        raise UsageError("vmgr report: name a job, or use --last")
     from vtorque_core.live import kept  # noqa: PLC0415
     from vtorque_report import load  # noqa: PLC0415
 
@@ -82,15 +82,15 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
     if len(jobs) == 1:
         return load.report([*_places(jobs[0]), *more], now)
     if more:
-        raise UsageError("--from adds to the report of one job, these are several")
+        raise UsageError("--from adds to the report of one job, but there are several")
     elements = []
     for job in jobs:
         try:
             elements.append(load.report(_places(job), now, load.FEW_LINES))
         except Refused as error:
-            click.echo(f"vmgr report: {printable(job.id)} is left out: {error}", err=True)
+            click.echo(f"vmgr report: {printable(job.id)} is skipped: {error}", err=True)
     if not elements:
-        raise Refused("of none of these jobs is there anything that can be read")
+        raise Refused("none of these jobs has readable records")
     return Array(tuple(elements))
 
 

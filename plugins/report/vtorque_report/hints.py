@@ -48,20 +48,23 @@ def _failures(attempt: Attempt) -> Iterator[str]:
     logs = f"vmgr logs {attempt.job}"
     if attempt.status == EXIT_GUEST_DIED:
         yield (
-            "a guest died while the script ran: out of memory, or its kernel crashed; its last "
-            f"words: {logs} --console"
+            "a guest died while the script ran: out of memory, or its kernel crashed; for the "
+            f"end of its console use {logs} --console"
         )
     elif attempt.status == EXIT_HOST_FAULT:
-        yield f"the node could not provide the guests; submit again, see {logs}"
+        yield (
+            f"the node could not start the guests; submit the job again, and see {logs} for "
+            "the reason"
+        )
     elif attempt.status == EXIT_REFUSED:
-        yield f"the node refused the request, see {logs}"
+        yield f"the node rejected the request: see {logs} for the reason"
 
 
 def _wait(total: Figures) -> Iterator[str]:
     if (total.stolen or 0) >= STEAL and (total.steal or 0) >= STEAL_SECONDS:
         yield (
-            f"steal {percent(total.stolen or 0)}: the guests had to wait for CPUs, the node is "
-            "overcommitted; tell the admin, or ask for cores of your own"
+            f"steal {percent(total.stolen or 0)}: the guests had to wait for CPUs, because the "
+            "node is overcommitted; tell the admin, or request cores of your own"
         )
 
 
@@ -71,13 +74,16 @@ def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
     vcpus = max((f.vcpus for f in guests), default=0)
     fewer = max(1, math.ceil(most * MARGIN))
     if busy is not None and busy < CPU_UNUSED and fewer < vcpus:
-        yield f"CPU {percent(busy)} busy: ask for vcpus={fewer} instead of {vcpus}"
+        yield f"CPU {percent(busy)} busy: request vcpus={fewer} instead of {vcpus}"
     elif busy is not None and busy < CPU_IDLE:
-        yield f"CPU {percent(busy)} busy: the script mostly waits for disk, network or others"
+        yield (
+            f"CPU {percent(busy)} busy: the script mostly waits for disk, network or other "
+            "processes"
+        )
     if total.beside is not None and total.beside >= BESIDE:
         yield (
-            f"QEMU needed {percent(total.beside)} on top of the guests' CPU time for disk and "
-            "network: use larger reads and writes"
+            f"QEMU's own CPU time for disk and network was {percent(total.beside)} of the guests' "
+            "CPU time: use larger reads and writes"
         )
 
 
@@ -90,7 +96,7 @@ def _memory(guests: Sequence[Figures], over: bool) -> Iterator[str]:
     enough = math.ceil(most * MARGIN / MEMORY_STEP) * MEMORY_STEP
     each = "each guest " if len(guests) > 1 else ""
     if over and most < MEMORY_UNUSED * ram and ram - enough >= MEMORY_WORTH:
-        yield f"{each}asked for {size(ram)}, used {size(most)}: ask for ram={_key(enough)}"
+        yield f"{each}requested {size(ram)}, used {size(most)}: request ram={_key(enough)}"
 
 
 def _key(amount: int) -> str:
@@ -105,5 +111,5 @@ def _start(attempt: Attempt) -> Iterator[str]:
     if ran and whole > 0 and start / whole >= BOOT:
         yield (
             f"starting the guests took {percent(start / whole)} of the job ({duration(start)}): "
-            "put several short steps into one job, or use a smaller image"
+            "combine several short steps in one job, or use a smaller image"
         )

@@ -37,14 +37,14 @@ def report(
         except OSError as error:
             raise Refused(f"{where}: {error.strerror}") from None
         if one is None:
-            raise Refused(f"{where}: its job.json cannot be read")
+            raise Refused(f"{where}: cannot read its job.json")
         if found and (one.job, one.attempt) != (found[0].job, found[0].attempt):
             raise Refused(
-                f"{where} is of job {one.job}, attempt {one.attempt}, not of {found[0].job}, "
-                f"attempt {found[0].attempt}"
+                f"{where} belongs to job {one.job}, attempt {one.attempt}, not to "
+                f"{found[0].job}, attempt {found[0].attempt}"
             )
         if one.node in [other.node for other in found]:
-            raise Refused(f"{where} is of node {one.node}, which is in the report already")
+            raise Refused(f"{where} belongs to node {one.node}, which is already in the report")
         found.append(one)
     if status is not None:
         found[0] = replace(found[0], status=status)

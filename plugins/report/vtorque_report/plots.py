@@ -75,8 +75,8 @@ def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
     yield from _plot("Steal", "% of the time vCPUs wanted to run", {"steal": shares}, axis, top=5.0)
     yield from _plot(
         "Memory", "", {
-            "QEMU holds": gauges(lines, axis, f.RESIDENT),
-            "asked for": gauges(lines, axis, f"{f.GUEST}memory_assigned_bytes"),
+            "used by QEMU": gauges(lines, axis, f.RESIDENT),
+            "requested": gauges(lines, axis, f"{f.GUEST}memory_assigned_bytes"),
         }, axis, per="",
     )  # fmt: skip
     series = {"read": rates(lines, axis, f.READ), "written": rates(lines, axis, f.WRITTEN)}

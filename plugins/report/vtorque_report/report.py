@@ -18,7 +18,7 @@ from vtorque_report.units import clock, duration, size
 
 _SAID = {
     EXIT_GUEST_DIED: "a guest died",
-    EXIT_HOST_FAULT: "the node was at fault",
+    EXIT_HOST_FAULT: "a node failure",
     EXIT_REFUSED: "refused",
 }
 
@@ -75,11 +75,11 @@ class Report:
         over = all(a.ended is not None for a in self.attempts)
         if status is not None:
             said = f" ({_SAID[status]})" if status in _SAID else ""
-            return f"{'ended' if over else 'script ended'}, exit code {status}{said}"
+            return f"{('ended' if over else 'script ended')}, exit code {status}{said}"
         if not over:
             return "running"
         ran = any(p.name in RUN for a in self.attempts for p in a.phases)
-        return "ended" if ran else "ended, its script was not started"
+        return "ended" if ran else "ended before its script was started"
 
     @property
     def why(self) -> str:
@@ -118,7 +118,7 @@ class Report:
         number = len(self.guests)
         guests = f"{number} guest{'s' * (number != 1)}" + (" each" * (number > 1) + " of ")
         image = f"image {self.first.image or 'unknown'}"
-        return f"{image}, {guests}{' or '.join(each)}" if number else f"{image}, no guest"
+        return f"{image}, {guests}{' or '.join(each)}" if number else f"{image}, no guests"
 
     @property
     def when(self) -> str:
@@ -142,15 +142,17 @@ class Report:
         if others:
             some = ", ".join(others[:4]) + (" ..." if len(others) > 4 else "")
             told.append(
-                f"only of {len(here)} of {len(here) + len(others)} nodes: what {some} keep is "
-                "there; --from adds a copy"
+                f"only {len(here)} of {len(here) + len(others)} nodes: {some} have their own "
+                "records; add copies of them with --from"
             )
         unmeasured = [g for g, f in self.guests if not f.measured]
         if unmeasured and len(unmeasured) == len(self.guests):
             told.append(
-                "no samples: the plugin telemetry is not there, or the job was too short; "
-                "disk, network and steal are not known"
-                + (", CPU includes the boot" if self.total.cpu is not None else "")
+                (
+                    "no samples: the plugin telemetry is not enabled, or the job was too short; "
+                    "disk, network and steal are unknown"
+                )
+                + (", CPU time includes the boot" if self.total.cpu is not None else "")
             )
         elif unmeasured:
             told.append(f"no samples of {len(unmeasured)} of {len(self.guests)} guests")

@@ -90,11 +90,11 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
         of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
         yield "CPU", total.busy, of
     if total.stolen is not None and total.steal is not None:
-        yield "steal", total.stolen, f"{duration(total.steal)} waiting for a CPU"
+        yield "steal", total.stolen, f"{duration(total.steal)} waiting for a host CPU"
     if total.beside is not None and total.overhead is not None:
-        yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} beside the vCPUs"
+        yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} outside of vCPUs"
     if total.memory is not None and total.memory_share is not None:
-        of = f"QEMU held at most {size(total.memory)}, asked for {size(total.ram)}"
+        of = f"QEMU used at most {size(total.memory)}, {size(total.ram)} requested"
         yield "memory", total.memory_share, of
 
 

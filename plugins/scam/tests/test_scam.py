@@ -90,7 +90,7 @@ def test_a_node_that_cannot_divide_its_caches(host):
     assert isinstance(refused, Refusal)
     assert str(refused) == (
         "scam=true: node n1 has no cache allocation (resctrl, L3) "
-        "(set by [plugin.scam] required = true); ask for another node, or leave scam out"
+        "(set by [plugin.scam] required = true); request another node, or leave out scam"
     )
     (cores, notice) = asked(host, required=False)
     assert cores == WHOLE  # what can be had is still had
@@ -103,7 +103,7 @@ def test_a_node_whose_default_group_has_all_of_the_cache():
     """As resctrl starts: libvirt gives away only what the default group has not."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
     (_, refused) = asked(full)
-    assert "no cache to give away (resctrl's default group has all of L3)" in refused.message
+    assert "no free cache (resctrl's default group has all of L3)" in refused.message
     part = with_default_group(XEON, "L3:0=00f;1=00f\n")
     assert [bank.steps for bank in part.caches] == [8, 8]
     assert asked(part) == [WHOLE, CacheClaim(4096, 3, key="scam")]
@@ -112,7 +112,7 @@ def test_a_node_whose_default_group_has_all_of_the_cache():
 def test_a_node_that_cannot_limit_memory_bandwidth():
     (_, cache, notice) = asked(EPYC, memory_bandwidth=50, required=False)
     assert cache == CacheClaim(4096, 3, key="scam")
-    assert "memory bandwidth allocation beside that of cache (resctrl, MB)" in notice.text
+    assert "memory bandwidth allocation with cache allocation (resctrl, MB)" in notice.text
     (one,) = placed(EPYC, memory_bandwidth=50, required=False)
     assert elements(one, memory_bandwidth=50)[1].bandwidth == ()
 
@@ -134,7 +134,10 @@ def test_a_limit_without_a_part_of_the_cache_is_told():
     assert elements(placed(full, memory_bandwidth=50, required=False)[0]) == [
         MemoryBacking(nosharepages=True)
     ]
-    assert ["cache to give away" in lacking[0].text, "bandwidth" in lacking[1].text] == [True, True]
+    assert [
+        "free cache (resctrl's default group has" in lacking[0].text,
+        "bandwidth" in lacking[1].text,
+    ] == [True, True]
 
 
 def test_on_a_front_end_nothing_is_known():
@@ -204,7 +207,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("schemata", "status", "said"),
     [
-        (None, "warning", "no .*info/L3"),
+        (None, "warning", "info/L3 is missing"),
         ("    L3:0=fff;1=fff\n", "warning", "has a whole L3 cache"),
         ("    MB:0=100;1=100\n    L3:0=00f;1=fff\n", "warning", "has a whole L3 cache"),
         ("    L3:0=00f;1=003\n    MB:0=100;1=100\n", "ok", "8 of 12 ways"),

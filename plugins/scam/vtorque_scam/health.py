@@ -23,9 +23,9 @@ def caches(site: Site) -> Iterator[HealthResult]:
     except OSError:
         yield HealthResult(
             "warning",
-            f"no {RESCTRL}/info/L3: guests with scam=true get no cache of their own",
-            fix="with Intel RDT or AMD QoS: mount -t resctrl resctrl /sys/fs/resctrl, without its "
-            "option cdp, and start libvirtd again",
+            f"{RESCTRL}/info/L3 is missing: guests with scam=true get no cache of their own",
+            fix="with Intel RDT or AMD QoS: mount -t resctrl resctrl /sys/fs/resctrl, without "
+            "its option cdp, and restart libvirtd",
         )
         return
     masks = re.findall(r"^\s*L3:(.*)$", schemata, re.MULTILINE)
@@ -34,8 +34,9 @@ def caches(site: Site) -> Iterator[HealthResult]:
     if any(mask == full for mask in kept):
         yield HealthResult(
             "warning",
-            "resctrl's default group has a whole L3 cache, so libvirt has nothing to give away",
-            fix=f"give the group less, such as: echo 'L3:0={full >> ways // 2:x}' > "
+            "resctrl's default group has a whole L3 cache, so libvirt cannot allocate cache to "
+            "guests",
+            fix=f"shrink the group, such as: echo 'L3:0={full >> ways // 2:x}' > "
             f"{RESCTRL}/schemata, with each cache in it, at each boot",
         )
         return
@@ -61,7 +62,8 @@ def core_scheduling(site: Site) -> Iterator[HealthResult]:
         return
     yield HealthResult(
         "warning",
-        "whole cores keep other guests off a guest's SMT siblings, but not the host's processes",
+        "with whole cores, other guests cannot use a guest's SMT siblings, but the host's "
+        "processes can",
         fix=f'set sched_core = "vcpus" in {QEMU_CONF} (libvirt 8.9, Linux 5.14) and restart '
         "libvirtd",
     )

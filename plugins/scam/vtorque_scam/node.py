@@ -82,9 +82,9 @@ def vtorque_plan(
             option=SCAM,
             required=settings.required,
             where="[plugin.scam] required",
-            fix="ask for another node, or leave scam out"
+            fix="request another node, or leave out scam"
             if settings.required
-            else "its cores and memory pages are its own all the same",
+            else "the guest still has its own cores and memory pages",
         )
 
 
@@ -97,10 +97,10 @@ def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
     if not banks or not all(bank.granularity_kib for bank in banks):
         yield "cache allocation (resctrl, L3)"
     elif not all(bank.steps for bank in banks):
-        yield "cache to give away (resctrl's default group has all of L3)"
+        yield "free cache (resctrl's default group has all of L3)"
     limited = banks and all(bank.steps and bank.bandwidth_step for bank in banks)
     if settings.memory_bandwidth < 100 and not limited:
-        yield "memory bandwidth allocation beside that of cache (resctrl, MB)"
+        yield "memory bandwidth allocation with cache allocation (resctrl, MB)"
 
 
 @hookimpl

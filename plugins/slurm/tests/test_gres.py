@@ -74,9 +74,11 @@ def test_what_is_added_to_it(argv, lines, resources, licenses, added):
 
 
 def test_what_slurm_cannot_be_asked_for_is_told():
-    with pytest.raises(UsageError, match="ngpus is no resource of Slurm's nodes"):
+    with pytest.raises(
+        UsageError, match="ngpus is not a resource of Slurm's nodes, which are called gres/NAME"
+    ):
         additions(asks(), Needs(1, None, 0, {"ngpus": 1}))
-    with pytest.raises(UsageError, match="asked for without its type: ask for gpu:a100:2"):
+    with pytest.raises(UsageError, match="is requested without its type: request gpu:a100:2"):
         additions(asks("--gres=gpu:2"), Needs(1, None, 0, {"gres/gpu:a100": 2}))
 
 

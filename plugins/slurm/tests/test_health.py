@@ -41,8 +41,8 @@ class Of(SimpleNamespace):
 def test_a_node_that_offers_all_it_has_is_warned_of(looked):
     (found,) = looked((512, ""), (256, ""), (512, "7"), memory=HAS)
     assert found.status == "warning"
-    assert f"offers {HAS} MiB of this node's {HAS}; guests that wait hold 768" in found.message
-    assert found.fix.startswith("MemSpecLimit=768 ")
+    assert f"offers {HAS} MiB of this node's {HAS} MiB, and warm guests use 768" in found.message
+    assert found.fix.startswith("set MemSpecLimit=768 ")
 
 
 @pytest.mark.parametrize(

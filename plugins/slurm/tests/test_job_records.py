@@ -61,8 +61,8 @@ def ended(reason, out="/home/ada/nodir/x.log", err="/home/ada/nodir/x.log", **fa
 def test_launch_failure_names_the_output_files():
     why = launch_failure(ended("JobLaunchFailure"), "7")
     assert why == (
-        "Slurm could not start the script (JobLaunchFailure): see whether the directories of "
-        "/home/ada/nodir/x.log exist and are yours to write"
+        "Slurm could not start the script (JobLaunchFailure). Check that the directories of "
+        "/home/ada/nodir/x.log exist and that you may write to them"
     )
     why = launch_failure(ended("JobLaunchFailure", err="/x/e\x1b"), "7")
     assert "/home/ada/nodir/x.log and /x/e" in why and "\x1b" not in why
@@ -114,7 +114,7 @@ def test_a_users_text_forges_no_field(name, place):
 def test_lines_that_a_user_writes_cost_no_more_than_slurms_own():
     """Each has as many CPUs as a list may have, of nodes that the job has not."""
     lines = "".join(f"     Nodes=x{n} CPU_IDs=0-99999 Mem=1 GRES=\n" for n in range(8))
-    with pytest.raises(HostFault, match="0-99999' is more than"):
+    with pytest.raises(HostFault, match="0-99999' has more than"):
         parse_job(RECORD.format(**FACTS | {"name": f"x\n{lines}"}), "7")
     many = "".join(f"     Nodes=x{n} CPU_IDs=0-127 Mem=1 GRES=\n" for n in range(2000))
     assert len(parse_job(RECORD.format(**FACTS | {"name": f"x\n{many}"}), "7").cpus) > 2000

@@ -127,7 +127,7 @@ def test_a_node_alone_is_held_alone(slurm, adapter):
 
 
 def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
-    with pytest.raises(Refused, match="has nothing on n9"):
+    with pytest.raises(Refused, match="has no resources on n9"):
         adapter.receive("7", ("n1", "n3"), "n9", "n3")
     slurm.gres = "gpu:1(IDX:0)"
     with pytest.raises(Refused, match="generic resources"):
@@ -136,7 +136,10 @@ def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
         adapter.receive("7", ("n1", "n4"), "n2", "n4")
     slurm.gres, slurm.room = "", False
     monkeypatch.setattr(moving, "_WAIT", 0.0)
-    with pytest.raises(Refused, match="n3 has no room"):
+    with pytest.raises(
+        Refused,
+        match="n3 has no free resources for the job's guests: the placeholder job is pending",
+    ):
         adapter.receive("7", ("n1", "n3"), "n2", "n3")
     adapter.let_go("7", "n3")
     assert slurm.held == {}
@@ -161,7 +164,7 @@ def test_whether_a_node_is_held(slurm, adapter):
 
 def test_a_row_that_is_none_is_no_answer(slurm, adapter, monkeypatch):
     monkeypatch.setattr(slurm, "squeue", lambda *_: "7|RUNNING|and more")
-    with pytest.raises(HostFault, match="squeue shows"):
+    with pytest.raises(HostFault, match="output of squeue"):
         adapter.over("7", 0)
 
 

@@ -131,7 +131,8 @@ def test_without_its_share_known_a_job_does_not_start(node, slurm):
 def test_a_user_who_is_another_one_here(node):
     """Slurm knows users by their numbers; their names may differ between its hosts."""
     job = node.job((), PROLOG | {"SLURM_JOB_USER": "ada"})
-    assert job.unknown == f"the job's user is ada with uid {os.getuid()} to Slurm, but {ME} here"
+    said = f"Slurm reports the job's user ada with uid {os.getuid()}, but on this node the uid is "
+    assert job.unknown == said + ME
     other = PROLOG | {"SLURM_JOB_USER": "daemon", "SLURM_JOB_UID": "54321"}
     assert "uid 54321" in node.job((), other).unknown
 
@@ -160,7 +161,7 @@ def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm
     assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs", hook_waits=True) == 0
     assert ["requeue", "7"] in slurm.calls()
     assert slurm.facts()["excluded"] == "n9"
-    waited = "vTorque: waited in vain for room on n2: n2: in use by other jobs"
+    waited = "vTorque: waited too long for free resources on n2: n2: in use by other jobs"
     assert slurm.facts()["note"] == waited
     assert not slurm.node()["comment"]
     slurm.facts(restarts=10, state="RUNNING", note="; ".join([waited] * 10))
@@ -194,7 +195,7 @@ def test_after_the_limit_the_job_is_held(node, slurm):
     job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=2)
     node.finish(job, Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert ["requeuehold", "7"] in slurm.calls()
-    assert "dead (held; when it is mended: scontrol update" in slurm.facts()["note"]
+    assert "dead (held; when the problem is fixed: scontrol update" in slurm.facts()["note"]
 
 
 def test_a_job_that_must_not_be_requeued(node, slurm, capsys):
@@ -289,7 +290,7 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
         node.account("7", Usage(12.6, 300))
     told = "9|8_9|\n7|8_7|the site's; vtorque n1: cpu=13s mem=300m\n"
     assert (tmp_path / "db").read_text() == told
-    with pytest.raises(HostFault, match="shows no job 8"):
+    with pytest.raises(HostFault, match="sacct does not list job 8"):
         node.account("8", Usage(12.6, 300))
 
 
@@ -316,7 +317,7 @@ def test_a_job_is_requeued_by_its_number(node, slurm):
     slurm.facts(state="RUNNING")
     node.requeue("7")
     assert ["requeue", "7"] in slurm.calls()
-    with pytest.raises(HostFault, match="does not run any more: COMPLETING"):
+    with pytest.raises(HostFault, match="no longer runs: COMPLETING"):
         node.requeue("7")  # which has just ended, or is requeued
     assert ["requeue", "7"] not in slurm.calls()
     slurm.facts(state="RUNNING", refuse=True)

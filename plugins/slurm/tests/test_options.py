@@ -27,7 +27,7 @@ def test_glued_short_long_and_abbreviated():
         (["--no-such"], "--no-such is unknown"),
         (["--ti=1"], "ambiguous: --time, --time-min"),
         (["-HZ"], "-Z is unknown"),
-        (["-I", "-X"], "on Slurm it is --x11"),
+        (["-I", "-X"], "on Slurm, use --x11 with -I"),
         (["-J"], "a value is missing"),
         (["-vm"], "-vm: a value is missing"),
         (["--hold=1"], "takes no value"),

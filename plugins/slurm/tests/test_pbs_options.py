@@ -21,8 +21,16 @@ def split(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "given", "fix"),
     [
-        (["-W", "block=true", "job.sh"], "-W block=true: on Slurm -W is --wait", "write --wait"),
-        (["-Jx", "-Wblock=true", "job.sh"], "-W block=true: on Slurm -W", "write --wait"),
+        (
+            ["-W", "block=true", "job.sh"],
+            "-W block=true: on Slurm -W is --wait",
+            "to wait for the job's end use --wait,",
+        ),
+        (
+            ["-Jx", "-Wblock=true", "job.sh"],
+            "-W block=true: on Slurm -W",
+            "to wait for the job's end use --wait,",
+        ),
         (["-W", "depend=afterok:1", "job.sh"], "-W depend=afterok:1: ", "--dependency="),
         (["-v", "A=1,B", "job.sh"], "-v A=1,B: on Slurm -v is --verbose", "--export=ALL,A=1,B"),
         (["-V", "job.sh"], "-V job.sh: on Slurm -V prints sbatch's version", "leave it out"),

@@ -55,9 +55,9 @@ def test_what_an_admin_has_to_set(tmp_path):
     problems = [step.problem for step in plan() if isinstance(step, Check)]
     assert problems[0] == ""
     assert "PrologFlags=Alloc" in problems[1]
-    assert "BatchStartTimeout is now 10" not in problems[2]
-    assert "BatchStartTimeout is 10 s, guests may need 420 s" in problems[2]
-    assert "PrologEpilogTimeout is 60 s" in problems[3]
+    assert "BatchStartTimeout=10 (s) is now" not in problems[2]
+    assert "BatchStartTimeout=10 (s) is too short, because guests may need 420 s" in problems[2]
+    assert "PrologEpilogTimeout=60 (s) is too short" in problems[3]
     _, plan = install(tmp_path, GOOD)
     assert not [s.problem for s in plan() if isinstance(s, Check) and s.problem]
     _, plan = install(tmp_path, GOOD, prolog_time=300.0)
@@ -90,6 +90,6 @@ def test_a_file_of_the_sites_with_our_name(tmp_path):
 
 def test_a_pattern_without_room_for_us(tmp_path):
     _, plan = install(tmp_path, GOOD + "Prolog=/etc/slurm/site-*\n")
-    assert "matches no file name of ours" in next(
+    assert "does not match vTorque's file names: the" in next(
         s.problem for s in plan() if isinstance(s, Check) and "Prolog of" in s.text
     )

@@ -93,7 +93,7 @@ def test_interactive_is_salloc(submitter, tmp_path):
         "salloc", "-N2", "-C", "a", PLAIN[0], "--constraint=a&vt", *PLAIN[2:], "--", *srun, SHELL,
     ]  # fmt: skip
     assert submitter.interactive(line, None, None)[:4] == ["salloc", "-N2", "-C", "a"]
-    with pytest.raises(UsageError, match="runs a shell"):
+    with pytest.raises(UsageError, match="-I starts a shell and takes no command"):
         submitter.split(["-I", "job.sh"])
 
 

@@ -45,15 +45,15 @@ def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature
         return []
     if not feature:
         raise UsageError(
-            "a heterogeneous job can have virtual machines only where the site has a node feature "
-            "for them ([plugin.slurm] feature), which says which component does: use -vm none"
+            "a heterogeneous job can only have virtual machines if the site has a node feature "
+            "for them ([plugin.slurm] feature): use -vm none"
         )
     marked = [names(given.last("constraint"), feature) for given in (first, *others)]
     if marked != [True, *(False for _ in others)]:
         raise UsageError(
-            "of a heterogeneous job the first component has virtual machines, and the script runs "
-            f"there; the others are bare metal: give --constraint={feature} to the first one and "
-            "to no other, or use -vm none"
+            "only the first component of a heterogeneous job has virtual machines, and the "
+            f"script runs there: use --constraint={feature} for the first component only, or use "
+            "-vm none"
         )
     found: list[str] = []
     comment = first.last("comment") or ""

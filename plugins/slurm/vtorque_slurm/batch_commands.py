@@ -59,5 +59,5 @@ class Client:
             raise HostFault(f"{name}: timed out after {self.settings.timeout:g} s") from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-            raise HostFault(f"{name}: exit {done.returncode}: {printable(said, 300)}")
+            raise HostFault(f"{name}: exit code {done.returncode}: {printable(said, 300)}")
         return done.stdout.decode("utf-8", "surrogateescape")

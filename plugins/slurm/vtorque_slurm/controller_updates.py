@@ -16,7 +16,7 @@ from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
 OURS = "vTorque"  # how our notes begin
-_WAITED = " waited in vain for room on "
+_WAITED = " waited too long for free resources on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at most 1024 bytes
 _STARTED = ("RUNNING", "CONFIGURING")
@@ -71,7 +71,7 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     update(client, f"JobId={found.name}", f"ExcNodeList={excluded}")
     if held:
         mend = f"scontrol update JobId={found.name} ExcNodeList=, scontrol release {_whole(found)}"
-        note = f"{printable(note, _MAX_NOTE - 150)} (held; when it is mended: {mend})"
+        note = f"{printable(note, _MAX_NOTE - 150)} (held; when the problem is fixed: {mend})"
     note_job(client, record(client, job.id), note)
 
 
@@ -118,7 +118,7 @@ def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
     ]
     found = next((row[1:] for row in rows if row[0] == job_id and len(row) == 3), None)
     if found is None:
-        raise HostFault(f"sacct shows no job {job_id}")
+        raise HostFault(f"sacct does not list job {job_id}")
     name, there = found
     if line.lower() in there.lower():
         return True
@@ -184,7 +184,7 @@ def requeue(client: Client, job_id: str) -> None:
     """
     found = record(client, job_id)
     if found.state not in _STARTED:
-        raise HostFault(f"job {job_id} does not run any more: {found.state}")
+        raise HostFault(f"job {job_id} no longer runs: {found.state}")
     client.run("scontrol", "requeue", _whole(found))
 
 

@@ -66,9 +66,11 @@ def additions(given: Given, needs: Needs) -> list[str]:
     for name, count in needs.resources.items():
         word = name.removeprefix("gres/")
         if word == name:
-            raise UsageError(f"{name} is no resource of Slurm's nodes: these are called gres/NAME")
+            raise UsageError(
+                f"{name} is not a resource of Slurm's nodes, which are called gres/NAME"
+            )
         if name not in there and (base := f"gres/{word.partition(':')[0]}") in there:
-            raise UsageError(f"{base} is asked for without its type: ask for {word}:{count}")
+            raise UsageError(f"{base} is requested without its type: request {word}:{count}")
         gres += [f"{word}:{count}"] if name not in there else []
     licenses = [f"{name}:{n}" for name, n in needs.licenses.items() if name not in there]
     found = []
@@ -84,7 +86,7 @@ def granted(field: str) -> Mapping[str, Grant]:
     if not field or field == "(null)":
         return {}
     if not re.fullmatch(rf"{_GRANT}(?:,{_GRANT})*", field, re.ASCII):
-        raise HostFault(f"scontrol show job: GRES={field[:80]} cannot be read")
+        raise HostFault(f"scontrol show job: invalid GRES={field[:80]}")
     found: dict[str, Grant] = {}
     for name, kind, indexed, ids, counted in re.findall(_GRANT, field, re.ASCII):
         try:

@@ -27,11 +27,11 @@ def memory_apart(site: Site) -> Iterator[HealthResult]:
     client = Client(site[Settings])
     offered = job_records.offered_mib(client.ask("scontrol", "show", "node", this_node(client)))
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    said = f"Slurm offers {offered} MiB of this node's {has}; guests that wait hold {held}"
+    said = f"Slurm offers {offered} MiB of this node's {has} MiB, and warm guests use {held} MiB"
     if offered + held <= has:
         yield ok(said)
         return
     yield warning(
-        f"{said}: bare jobs may be given what they hold",
-        f"MemSpecLimit={held} or more, or less RealMemory, for this node in slurm.conf",
+        f"{said}: Slurm may give their memory to jobs without guests",
+        f"set MemSpecLimit={held} or more, or a smaller RealMemory, for this node in slurm.conf",
     )

@@ -35,7 +35,7 @@ def numbers(text: str, most: int) -> tuple[int, ...]:
     """
     spans = re.findall(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if sum(int(last or first) - int(first) + 1 for first, last in spans) > most:
-        raise ValueError(f"{text[:80]!r} is more than {most} numbers")
+        raise ValueError(f"{text[:80]!r} has more than {most} numbers")
     return tuple(int(n) for n in expand(f"[{text}]"))
 
 
@@ -52,7 +52,7 @@ def counts(text: str) -> tuple[int, ...]:
             raise ValueError(f"{text[:80]!r} is not a list of counts")
         found += [int(match[1])] * int(match[2] or 1)
         if len(found) > MAX_HOSTS:
-            raise ValueError(f"{text[:80]!r} counts more than {MAX_HOSTS} hosts")
+            raise ValueError(f"{text[:80]!r} has more than {MAX_HOSTS} hosts")
     return tuple(found)
 
 

@@ -16,7 +16,10 @@ from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
 _MOST_CPUS = 1 << 19  # in all lines of a job; Slurm has one for nodes with the same CPUs
-FORGED = "the job's name or comment has line ends that look like Slurm's own: choose another"
+FORGED = (
+    "the job's name or comment contains lines that look like output of scontrol: choose "
+    "another name or comment"
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} "):
-        raise HostFault(f"scontrol shows no job {job_id}")
+        raise HostFault(f"scontrol show job does not list job {job_id}")
     if len(found) > 1:
         raise Refused(FORGED)
     record = found[0]
@@ -86,8 +89,9 @@ def launch_failure(text: str, job_id: str) -> str:
         return ""
     files = dict.fromkeys(_one(rf"   Std{each}=(.*)", found[0]) for each in ("Out", "Err"))
     return (
-        "Slurm could not start the script (JobLaunchFailure): see whether the directories of "
-        f"{' and '.join(printable(file, 300) for file in files)} exist and are yours to write"
+        "Slurm could not start the script (JobLaunchFailure). Check that the directories of "
+        f"{' and '.join(printable(file, 300) for file in files)} exist and that you may write "
+        "to them"
     )
 
 
@@ -112,7 +116,7 @@ def components(text: str, job_id: str) -> tuple[str, ...]:
     ids = _one(r"   HetJobIdSet=([0-9,-]+)", text)
     found = hostlist.expand(f"[{ids}]")
     if not _leads(text, job_id) or found[0] != job_id:
-        raise HostFault(f"scontrol shows no heterogeneous job {job_id}")
+        raise HostFault(f"scontrol show job does not list the heterogeneous job {job_id}")
     return found
 
 
@@ -122,7 +126,7 @@ def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
     ``text`` is the output of ``scontrol show job -d ID+N``, where N is ``number``.
     """
     if not text.startswith(f"JobId={job_id} HetJobId=") or len(_records(text)) > 1:
-        raise HostFault(f"scontrol shows no component {job_id}")
+        raise HostFault(f"scontrol show job does not list the component {job_id}")
     each = _one(r"   NumNodes=\S+ NumCPUs=\d+ NumTasks=\S+ CPUs/Task=(\S+) ReqB.*", text)
     per_task = int(each) if each.isdecimal() else 1
     cpus, *_ = _shares(text)
@@ -187,7 +191,7 @@ def _one(line: str, text: str) -> str:
     if len(found) > 1:
         raise Refused(FORGED)
     if not found:
-        raise HostFault(f"scontrol shows no line like {line.strip()}")
+        raise HostFault(f"the output of scontrol has no line like {line.strip()}")
     return str(found[0])
 
 

@@ -29,14 +29,16 @@ def receive(
 ) -> BatchJob:
     """Implement :meth:`vtorque_core.api.batch_system.MovingAdapter.receive`."""
     if (here := controller_updates.this_node(client)) != node:
-        raise Refused(f"a request for {node} reached {here}: correct how nodes reach each other")
+        raise Refused(
+            f"a request for {node} reached {here}: correct [plugin.survive] remote_command"
+        )
     found = controller_updates.record(client, job_id)
     owner, uid, partition, left_of_time = _fields(client, job_id, "%u|%U|%P|%L", 4)
     held = found if left in found.cpus else _placeholder(client, job_id, left)
     if held is None:
-        raise Refused(f"job {job_id} has nothing on {left}")
+        raise Refused(f"job {job_id} has no resources on {left}")
     if held.granted.get(left):
-        raise Refused("a job with generic resources (GRES) cannot be moved")
+        raise Refused("a job with generic resources (GRES) cannot be migrated")
     _hold(client, job_id, held, left, node, partition, left_of_time)
     account, comment = (_text(client, job_id, field) for field in ("account", "comment"))
     mine = _await(client, job_id, node)
@@ -53,7 +55,7 @@ def receive(
     }
     job = adapter.job((), {**client.environ, **environ})
     if job.blob is None or found.name.endswith("+0"):
-        raise Refused(f"job {job_id} is none with guests alone")
+        raise Refused(f"job {job_id} does not run in guests only")
     ids = mine.cpus.get(node, ())
     return dataclasses.replace(
         job,
@@ -126,7 +128,9 @@ def _await(client: Client, job_id: str, node: str) -> JobRecord:
     until, pause = time.monotonic() + _WAIT, _FIRST_LOOK
     while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
         if time.monotonic() >= until:
-            raise Refused(f"{node} has no room for what the job has: its placeholder waits")
+            raise Refused(
+                f"{node} has no free resources for the job's guests: the placeholder job is pending"
+            )
         time.sleep(pause)
         pause = min(1.5 * pause, _LOOK)
     return found
@@ -160,5 +164,7 @@ def _fields(client: Client, job_id: str, fields: str, count: int) -> list[str]:
     ).split("\n")
     found = next((row.split("|")[1:] for row in rows if row.startswith(f"{job_id}|")), [])
     if found and len(found) != count:
-        raise HostFault(f"squeue shows {printable('|'.join(found), 200)} of job {job_id}")
+        raise HostFault(
+            f"unexpected output of squeue about job {job_id}: {printable('|'.join(found), 200)}"
+        )
     return found or [""] * count

@@ -79,7 +79,7 @@ class SlurmNode(NodeAdapter):
             owner = request_channel.trusted_owner(owner, uid)
             blob = self._request(job_id, word)
             if leader != job_id:
-                raise Refused("of a heterogeneous job only the first component has guests")
+                raise Refused("only the first component of a heterogeneous job has guests")
             record = controller_updates.record(self._client, job_id, account)
             if record.name == f"{job_id}+0":
                 bare = controller_updates.bare_nodes(self._client, job_id)

@@ -37,8 +37,8 @@ _LATER_NONE = "external stepmgr"
 
 # PBS's, of no meaning to sbatch. Those that mean something else: see pbs_options.
 _PBS = {
-    "l": ": on Slurm a job asks with -N, -n, -c, --mem and --time",
-    "X": ": on Slurm it is --x11, with -I",
+    "l": ": on Slurm, request resources with -N, -n, -c, --mem and --time",
+    "X": ": on Slurm, use --x11 with -I",
 }
 
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}

@@ -26,15 +26,15 @@ def refuse(line: CommandLine) -> None:
         _refuse(
             f"-W {value}",
             "-W is --wait, which takes no value",
-            "to wait for the job's end write --wait, for other jobs' --dependency=...",
+            "to wait for the job's end use --wait, for other jobs --dependency=...",
         )
     if pair and before == "verbose":
         _refuse(f"-v {pair}", "-v is --verbose, which takes no value", f"write --export=ALL,{pair}")
     if first and "-V" in line.words:
         _refuse(
             f"-V {first}",
-            "-V prints sbatch's version and submits nothing",
-            "leave it out, jobs get the environment anyway",
+            "-V prints sbatch's version and does not submit the job",
+            "leave it out, because jobs get the environment by default",
         )
     if nodes[:1].isalpha():
         _refuse(f"-N {nodes}", "-N is --nodes, a number", f"write --job-name={nodes}")

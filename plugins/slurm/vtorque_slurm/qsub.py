@@ -108,5 +108,5 @@ def _take(option: str, words: list[str]) -> str:
 def _myself() -> str:
     vsub = Path(sys.prefix, "bin", "vsub")
     if not vsub.exists():
-        raise UsageError(f"{vsub}: not found, so qsub could not call it")
+        raise UsageError(f"{vsub} was not found, so qsub cannot run it")
     return str(vsub)

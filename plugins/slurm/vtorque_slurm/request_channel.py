@@ -27,8 +27,8 @@ def merge(own: str | None, word: str) -> str:
     merged = f"{own.rstrip()} {word}" if own and own.strip() else word
     if len(merged.encode("utf-8", "surrogateescape")) > MAX_COMMENT:
         raise UsageError(
-            f"the job's comment would have {len(merged)} characters with vTorque's own "
-            f"{len(word)}; Slurm's limit is {MAX_COMMENT}: shorten --comment, or the -vm values"
+            f"the job's comment would have {len(merged)} characters, {len(word)} of them for "
+            f"vTorque, and Slurm's limit is {MAX_COMMENT}: shorten --comment, or the -vm values"
         )
     return merged
 
@@ -67,5 +67,8 @@ def trusted_owner(name: str, uid: int) -> str:
     except KeyError:
         found = "nobody"
     if found != name:
-        raise HostFault(f"the job's user is {name} with uid {uid} to Slurm, but {found} here")
+        raise HostFault(
+            f"Slurm reports the job's user {name} with uid {uid}, but on this node the uid "
+            f"is {found}"
+        )
     return found

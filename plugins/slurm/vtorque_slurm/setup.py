@@ -58,7 +58,9 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
         directory, pattern = Path(now).parent, Path(now).name
         name = _name_in(directory, pattern)
         if name is None or "*" in str(directory):
-            problem = f"{key}={now} matches no file name of ours: let it end with /*"
+            problem = (
+                f"{key}={now} does not match vTorque's file names: the pattern must end with /*"
+            )
             yield Check(f"{key} of {path}", problem)
         else:
             yield ReplacedFile(directory / name, content)
@@ -101,7 +103,7 @@ def _folder(path: Path) -> Change:
         with contextlib.suppress(OSError):
             path.rmdir()
 
-    return Change(f"make {path}", path.is_dir, make, remove)
+    return Change(f"create {path}", path.is_dir, make, remove)
 
 
 def _link(path: Path, target: Path) -> Change:
@@ -132,7 +134,7 @@ def feature_step(name: str, client: Client) -> Mark:
     counts as done if doctor has removed the feature.
     """
     return Mark(
-        f"give this node the feature {name} (to last: NodeName=... Feature={name})",
+        f"set the feature {name} on this node (to make it permanent: NodeName=... Feature={name})",
         lambda: controller_updates.is_marked(client, name),
         lambda: controller_updates.mark(client, name, healthy=True, reason=""),
         lambda: controller_updates.mark(client, name, healthy=False, reason=""),
@@ -148,8 +150,10 @@ def _checks(settings: Settings, path: Path) -> Sequence[Check]:
             "PrologFlags=Alloc",
             ""
             if alloc
-            else f"{path}: without PrologFlags=Alloc guests would start only with the first step "
-            "on a node, and not on all nodes: set it, then scontrol reconfigure",
+            else (
+                f"{path}: without PrologFlags=Alloc, guests would start only with the first step "
+                "on a node, and not on all nodes: set it, then run scontrol reconfigure"
+            ),
         ),
         _least(path, "BatchStartTimeout", least, 10),
         _least(path, "PrologEpilogTimeout", least, _UNLIMITED),
@@ -159,5 +163,8 @@ def _checks(settings: Settings, path: Path) -> Sequence[Check]:
 def _least(path: Path, key: str, least: int, default: int) -> Check:
     text = slurm_conf.value(path, key)
     now = int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) else default
-    problem = f"{path}: {key} is {now} s, guests may need {least} s: set {key}={least}"
+    problem = (
+        f"{path}: {key}={now} (s) is too short, because guests may need {least} s: set "
+        f"{key}={least}"
+    )
     return Check(f"{key} of at least {least} s", "" if now >= least else problem)

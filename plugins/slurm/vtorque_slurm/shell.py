@@ -42,9 +42,9 @@ class SlurmJobShell(JobShell):
         """
         job_id = environ.get("SLURM_JOB_ID", "")
         if not job_id.isdecimal():
-            raise UsageError("SLURM_JOB_ID is not set: this program is started by Slurm")
+            raise UsageError("SLURM_JOB_ID is not set: only Slurm can start this program")
         if not argv and (stdin is None or not os.isatty(stdin)):
-            raise UsageError("neither a script nor a terminal")
+            raise UsageError("standard input is neither a script nor a terminal")
         if not argv and stdin is not None:
             _without_echo(stdin)
         return Started(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))

@@ -87,4 +87,4 @@ def _read(conf: Path) -> str:
     try:
         return conf.read_text("utf-8", "surrogateescape")
     except OSError as error:
-        raise HostFault(f"{conf}: {error.strerror}: see [plugin.slurm] conf") from None
+        raise HostFault(f"{conf}: {error.strerror}: set [plugin.slurm] conf") from None

@@ -61,7 +61,9 @@ class SlurmSubmitter:
         found: tuple[str, ...] = ()
         if line.interactive:
             if line.operands:
-                raise UsageError(f"{printable(line.operands[0])}: -I runs a shell, no command")
+                raise UsageError(
+                    f"{printable(line.operands[0])}: -I starts a shell and takes no command"
+                )
             if line.more:
                 raise UsageError("-I: a heterogeneous job of virtual machines needs a script")
             given = self._given(line, b"")
@@ -142,7 +144,7 @@ class SlurmSubmitter:
         if _has_files(blob):
             raise UsageError(
                 "-I: vm_prologue and vm_epilogue would be in the job's comment, which all users "
-                "can read: submit a script, or do without"
+                "can read: submit a script, or leave them out"
             )
         word = to_token(blob)
         added = additions(self._given(line, b""), needs, word, self._settings)
@@ -157,7 +159,7 @@ class SlurmSubmitter:
         argv = [self.program("squeue"), "--noheader", "--array", f"--format={word}{_FIELDS}"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
         if done.returncode != 0:
-            raise UsageError(f"squeue ended with {done.returncode}")
+            raise UsageError(f"squeue ended with exit code {done.returncode}")
         return _infos(done.stdout.decode("utf-8", "replace").split(word)[1:])
 
     def cancel(self, job_id: str) -> int:
@@ -204,7 +206,7 @@ class SlurmSubmitter:
         where = self._settings.bindir
         found = str(Path(where, name)) if where else shutil.which(name)
         if found is None or not os.access(found, os.X_OK):
-            raise UsageError(f"{found or name} is not there: see [plugin.slurm] bindir")
+            raise UsageError(f"{found or name} was not found: set [plugin.slurm] bindir")
         return found
 
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:

@@ -114,14 +114,14 @@ def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path, nobody)
     assert not node.start(node.job(ASKED)).error
     assert len(node.domains()) == 2
     (line,) = told(node)
-    wanted = f"runs without snap=true on node n1: snapteld at {url}: nobody listens there"
+    wanted = f"the job runs without snap=true on node n1: snapteld at {url}: not running"
     assert line == wanted
     node.release()
     assert node.look() == before
     strict = recorded(tmp_path / "strict", url, required=True)
     before = strict.look()
     run = strict.start(strict.job(ASKED))
-    assert (run.kind, "nobody listens there" in run.error) == ("NotRunning", True)
+    assert (run.kind, "not running" in run.error) == ("NotRunning", True)
     strict.release()
     assert strict.look() == before
 
@@ -144,9 +144,9 @@ def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path,
         url = f"http://localhost:{listener.getsockname()[1]}"
         node = recorded(tmp_path / "node", url, timeout=0.5)
         assert not node.start(node.job(ASKED)).error
-        assert "not done within 0.5 s" in told(node)[0]
+        assert "no success within 0.5 s" in told(node)[0]
         node.release()
-    assert capfd.readouterr().err.count("stays in snapteld until the next job's end") == 1
+    assert capfd.readouterr().err.count("stays in snapteld until the next job ends") == 1
     assert list(node.site.paths.journal.iterdir()) == []
     (note,) = (node.site.paths.state / "snap").iterdir()
     assert json.loads(note.read_text())["url"] == url

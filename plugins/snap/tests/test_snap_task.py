@@ -109,9 +109,9 @@ def test_a_template_that_is_no_text_is_a_host_fault():
         ({"url": "http://me:pw@localhost"}, "write http://"),
         ({"url": "http://localhost:99999"}, "ort"),
         ({"url": "https://localhost"}, "ca must be set"),
-        ({"url": "http://far:1", "password": "/x", "name": "[jobid][node]"}, "clear text"),
-        ({"url": "http://far:1"}, r"name must have \[jobid\]"),
-        ({"name": "snap"}, r"name must have \[jobid\]"),
+        ({"url": "http://far:1", "password": "/x", "name": "[jobid][node]"}, "plain text"),
+        ({"url": "http://far:1"}, r"name must contain \[jobid\], and \[node\]"),
+        ({"name": "snap"}, r"name must contain \[jobid\], and \[node\]"),
         ({"timeout": 0.0}, "0.5 to 20 s"),
         ({"timeout": 31.0}, "0.5 to 20 s"),
         ({"user": "a:b"}, "colon"),
@@ -214,7 +214,10 @@ def test_what_a_dead_snapteld_keeps_is_deleted_by_a_later_release(tmp_path, caps
         one.create()
         server.scheduler.options.password = "x"
         one.release()
-        assert capsys.readouterr().err.count("task one stays in snapteld until the next job") == 1
+        assert (
+            capsys.readouterr().err.count("task one stays in snapteld until the next job ends:")
+            == 1
+        )
         one.release()  # noted once
         assert [name for _, name in noted(str(notes), one.access.url)] == ["one"]
         assert oct(notes.stat().st_mode & 0o777) == "0o700"
@@ -222,7 +225,7 @@ def test_what_a_dead_snapteld_keeps_is_deleted_by_a_later_release(tmp_path, caps
         object.__setattr__(site.paths, "state", tmp_path)
         server.scheduler.options.password = ""
         _, left = node.check(site)
-        assert (left.status, "delete one" in left.message) == ("warning", True)
+        assert (left.status, "snapteld yet: one" in left.message) == ("warning", True)
         task_of(server, "far", notes, host="127.0.0.1").release()
         assert names(server) == ["one"]  # noted for another snapteld
         (notes / "half-written").write_text("")
@@ -260,6 +263,6 @@ def test_doctor_says_how_it_is(tmp_path):
         assert "none: No such file" in asked().message
         settings["template"] = example(tmp_path)
     (idle,) = node.check(PluginSite(settings=(Settings(),)))
-    assert (idle.status, idle.message[:10]) == ("ok", "not set up")
+    assert (idle.status, idle.message[:14]) == ("ok", "not configured")
     assert asked().status == "warning"
     assert asked(required=True).status == "failed"

@@ -105,7 +105,7 @@ class Client:
         path = "body.ScheduledTasks" if self.access.version == "v1" else "tasks"
         entries = at(self._ask(200, "GET", "/tasks"), path)
         if not isinstance(entries, list):
-            raise self._nonsense(f"no list at {path}")
+            raise self._nonsense(f"no list in {path}")
         return [self._task(entry) for entry in entries]
 
     def create(self, manifest: bytes) -> str:
@@ -140,9 +140,9 @@ class Client:
 
     def late(self) -> HostFault:
         """Return the error for an expired deadline."""
-        said = f"; it has said: {self._refusal}" if self._refusal else ""
+        said = f"; its last error: {self._refusal}" if self._refusal else ""
         return HostFault(
-            f"snapteld at {self.access.url}: not done within {self._seconds:g} s{said}"
+            f"snapteld at {self.access.url}: no success within {self._seconds:g} s{said}"
         )
 
     def abort(self) -> None:
@@ -173,11 +173,11 @@ class Client:
         status, data = self._exchange(method, f"/{self.access.version}{path}", body)
         if status == 401:
             user = f"user {self.access.user!r}" if self.access.password else "without a password"
-            raise HostFault(f"snapteld at {self.access.url}: does not let us in ({user}): 401")
+            raise HostFault(f"snapteld at {self.access.url}: authentication failed ({user}): 401")
         try:
             value = json.loads(data) if data else None
         except (ValueError, RecursionError):
-            raise self._nonsense(f"no JSON but {data[:60]!r} ({status})") from None
+            raise self._nonsense(f"invalid JSON {data[:60]!r} ({status})") from None
         if not 200 <= status < 300:
             said = (
                 at(value, "body.message")
@@ -195,7 +195,7 @@ class Client:
             with connection.getresponse() as response:
                 data = response.read(MAX_BYTES + 1)
         except ConnectionRefusedError:
-            raise NotRunning(f"snapteld at {self.access.url}: nobody listens there") from None
+            raise NotRunning(f"snapteld at {self.access.url}: not running") from None
         except TimeoutError:
             raise self.late() from None
         except (OSError, http.client.HTTPException) as error:
@@ -236,8 +236,10 @@ class Client:
     def _task(self, entry: Any) -> Task:
         fields = [at(entry, key) for key in ("id", "name", "task_state")]
         if not all(isinstance(field, str) for field in fields) or not _ID.fullmatch(fields[0]):
-            raise self._nonsense(f"{ascii(entry)[:100]} is no task")
+            raise self._nonsense(f"{ascii(entry)[:100]} is not a task")
         return Task(*fields)
 
     def _nonsense(self, what: str) -> HostFault:
-        return HostFault(f"snapteld at {self.access.url}: is that snapteld? It answers {what}")
+        return HostFault(
+            f"snapteld at {self.access.url}: unexpected answer, is it snapteld? {what}"
+        )

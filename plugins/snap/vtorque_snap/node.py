@@ -48,18 +48,20 @@ class Settings:
         url, here = urlsplit(self.url), is_local(self.url)
         plain = not (url.path.strip("/") or url.query or url.fragment or url.username)
         if url.scheme not in ("http", "https") or not url.hostname or not plain:
-            raise ValueError(f"url = {self.url!r}: write http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(
+                f"url={self.url!r} is invalid: write http://HOST:PORT or https://HOST:PORT"
+            )
         _ = url.port  # a ValueError of its own
         if url.scheme == "https" and not self.ca:
-            raise ValueError("ca must be set for https: the certificates that it is checked by")
+            raise ValueError("ca must be set for https: the CA certificates to verify the server")
         if url.scheme == "http" and self.password and not here:
-            raise ValueError("password would go over the network in clear text: use https")
+            raise ValueError("password would be sent over the network in plain text: use https")
         if "[jobid]" not in self.name or not (here or "[node]" in self.name):
-            raise ValueError("name must have [jobid] in it, and [node] if url is another machine")
+            raise ValueError("name must contain [jobid], and [node] if url is another host")
         if not 0.5 <= self.timeout <= 20:  # the release of a record may take 30 s
-            raise ValueError(f"timeout = {self.timeout:g} s: must be 0.5 to 20 s")
+            raise ValueError(f"timeout={self.timeout:g} (s) is invalid: it must be 0.5 to 20 s")
         if ":" in self.user:
-            raise ValueError("user must have no colon (RFC 7617)")
+            raise ValueError("user must not contain a colon (RFC 7617)")
         try:
             re.compile(self.nodes)
         except re.error as error:
@@ -87,7 +89,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
     except HostFault as error:
         if settings.required:
             raise
-        job.warn(f"runs without snap=true on node {first.job.node}: {error}")
+        job.warn(f"the job runs without snap=true on node {first.job.node}: {error}")
 
 
 def _task(job: NodeJob, settings: Settings) -> SnapTask:
@@ -111,7 +113,9 @@ def check(site: Site) -> Iterator[HealthResult]:
 
     settings = site[Settings]
     if settings == Settings() and not Path(settings.template).exists():
-        yield HealthResult("ok", f"not set up: no [plugin.snap] and no {settings.template}")
+        yield HealthResult(
+            "ok", f"not configured: [plugin.snap] and {settings.template} are missing"
+        )
         return
     bad: Literal["failed", "warning"] = "failed" if settings.required else "warning"
     try:
@@ -119,15 +123,18 @@ def check(site: Site) -> Iterator[HealthResult]:
         manifest(read_trusted(settings.template), "name", values, ["guest"])
         tasks = within(settings.access, settings.timeout, lambda client: client.tasks())
     except HostFault as error:
-        yield HealthResult(bad, str(error), fix="[plugin.snap] in the site config, or snapteld")
+        yield HealthResult(
+            bad, str(error), fix="correct [plugin.snap] in the site config, or start snapteld"
+        )
         return
     yield HealthResult("ok", f"{settings.url} answers and has {len(tasks)} tasks")
     left = [name for _, name in noted(_notes(site), settings.access.url)]
     if left:
         yield HealthResult(
             "warning",
-            f"snapteld has still to delete {', '.join(left)[:300]}",
-            fix="the next end of a job with snap=true does it; or snaptel task stop and remove",
+            f"not deleted from snapteld yet: {', '.join(left)[:300]}",
+            fix="the next end of a job with snap=true deletes them; or use snaptel task stop and "
+            "remove",
         )
 
 

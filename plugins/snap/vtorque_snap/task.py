@@ -42,13 +42,13 @@ def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequ
     try:
         task = _filled(json.loads(template), values, guests)
     except (ValueError, RecursionError) as error:
-        raise HostFault(f"template: is no JSON: {error}") from None
+        raise HostFault(f"template: is not valid JSON: {error}") from None
     metrics, tags = (at(task, f"workflow.collect.{key}") for key in ("metrics", "tags"))
     if not isinstance(metrics, dict) or not all(len(each) > 1 for each in metrics or [""]):
-        raise HostFault("template: has no workflow.collect.metrics (Snap's docs/TASKS.md)")
+        raise HostFault("template: workflow.collect.metrics is missing (Snap's docs/TASKS.md)")
     tags = {} if tags is None else tags
     if not isinstance(tags, dict) or not all(isinstance(each, dict) for each in tags.values()):
-        raise HostFault("template: workflow.collect.tags are not tags (Snap's docs/TASKS.md)")
+        raise HostFault("template: workflow.collect.tags is invalid (Snap's docs/TASKS.md)")
     for metric in metrics:  # the first character separates: /intel/psutil, |intel|psutil
         root = metric[0] + metric[1:].split(metric[0])[0]
         tags[root] = {**tags.get(root, {}), **values}
@@ -133,7 +133,7 @@ class SnapTask(Resource):
 
     def _note(self, why: str) -> None:
         """Note the task for a later release, and log a warning."""
-        said = f"task {self.name} stays in snapteld until the next job's end: {why}"
+        said = f"task {self.name} stays in snapteld until the next job ends: {why}"
         sys.stderr.write(f"vtorque: warning: snap: {said}\n")
         syslog.syslog(syslog.LOG_WARNING, f"vtorque: snap: {said}")
         text = json.dumps({"url": self.access[0], "name": self.name})

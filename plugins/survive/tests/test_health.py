@@ -187,7 +187,7 @@ def test_of_doctor_what_has_failed_counts(tmp_path):
     with pytest.raises(health.HostFault, match=r"^libvirt: no answer$"):
         health._ask(("/bin/sh", "-c", f"cat {said}; exit 1"))
     health._ask(("/bin/sh", "-c", f"cat {said}"))
-    with pytest.raises(health.HostFault, match="exit status 4"):
+    with pytest.raises(health.HostFault, match="exit code 4"):
         health._ask(("/bin/sh", "-c", "exit 4"))
 
 

@@ -39,7 +39,7 @@ def test_what_another_node_says(way):
     ("body", "why"),
     [
         ("sys.exit('ssh: no route\\nto host')", "n3 did not answer the request: to host"),
-        ("sys.exit(9)", "n3 did not answer the request: exit status 9"),
+        ("sys.exit(9)", "n3 did not answer the request: exit code 9"),
         ("print('no JSON')", "n3 did not answer the request: Expecting value"),
         ("print('{}')", "n3 did not answer the request: 'answer'"),
     ],
@@ -103,9 +103,9 @@ def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
         (
             "sys.exit('Host key\\nverification failed.')",
             HostFault,
-            "on n3 has exited: verification",
+            "on n3 exited: verification",
         ),
-        ("pass", HostFault, "on n3 has exited: no error message"),
+        ("pass", HostFault, "on n3 exited: no message"),
         ("print('motd')", HostFault, "invalid answer from n3: motd"),
         ("print('{}')", HostFault, "n3 did not send valid domain XML"),
         ("print(json.dumps({'xml': {'b': 'x'}}))", HostFault, "n3 did not send valid domain XML"),

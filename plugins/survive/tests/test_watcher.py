@@ -134,7 +134,7 @@ def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains)
     assert phases(job)[-2:] == ["paused", "run"]
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
-    assert "paused: requested by its owner" in log and "goes on: " in log
+    assert "paused: requested by its owner" in log and "resumed: " in log
     assert not any(loop.reasons)  # nothing for the batch system to say
 
 

@@ -80,8 +80,7 @@ def settled(
     """Return the location of each guest: ``here``, ``none`` (not here), or ``comes`` (undecided).
 
     The source node asks once its libvirt has finished. ``theirs`` maps each UUID to the guest's
-    state
-    on the source. If no guest is here or on its way, release what they hold on this node.
+    state on the source. If no guest is here or on its way, release what they hold on this node.
 
     - A guest that has run here belongs here, even if it has ended: a paused one on the source is
       older.
@@ -153,8 +152,7 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
     """Record that a job's guests on one node are on another node now.
 
     ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests, on
-    the
-    job's first node only.
+    the job's first node only.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]

@@ -256,9 +256,7 @@ def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Ite
 
 def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if not settings.checkpoints:
-        raise Refused(
-            "checkpoints are disabled on this site ([plugin.survive] checkpoints is empty)"
-        )
+        raise Refused("checkpoints are disabled ([plugin.survive] checkpoints is empty)")
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("the job is suspended: resume it first")
     if not leads(job):
@@ -315,9 +313,7 @@ def _cancel(config: Path, job: RunningJob) -> None:
     site, batch = service.batch_system(config)
     code = batch.submitter(site).cancel(job.job.id)
     if code:
-        raise HostFault(
-            f"the job is saved, but the batch system cannot cancel it (exit status {code})"
-        )
+        raise HostFault(f"the job is saved, but cannot be canceled (exit code {code})")
 
 
 def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:

@@ -102,4 +102,4 @@ def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
     if done.returncode == 0:
         return ""
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return f"{node}: {printable(said[-1], 300) if said else f'exit status {done.returncode}'}"
+    return f"{node}: {printable(said[-1], 300) if said else f'exit code {done.returncode}'}"

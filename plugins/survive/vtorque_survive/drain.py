@@ -230,7 +230,7 @@ def _vmgr(config: Path, *words: str) -> tuple[str, str]:
     out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))
     if done.returncode == 0:
         return printable(out, _MOST), ""
-    last = (err or out or f"exit status {done.returncode}").splitlines()[-1]
+    last = (err or out or f"exit code {done.returncode}").splitlines()[-1]
     return "", printable(last.removeprefix("vmgr: "), _MOST)
 
 

@@ -203,7 +203,7 @@ def _ask(argv: tuple[str, ...]) -> None:
     ) as process:  # fmt: skip
         said = process.stdout.read(_READ).decode("utf-8", "replace") if process.stdout else ""
     if process.returncode:
-        raise HostFault(_words(said) or f"exit status {process.returncode}")
+        raise HostFault(_words(said) or f"exit code {process.returncode}")
 
 
 def _words(said: str) -> str:

@@ -13,8 +13,7 @@ then asks the destination:
   copy only once the source has none.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.move_record`), so the watcher can
-continue
-after a killed process.
+continue after a killed process.
 """
 
 from __future__ import annotations
@@ -111,10 +110,7 @@ class Here:
         argv = [*place.hook("epilogue"), job_id]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
-            raise HostFault(
-                f"not all resources of job {job_id} on this node are released: run vtorque "
-                "reap for the reasons"
-            )
+            raise HostFault(f"some resources of job {job_id} are not released: run vtorque reap")
 
 
 def migrate(here: Here, job_id: str, to: str) -> None:
@@ -171,27 +167,17 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
     node, lacking = job.job.node, facts.get("immovable")
     reach.argv(settings, to, ())
     if node not in nodes[1:]:
-        raise Refused(
-            f"the guests on {node}, the job's first node, cannot be migrated because the job "
-            f"shell runs there; {CHECKPOINT}"
-        )
+        raise Refused(f"{node} runs the job shell, so its guests cannot migrate; {CHECKPOINT}")
     if to in nodes:
         raise Refused(f"{to} already runs a guest of the job")
     if lacking is None:
         raise Refused("the job was started by a version of vTorque that cannot migrate guests")
     if lacking:
-        raise Refused(
-            f"the job's guests use resources that cannot be migrated: {', '.join(lacking)}"
-        )
+        raise Refused(f"the guests use resources that cannot be migrated: {', '.join(lacking)}")
     if len(job.guests) < len(facts.get("guests", ())):
-        raise Refused(
-            "some of the job's guests have already migrated to another node: the others "
-            "cannot follow"
-        )
+        raise Refused("some of the job's guests have migrated before: the others cannot follow")
     if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
-        raise Refused(
-            "the job is suspended, starting or ending: only running guests can be migrated"
-        )
+        raise Refused("the job is suspended, starting or ending, so guests cannot be migrated")
     return tuple(to if each == node else each for each in nodes)
 
 
@@ -200,10 +186,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
-                raise Refused(
-                    "the job's guests use a disk file of their owner (disk=), which cannot "
-                    "be migrated"
-                )
+                raise Refused("the job uses a disk file (disk=), which cannot be migrated")
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
             _record(job, guests, to, nodes).write(here.paths)
@@ -385,18 +368,15 @@ def _answer(
         if not data:
             errors.seek(0)
             last = errors.read(1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise HostFault(
-                f"the receiver on {to} has exited: {printable(last or 'no error message', 300)}"
-            )
+            raise HostFault(f"the receiver on {to} exited: {printable(last or 'no message', 300)}")
         said += data
     line, _, said[:] = bytes(said).partition(b"\n")
     try:
         found: dict[str, Any] = json.loads(line)
         failed = found.get("failed")
     except (ValueError, AttributeError):
-        raise HostFault(
-            f"invalid answer from {to}: {printable(line.decode('utf-8', 'replace'), 100)}"
-        ) from None
+        text = printable(line.decode("utf-8", "replace"), 100)
+        raise HostFault(f"invalid answer from {to}: {text}") from None
     if failed:
         raise Refused(f"{to}: {printable(str(failed), 500)}")
     return found
@@ -444,10 +424,7 @@ def _settle(here: Here, move: Move, why: str) -> None:
         move = move.now(here.paths, AWAY)
         if move.part:
             count = len(move.guests)
-            raise HostFault(
-                f"only {count} of the job's guests have migrated to {move.to}, the others "
-                f"are still on this node: {why}"
-            )
+            raise HostFault(f"only {count} of the guests have migrated to {move.to}: {why}")
 
 
 def _there(said: Mapping[str, str]) -> set[str]:
@@ -456,9 +433,7 @@ def _there(said: Mapping[str, str]) -> set[str]:
 
 def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     """Return the guests that the destination owns. If there are none, all run here."""
-    both = (
-        f"a guest of the job runs on both {move.node} and {move.to}: destroy one of them with virsh"
-    )
+    both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
     if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
         if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
@@ -490,11 +465,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         if gone:
             log.info("%d of %d guests have migrated to %s", len(gone), len(mine), move.to)
         else:
-            log.info(
-                "the guests stay on %s: %s",
-                move.node,
-                why or "they did not arrive on the destination",
-            )
+            log.info("the guests stay on %s: %s", move.node, why or "they did not arrive")
             locked.enter(suspend.RUNS)
         return gone
 
@@ -578,7 +549,5 @@ def _leave(here: Here, move: Move) -> None:
         if not here.adapter.over(move.job, move.attempt):
             here.adapter.leave(move.job, move.node)
     except VtorqueError as error:  # Slurm without slurmdbd says so for ever, or a strange job name
-        log.warning(
-            "%s stays reserved for job %s until the job ends: %s", move.node, move.job, error
-        )
+        log.warning("%s stays reserved until job %s ends: %s", move.node, move.job, error)
     on_step("after leave")

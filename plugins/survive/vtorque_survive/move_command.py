@@ -20,9 +20,10 @@ from vtorque_survive import arrival, move
 def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
     """Migrate the guests that a job has on this node to another node. Root only.
 
-    The job's first node cannot be left, because its job shell runs there. Needs Slurm: a job of
-    root's reserves the guests' share on the destination, and the source node is released. With exit
-    code 1, the last line says which guests are where, and why.
+    Guests on the job's first node cannot be migrated, because the job shell runs there. Needs
+    Slurm: a placeholder job of root reserves the guests' cores and memory on the destination, and
+    the source node is released. With exit code 1, the last line says which guests run where, and
+    why.
     """
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate needs root's privileges")

@@ -1,9 +1,8 @@
 """A node's record of guests that are migrating, or have migrated, to another node.
 
 Root writes ``<state>/moves/<job key>.json`` before each step. The holder of the lock beside it
-works
-on the migration. The record stays until the job has ended, because the guests keep their addresses,
-which no other job may get.
+works on the migration. The record stays until the job has ended, because the guests keep their
+addresses, which no other job may get.
 """
 
 from __future__ import annotations

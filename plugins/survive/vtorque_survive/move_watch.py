@@ -85,7 +85,7 @@ def apart(config: Path, found: move_record.Move) -> None:
     )  # fmt: skip
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise HostFault(printable(said or f"exit status {done.returncode}", 500))
+        raise HostFault(printable(said or f"exit code {done.returncode}", 500))
 
 
 def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:

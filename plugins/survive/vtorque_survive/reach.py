@@ -59,7 +59,7 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
         if done.returncode == 0:
             return json.loads(done.stdout)["answer"]
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        why = said[-1] if said else f"exit status {done.returncode}"
+        why = said[-1] if said else f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
         why = f"no answer within {_ANSWER:g} s"
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,10 +1,8 @@
 """Requests from a job's owner to root's watcher, and the answers.
 
 The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. Only the owner may
-write
-to it. A FIFO passes no file descriptors, and root never blocks on it. The answer is a file of
-root's
-in the job's kept records.
+write to it. A FIFO passes no file descriptors, and root never blocks on it. The answer is a file
+among the job's kept records, which root writes.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def path_of(paths: Paths, key: str) -> Path:
 
 @dataclass(frozen=True)
 class Fifo(Resource):
-    """A FIFO in a directory of root's. Only the user ``uid`` may write to it."""
+    """A FIFO in one of root's directories. Only the user ``uid`` may write to it."""
 
     kind = "survive-fifo"
     path: str
@@ -66,7 +64,7 @@ class Fifo(Resource):
 
 
 def listen(path: Path) -> int:
-    """Open a FIFO in a directory of root's.
+    """Open a FIFO in one of root's directories.
 
     It is opened for reading and writing, so that it never reaches end of file.
     """

@@ -149,8 +149,7 @@ class Gate:
     """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
     Each node's Held file records when its guests are ready. A node that times out takes that back
-    under
-    the lock of the node that writes it. So either all guests resume, or none.
+    under the lock of the node that writes it. So either all guests resume, or none.
     """
 
     def __init__(

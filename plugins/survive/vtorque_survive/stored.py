@@ -1,8 +1,7 @@
-"""A user's checkpoints on disk: directories of root's in the site's checkpoint directory.
+"""A user's checkpoints on disk: root's directories in the site's checkpoint directory.
 
 ``<checkpoints>/<uid>/<job key>/`` has the memory of each guest (``g0.memory``, by rank, in
-libvirt's
-format), its own disk (``g0.disk``), the job shell's session state (``session``), and
+libvirt's format), its own disk (``g0.disk``), the job shell's session state (``session``), and
 ``manifest.json``, which is written last. An unfinished directory has another name and is never
 used. Only root may read them, because memory contains users' secrets.
 """

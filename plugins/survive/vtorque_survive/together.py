@@ -144,8 +144,7 @@ class Together:
         """Wait for the first node to complete the checkpoint, until a time.time().
 
         ``longest`` is the deadline once the job's first guest ends: the job shell may be stopped,
-        or the
-        first node's watcher killed.
+        or the first node's watcher killed.
 
         Raises:
             HostFault: If it is late.

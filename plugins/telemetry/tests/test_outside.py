@@ -134,7 +134,7 @@ def test_root_does_not_wait_for_one_that_is_stopped(
     monkeypatch.setattr(module, "_STUCK", 0.0)
     outside.send(TICK, {})
     assert first.poll() is not None
-    assert "is started again" in caplog.text
+    assert "; restarting it" in caplog.text
     outside.send(TICK, {})
     assert outside._life is not None and outside._life.process is not first
 
@@ -169,7 +169,7 @@ def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
     def said() -> bool:
         outside.send(TICK, {})
-        return "exporter prometheus: HostFault: everybody who reaches" in caplog.text
+        return "exporter prometheus: HostFault: everyone who can reach" in caplog.text
 
     eventually(said)
     assert "exporter no: no installed distribution provides 'no'" in caplog.text
@@ -178,7 +178,7 @@ def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 def test_one_that_does_not_open_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert module._sink("slow", Future()) is None
-    assert caplog.messages == ["exporter slow: has not opened within 10 s"]
+    assert caplog.messages == ["exporter slow: not ready within 10 s"]
 
 
 SENDS = """

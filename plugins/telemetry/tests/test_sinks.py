@@ -267,7 +267,7 @@ def test_a_directory_that_is_anothers_or_can_be_replaced_is_refused(tmp_path, mo
         Textfile(Settings(textfile=str(tmp_path / "new/x.prom")))
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
-    with pytest.raises(ConfigError, match=r"belongs to uid 0, must to \d+ \('uid' in"):
+    with pytest.raises(ConfigError, match=r"belongs to uid 0, but must belong to \d+ \('uid' in"):
         Textfile(Settings(textfile=str(tmp_path / "x.prom")))
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(OSError, match="Not a directory"):
@@ -408,7 +408,7 @@ def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
     assert slow._thread.is_alive() and not go.is_set()
     eventually(lambda: got)
     assert [r.message for r in caplog.records] == [
-        "exporter slow: no answer for 0.05 s; samples are lost meanwhile"
+        "no answer for exporter slow: no answer for 0.05 s; samples are being lost"
     ]
     assert slow.lost >= 99 * len(SAMPLES)
     close_all([slow, good])
@@ -448,7 +448,7 @@ def test_a_failing_sink_is_reported_once_until_it_works(caplog):
 
 def test_settings_that_make_no_sense_are_refused():
     for bad, said in (
-        ({"interval": 0.1}, "interval is 0.1 s"),
+        ({"interval": 0.1}, "interval=0.1 (s) is too short: it must be at least 0.5 s"),
         ({"write_timeout": 0}, "write_timeout"),
         ({"app_series": -1}, "app_series"),
         ({"listen": "9177"}, "listen"),
@@ -456,7 +456,7 @@ def test_settings_that_make_no_sense_are_refused():
         ({"textfile_mode": "0666"}, "textfile_mode"),
         ({"textfile_mode": "rw"}, "textfile_mode"),
         ({"influx_url": "ftp://x"}, "influx_url"),
-        ({"certificate": "/x"}, "belong together"),
+        ({"certificate": "/x"}, "certificate and key must be set"),
         ({"client_ca": "/x"}, "needs both"),
     ):
         with pytest.raises(ValueError, match=said):

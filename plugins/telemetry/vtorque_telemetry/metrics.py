@@ -13,12 +13,12 @@ _GUEST = "vtorque_guest_"
 METRICS: dict[str, str] = {
     f"{_GUEST}cpu_seconds_total": "CPU time of the guest's virtual CPUs",
     f"{_GUEST}cpu_steal_seconds_total": "time its virtual CPUs waited for a host CPU",
-    f"{_GUEST}emulator_cpu_seconds_total": "CPU time of QEMU beside vCPUs, iothreads and vhost",
+    f"{_GUEST}emulator_cpu_seconds_total": "CPU time of QEMU except vCPUs, iothreads and vhost",
     f"{_GUEST}iothread_cpu_seconds_total": "CPU time of QEMU's iothreads",
     f"{_GUEST}vhost_cpu_seconds_total": "CPU time of the guest's vhost threads",
     f"{_GUEST}vcpus": "virtual CPUs",
-    f"{_GUEST}io_cores": "host cores for its I/O alone",
-    f"{_GUEST}memory_assigned_bytes": "memory the guest was given",
+    f"{_GUEST}io_cores": "host cores reserved for its I/O",
+    f"{_GUEST}memory_assigned_bytes": "memory of the guest",
     f"{_GUEST}memory_rss_bytes": "host memory of its QEMU process",
     f"{_GUEST}page_faults_total": "page faults of its QEMU process",
     f"{_GUEST}disk_read_bytes_total": "bytes read from a disk",
@@ -34,8 +34,8 @@ METRICS: dict[str, str] = {
     },
     f"{_GUEST}boot_seconds": "time from the guest's start until it was ready",
     "vtorque_job_phase_seconds": "length of a phase of the job on this node",
-    "vtorque_job_phases_total": "how often the job's guests stood still, left or came here",
-    "vtorque_job_app_lines_rejected_total": "lines in $VTORQUE_METRICS that were not understood",
+    "vtorque_job_phases_total": "how often the job's guests were suspended, resumed or migrated",
+    "vtorque_job_app_lines_rejected_total": "invalid lines in $VTORQUE_METRICS",
 }
 COUNTED = ("paused", "suspended", "moves", "arrives")
 """Phases that can occur several times, and are counted."""

@@ -48,9 +48,10 @@ def check(site: Site) -> Iterator[HealthResult]:
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(
             "warning",
-            f"influx_url = {settings.influx_url}: who listens there, or on the way, gets the token "
-            "and all users' samples; on this node any user can while InfluxDB is down",
-            fix="https, with influx_ca if the host does not know who signs its certificate",
+            f"influx_url={settings.influx_url}: a program that listens there, or on the network "
+            "path, gets the token and all users' samples; on this node, any user can listen "
+            "while InfluxDB is down",
+            fix="use https, with influx_ca if the host does not know the certificate's CA",
         )
     if "prometheus" not in settings.exporters:
         return
@@ -59,9 +60,9 @@ def check(site: Site) -> Iterator[HealthResult]:
         return
     yield HealthResult(
         "warning",
-        f"listen = {settings.listen}: any user can listen there while no job runs, be sent "
+        f"listen={settings.listen}: any user can listen there while no job runs, receive "
         "Prometheus' token, and read all users' samples with it",
-        fix=f"a port below {_USERS}, or certificate and key (https in Prometheus)",
+        fix=f"use a port below {_USERS}, or set certificate and key (https in Prometheus)",
     )
 
 
@@ -69,7 +70,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Start the sampler, unless another job has; it starts while the guests boot."""
     if job.site[Settings].enabled:
-        Sampler.start(job, "is not measured")
+        Sampler.start(job, "the job is not measured")
 
 
 @hookimpl

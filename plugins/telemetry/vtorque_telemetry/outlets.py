@@ -37,7 +37,7 @@ class Outlet:
                 self.lost += len(self._samples)
             hangs = self._since and time.monotonic() - self._since > self._deadline
             if hangs:
-                self._say(f"no answer for {self._deadline:g} s; samples are lost meanwhile")
+                self._say(f"no answer for {self._deadline:g} s; samples are being lost")
             self._samples = samples
             self._ended |= set(ended)
             self._changed.notify()
@@ -69,7 +69,7 @@ class Outlet:
                 self._say(f"{type(error).__name__}: {error}")
             else:
                 if samples is not None and self._trouble:
-                    log.info("exporter %s works again; %d samples lost", self.name, self.lost)
+                    log.info("exporter %s works again; %d samples were lost", self.name, self.lost)
                     self._trouble = ""
             if closing:
                 return

@@ -77,7 +77,7 @@ class Outside:
             send(life.socket, replace(tick, files=tuple(fresh)), descriptors)
         except OSError as error:
             if time.monotonic() - life.taken > _STUCK or not isinstance(error, BlockingIOError):
-                log.warning("its process: %s; it is started again", error)
+                log.warning("the exporters' process: %s; restarting it", error)
                 self.close(0)
             return
         life.taken = time.monotonic()
@@ -150,7 +150,7 @@ def _sink(name: str, opened: Future[Sink]) -> Sink | None:
     try:
         return opened.result(0)
     except TimeoutError:
-        log.warning("exporter %s: has not opened within %g s", name, _OPENING)
+        log.warning("exporter %s: not ready within %g s", name, _OPENING)
     except Exception as error:  # anybody's code
         log.warning("exporter %s: %s: %s", name, type(error).__name__, printable(str(error)))
     return None

@@ -42,7 +42,7 @@ class Endpoint:
             settings.token or settings.basic_auth or settings.client_ca or settings.allow_anonymous
         ):
             raise HostFault(
-                "everybody who reaches the endpoint could read all users' samples: set token, "
+                "everyone who can reach the endpoint could read all users' samples: set token, "
                 "basic_auth or client_ca in [plugin.telemetry], or allow_anonymous = true"
             )
         host = settings.listen.rpartition(":")[0]

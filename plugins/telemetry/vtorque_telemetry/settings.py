@@ -70,29 +70,35 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.interval < 0.5:
-            raise ValueError(f"interval is {self.interval:g} s, must be at least 0.5 s")
+            raise ValueError(
+                f"interval={self.interval:g} (s) is too short: it must be at least 0.5 s"
+            )
         if not 0 < self.write_timeout <= 60:
             raise ValueError(
-                f"write_timeout is {self.write_timeout:g} s, must be over 0 and at most 60 s"
+                f"write_timeout={self.write_timeout:g} (s) is invalid: it must be more than 0 "
+                "and at most 60 s"
             )
         if not 0 <= self.app_series <= 10_000:
-            raise ValueError(f"app_series is {self.app_series}, must be 0 to 10000")
+            raise ValueError(f"app_series={self.app_series} is invalid: it must be 0 to 10000")
         if not 0 < self.uid < 2**32 - 1:
-            raise ValueError(f"uid is {self.uid}, must be 1 to {2**32 - 2}")
+            raise ValueError(f"uid={self.uid} is invalid: it must be 1 to {2**32 - 2}")
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError(
-                f"listen is {self.listen!r}, must be an address and port like 127.0.0.1:327"
+                f"listen={self.listen!r} is invalid: it must be an address and port like "
+                "127.0.0.1:327"
             )
         try:
             mode = int(self.textfile_mode, 8)
         except ValueError:
             mode = -1
         if not 0 <= mode <= 0o777 or mode & 0o133:
-            raise ValueError(f"textfile_mode is {self.textfile_mode!r}, must be like 0640 or 0644")
+            raise ValueError(
+                f"textfile_mode={self.textfile_mode!r} is invalid: write it like 0640 or 0644"
+            )
         if not self.influx_url.startswith(("http://", "https://")):
             raise ValueError(
-                f"influx_url is {self.influx_url!r}, must begin with http:// or https://"
+                f"influx_url={self.influx_url!r} is invalid: it must begin with http:// or https://"
             )
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.key):
-            raise ValueError("certificate and key belong together, client_ca needs both")
+            raise ValueError("certificate and key must be set together, and client_ca needs both")

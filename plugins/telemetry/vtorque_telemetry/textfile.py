@@ -30,7 +30,7 @@ class Textfile:
             group = settings.textfile_group
             gid = grp.getgrnam(group).gr_gid if group else -1
         except KeyError:
-            raise HostFault(f"there is no group {settings.textfile_group!r}") from None
+            raise HostFault(f"the group {settings.textfile_group!r} does not exist") from None
         if os.geteuid() == 0:
             _own(self._path.parent, settings.uid, gid)
 
@@ -62,8 +62,9 @@ def _own(directory: Path, uid: int, gid: int) -> None:
         owner = os.fstat(descriptor).st_uid
         if owner != uid:
             raise ConfigError(
-                f"{directory} belongs to uid {owner}, must to {uid} ('uid' in [plugin.telemetry]), "
-                "who replaces the file in it: name one that is not there, and it is made"
+                f"{directory} belongs to uid {owner}, but must belong to {uid} ('uid' in "
+                "[plugin.telemetry]), who replaces the file in it: name a new directory, which "
+                "vTorque then creates"
             )
         os.fchown(descriptor, -1, gid)
         os.fchmod(descriptor, 0o2755)

@@ -70,8 +70,8 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
     yield MemoryClaim(guest[SHMEM], use="unclot", key=SHMEM.key)
     if guest.guests_per_node == 1:
         yield Notice(
-            "unclot=true: the job has one guest on each node, and guests of different nodes share "
-            "no memory; ask for vms_per_node=2 or more"
+            "unclot=true has no effect: the job has one guest on each node, and guests on "
+            "different nodes cannot share memory; request vms_per_node=2 or more"
         )
 
 

@@ -30,7 +30,7 @@ def power_of_two_mib(value: str) -> int:
     if mib & (mib - 1):
         below = 1 << (mib.bit_length() - 1)
         fits = f"{show_mib(below)} or {show_mib(2 * below)}"
-        raise ValueError(f"is not a power of two, as a device's memory must be: ask for {fits}")
+        raise ValueError(f"is not a power of two, as a device's memory must be: request {fits}")
     return mib
 
 
@@ -48,8 +48,8 @@ def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
     """Refuse a size without ``unclot=true``."""
     if SHMEM.key in request.given and not request[UNCLOT]:
         size = SHMEM.show(request[SHMEM])
-        fix = "add unclot=true, or leave the size out"
-        yield Refusal("says how large, but unclot=false", key=SHMEM.key, value=size, fix=fix)
+        fix = "add unclot=true, or leave out the size"
+        yield Refusal("requires unclot=true", key=SHMEM.key, value=size, fix=fix)
 
 
 @hookimpl

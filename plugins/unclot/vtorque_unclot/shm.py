@@ -38,7 +38,7 @@ class Shm(Resource):
     def path(self) -> str:
         """The path of the file. Raises HostFault for an invalid name."""
         if "/" in self.name or self.name in ("", ".", ".."):
-            raise HostFault(f"{self.name!r} is not a name of shared memory")
+            raise HostFault(f"{self.name!r} is not a valid name of shared memory")
         return f"/dev/shm/{self.name}"  # noqa: S108 - this is what the kind is
 
     @staticmethod
@@ -56,9 +56,9 @@ class Shm(Resource):
         room = self.room(self.spare)
         if self.size > room:
             raise HostFault(
-                f"{show_mib(self.size >> 20)} of shared memory: /dev/shm has {show_mib(room >> 20)}"
-                f" for it, and {show_mib(self.spare >> 20)} for other programs"
-                f"{f' ({self.where})' if self.where else ''}"
+                f"{show_mib(self.size >> 20)} of shared memory do not fit: /dev/shm has "
+                f"{show_mib(room >> 20)} free for guests, and {show_mib(self.spare >> 20)} are "
+                f"reserved for other programs{(f' ({self.where})' if self.where else '')}"
             )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

@@ -154,7 +154,10 @@ def test_a_job_of_one_guest_whose_peers_nobody_knows_is_alone(tmp_path):
 def test_without_an_address_it_is_refused(tmp_path):
     site = site_of(tmp_path)
     for addresses in ((), (HPC,), (Address(NIC.mac),)):
-        with pytest.raises(Refused, match=r"no address of vTorque's in \[network\]"):
+        with pytest.raises(
+            Refused,
+            match=r"guests have no address from vTorque in \[network\], which Soft-RoCE needs",
+        ):
             context(site, chosen(site, addresses=addresses))
 
 
@@ -304,7 +307,7 @@ def test_libvirts_schema_takes_both(tmp_path):
 
 def test_a_node_without_functions_is_named(tmp_path):
     (answer,) = asked(site_of(tmp_path, "sriov", "allow_unfiltered = true"))
-    assert "node n1 has no virtual function for guests (no card is named)" in str(answer)
+    assert "node n1 has no virtual function for guests (cards is empty)" in str(answer)
     site = site_of(tmp_path / "b", "sriov", 'cards = ["eth9"]\nrequired = false')
     (answer,) = asked(site)
     assert isinstance(answer, Notice)
@@ -348,7 +351,7 @@ def test_what_has_gone_since_the_plan_is_a_fault_and_no_guest_without(tmp_path):
     module.unlink()
     module.parent.rmdir()
     assert elements(site, got)[0].value == "hyv"
-    with pytest.raises(HostFault, match="node n1 has no kernel module vhost_hyv any more"):
+    with pytest.raises(HostFault, match="node n1 no longer has kernel module vhost_hyv"):
         acquired(site, got)
 
 
@@ -358,7 +361,9 @@ def test_a_virtual_function_that_the_host_has_taken_since_is_a_fault(tmp_path):
     (item,) = got.leased("pci/vrdma")
     write(Path(site.site[node.Settings].sysfs, "devices", item, "net/eth9/flags"), "0x1003")
     for hook in (elements, context, acquired):
-        with pytest.raises(HostFault, match=f"virtual function {item} is none for guests any more"):
+        with pytest.raises(
+            HostFault, match=f"virtual function {item} is no longer available to guests"
+        ):
             hook(site, got)
 
 
@@ -466,4 +471,4 @@ def test_doctor_tells_what_the_node_can_do(tmp_path):
     (known,) = node.vtorque_health_checks()
     assert [r.status for r in known.check(site_of(tmp_path).site)] == ["ok"]
     (lacking,) = known.check(site_of(tmp_path / "b", "hyv").site)
-    assert (lacking.status, lacking.fix) == ("warning", "it comes with a patched kernel")
+    assert (lacking.status, lacking.fix) == ("warning", "it is part of a patched kernel")

@@ -92,13 +92,16 @@ def missing(settings: Settings, kind: str) -> tuple[str, str]:
     if kind == "sriov" and why_no_vfio(settings.sysfs):
         return why_no_vfio(settings.sysfs), "see vtorque doctor"
     if kind == "sriov" and not virtual_functions(settings.cards, settings.sysfs):
-        names = ", ".join(settings.cards) or "no card is named"
-        return f"virtual function for guests ({names})", "see [plugin.vrdma] cards, sriov_numvfs"
+        names = ", ".join(settings.cards) or "cards is empty"
+        return (
+            f"virtual function for guests ({names})",
+            "set [plugin.vrdma] cards, and sriov_numvfs",
+        )
     if kind == "hyv" and not Path(settings.sysfs, "module/vhost_hyv").exists():
-        return "kernel module vhost_hyv", "it comes with a patched kernel"
+        return "kernel module vhost_hyv", "it is part of a patched kernel"
     if kind == "hyv" and not _guids(settings):
-        return "RDMA card", "see /sys/class/infiniband"
-    return ("", "") if kind else ("RDMA", "[[plugin.vrdma.backends]] says what nodes have")
+        return "RDMA card", "check /sys/class/infiniband"
+    return ("", "") if kind else ("RDMA", "add the node to [[plugin.vrdma.backends]]")
 
 
 def _guids(settings: Settings) -> str:
@@ -141,7 +144,7 @@ def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
         VRDMA.key,
         "true",
         where="[plugin.vrdma] allow_unfiltered = false",
-        fix="the site can accept that if switch or subnet manager keep jobs apart",
+        fix="the site can accept that if the switch or subnet manager separates jobs",
     )
 
 
@@ -150,7 +153,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
     cards = [a for a in guest.addresses if a.network == settings.network and a.ip]
     if not cards:
         name = f"[networks.{settings.network}]" if settings.network else "[network]"
-        message = f"guests have no address of vTorque's in {name}, which Soft-RoCE needs"
+        message = f"guests have no address from vTorque in {name}, which Soft-RoCE needs"
         raise Refused(Refusal(message, VRDMA.key, "true"))
     if not cards[0].filtered and not settings.allow_unfiltered:
         raise Refused(_unfiltered("its network card", guest))
@@ -178,7 +181,7 @@ def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
     settings, items = site[Settings], guest.leased(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
     if gone := set(items) - set(found):
-        raise HostFault(f"virtual function {min(gone)} is none for guests any more")
+        raise HostFault(f"virtual function {min(gone)} is no longer available to guests")
     return [found[item] for item in items]
 
 
@@ -216,7 +219,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
         if kind and (what := missing(settings, kind)[0]):
-            raise HostFault(f"node {guest.job.node} has no {what} any more")
+            raise HostFault(f"node {guest.job.node} no longer has {what}")
         if kind == "rxe":
             card = _card(guest, settings)
             peers = _peers(guest, settings.network) or (str(card.ip),)
@@ -239,7 +242,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Check for each configured backend whether this node can provide it."""
     for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
         what, fix = missing(site[Settings], kind)
-        said = f"this node has no {what}" if what else "this node has all of it"
+        said = f"this node lacks {what}" if what else "this node supports it"
         yield HealthResult("warning" if what else "ok", f"backend {kind}: {said}", fix)
 
 

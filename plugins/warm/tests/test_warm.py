@@ -38,12 +38,15 @@ def test_a_shape_says_what_is_kept():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("img=micro vcpus=1", "ram is missing"),
-        (f"{SHAPE} cores=2", "there is no cores"),
-        (f"{SHAPE} img=micro", "write each word once"),
+        ("img=micro vcpus=1", "the key ram is missing"),
+        (f"{SHAPE} cores=2", "the key cores is unknown"),
+        (f"{SHAPE} img=micro", "write each key once, as key=value"),
         (f"{SHAPE} least", "as key=value"),
         (f"{SHAPE} min=3 max=2", "min at most max"),
-        (f"{SHAPE} max=65", "max at most 64"),
+        (
+            f"{SHAPE} max=65",
+            "vcpus must be at least 1, min at most max, max at most 64, and max_age at least",
+        ),
         (f"{SHAPE} max_age=1s", "at least 60 s"),
         ("img=micro vcpus=0 ram=256M", "at least 1"),
         ("img=micro vcpus=1 ram=much", "is not a size"),
@@ -57,9 +60,9 @@ def test_a_shape_that_cannot_be_is_said(text, wrong):
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        ({"max_memory": "lots"}, "max_memory is 'lots'"),
+        ({"max_memory": "lots"}, "max_memory='lots' is invalid:"),
         ({"hotplug_ports": 1}, "must be 2 to 24"),
-        ({"failure_backoff": 0.0}, "over 0"),
+        ({"failure_backoff": 0.0}, "more than 0"),
         ({"eviction_backoff": 601.0}, "0 to 600 s"),
     ],
 )
@@ -368,14 +371,17 @@ def test_a_site_that_keeps_nothing_starts_nothing():
     job = SimpleNamespace(site=site_of(""))
     node.vtorque_post_boot(job)
     (result,) = node.check(job.site)
-    assert (result.status, result.message) == ("ok", "no guests are kept ready")
+    assert (result.status, result.message) == ("ok", "warm guests are disabled")
 
 
 def test_a_jobs_start_starts_the_service_and_doctor_misses_it(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
     site = site_of(f'{places}[plugin.warm]\nshapes = ["{SHAPE}"]\n')
     (result,) = node.check(site)
-    assert (result.status, result.message) == ("warning", "no process keeps guests ready")
+    assert (result.status, result.message) == (
+        "warning",
+        "the service of warm guests is not running",
+    )
     started, warned = [], []
     monkeypatch.setattr(node, "ensure", lambda *words: started.append(words))
     job = SimpleNamespace(site=site, warn=warned.append)
@@ -387,7 +393,7 @@ def test_a_jobs_start_starts_the_service_and_doctor_misses_it(tmp_path, monkeypa
 
     monkeypatch.setattr(node, "ensure", fails)
     node.vtorque_post_boot(job)
-    assert warned == ["no guests are kept ready: /run is full"]
+    assert warned == ["no warm guests are kept on this node: /run is full"]
 
 
 def steps_of(site, tmp_path):

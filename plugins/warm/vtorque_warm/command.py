@@ -17,7 +17,7 @@ from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.service import note
 
 
-@click.group(invoke_without_command=True, short_help="Show the guests that are kept ready.")
+@click.group(invoke_without_command=True, short_help="Show and manage warm (pre-booted) guests.")
 @click.option(
     "--config", type=click.Path(readable=False, path_type=Path), default=None, help="Site config."
 )
@@ -26,7 +26,7 @@ from vtorque_warm.service import note
 def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
     """Show the warm guests of this node, with age, size and state. Root only."""
     if os.geteuid() != 0:
-        raise UsageError("warm guests are root's: ask your administrator")
+        raise UsageError("vtorque warm needs root's privileges: ask your administrator")
     context.obj = config
     if context.invoked_subcommand is None:
         _show(config, as_json)
@@ -46,16 +46,16 @@ def _show(config: Path | None, as_json: bool) -> None:
     ]
     notes = [f"{shape}: {why}" for shape, (_, _, why) in state.get("failures", {}).items()]
     if (left := state.get("rests", 0.0) - time.time()) > 0:
-        notes.append(f"jobs need their memory: none is booted for {_age(left)}")
+        notes.append(f"jobs need the memory of warm guests: none is booted for {_age(left)}")
     if not runs:
-        notes.append("no process keeps guests ready (vtorque warm start)")
+        notes.append("the service of warm guests is not running (vtorque warm start)")
     if not rows and not notes:
-        click.echo("no guests are kept ready")
+        click.echo("no warm guests")
     tables.show(columns, rows, notes, right=("AGE", "MEMORY"))
 
 
 def _row(each: Spare) -> dict[str, Any]:
-    state = f"job {each.job}" if each.job else "waits" if each.waits else "starts or ends"
+    state = f"job {each.job}" if each.job else "waits" if each.waits else "starting or ending"
     return {
         "key": each.key,
         "shape": str(note(each).get("shape", "-")),
@@ -69,7 +69,7 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-@warm.command(short_help="End guests that wait.")
+@warm.command(short_help="End warm guests.")
 @click.argument("keys", metavar="[GUEST]...", nargs=-1)
 @click.pass_obj
 def drop(config: Path | None, keys: tuple[str, ...]) -> None:
@@ -78,9 +78,9 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
     known = [each.key for each in spares.spares(paths)]
     for key in keys:
         if key not in known:
-            raise UsageError(f"there is no guest {key}: see vtorque warm")
+            raise UsageError(f"unknown warm guest {key}: vtorque warm lists them")
     for key in keys or known:
-        click.echo(f"{key} {'ended' if spares.end(paths, key) else 'is a job'}")
+        click.echo(f"{key} {'ended' if spares.end(paths, key) else 'is in use by a job'}")
 
 
 @warm.command(short_help="Start the service.")
@@ -88,10 +88,10 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
 def start(config: Path | None) -> None:
     """Start the service that keeps warm guests, unless it is running."""
     site, _ = service.node_of(config)
-    click.echo("started" if ensure(site.paths, site.path) else "it is there already")
+    click.echo("started" if ensure(site.paths, site.path) else "the service is already running")
 
 
-@warm.command(short_help="End the service and all guests that wait.")
+@warm.command(short_help="End the service and all warm guests.")
 @click.pass_obj
 def stop(config: Path | None) -> None:
     """End the service and all warm guests that no job uses. The next job starts it again."""

@@ -45,7 +45,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
     try:
         ensure(job.site.paths, job.site.path)
     except HostFault as error:
-        job.warn(f"no guests are kept ready: {error}")
+        job.warn(f"no warm guests are kept on this node: {error}")
 
 
 @hookimpl
@@ -55,7 +55,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
         return
     yield from systemd_unit("vtorque-warm.service", unit(place))
     yield Change(
-        "start the service that keeps guests ready",
+        "start the service of warm guests",
         done=lambda: not Service.of(site.paths).lost(),
         apply=lambda: _start(site),
         undo=lambda: end_all(site.paths),
@@ -79,20 +79,20 @@ def _wanted(site: Site) -> bool:
 def check(site: Site) -> Iterator[HealthResult]:
     """Report shapes that failed to boot, and whether the service runs."""
     if not _wanted(site):
-        yield HealthResult("ok", "no guests are kept ready")
+        yield HealthResult("ok", "warm guests are disabled")
         return
     if Service.of(site.paths).lost():
-        fix = "vtorque warm start; the next job's start does it, too"
-        yield HealthResult("warning", "no process keeps guests ready", fix=fix)
+        fix = "run vtorque warm start, or start a job"
+        yield HealthResult("warning", "the service of warm guests is not running", fix=fix)
         return
     state = said(site.paths)
     failures = dict(state.get("failures", {}))
     for shape, (times, _, why) in failures.items():
-        text = f"{shape}: not ready {times} times in a row: {why}"
-        yield HealthResult("warning", text, fix="its jobs start cold; warm.log says more")
+        text = f"{shape}: {times} failed boots in a row: {why}"
+        yield HealthResult("warning", text, fix="its jobs boot cold guests; see warm.log")
     if not failures:
         wanted = ", ".join(f"{n} of {shape}" for shape, n in state.get("wanted", {}).items())
-        yield HealthResult("ok", f"kept ready: {wanted or 'nothing yet'}")
+        yield HealthResult("ok", f"warm guests wanted: {wanted or 'nothing yet'}")
 
 
 vtorque_settings = always(Settings)

@@ -19,8 +19,7 @@ def wanted(
     """Return the number of guests to keep of each shape, most important first.
 
     For each of the site's shapes this is ``least``, or up to ``most`` if jobs requested as many
-    within
-    an hour recently. If the site sets only ``max_memory``, use the most requested shapes.
+    within an hour recently. If the site sets only ``max_memory``, use the most requested shapes.
 
     Args:
         settings: The site's settings.

@@ -44,7 +44,7 @@ def end_all(paths: Paths) -> None:
         try:
             spares.end(paths, each.key)
         except HostFault as error:
-            raise HostFault(f"{each.key}: {error}; vtorque reap tries again") from None
+            raise HostFault(f"{each.key}: {error}; vtorque reap retries the release") from None
 
 
 def state_file(paths: Paths) -> Path:

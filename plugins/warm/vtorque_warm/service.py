@@ -3,8 +3,7 @@
 Every few seconds, and when a journal changes, it ends guests that are too old, surplus, incomplete,
 or of another config, image or version. Then it boots a missing one, unless a job is starting. It
 may be killed at any time: the next job, or the init system, starts it again, and it finds its
-guests
-by their journals. It ends when the site wants no warm guests.
+guests by their journals. It ends when the site wants no warm guests.
 """
 
 from __future__ import annotations
@@ -143,7 +142,9 @@ class Keeper:
                 self._dropped += 1
             pause = settings.eviction_backoff * 2 ** min(self._dropped - 1, 10)
             self.rests = now + min(_LONGEST_PAUSE, pause)
-            log.info("a job needs the memory of some: none is booted for %.0f s", self.rests - now)
+            log.info(
+                "a job needed the memory of warm guests: booting none for %.0f s", self.rests - now
+            )
 
     def _ended(
         self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
@@ -165,7 +166,7 @@ class Keeper:
                 continue
             with contextlib.suppress(HostFault):  # the reaper tries again when we are gone
                 if self.end(self.paths, each.key):
-                    log.info("%s of %s ended: not wanted any more", each.key, shape)
+                    log.info("ended %s of %s: no longer needed", each.key, shape)
         return left
 
     def _missing(
@@ -218,7 +219,7 @@ class Keeper:
             self._failed(shape, str(error), settings, version)
             return
         self.failures.pop(str(shape), None)
-        log.info("%s of %s waits after %.1f s", key, shape, time.monotonic() - begun)
+        log.info("%s of %s is ready after %.1f s", key, shape, time.monotonic() - begun)
 
     def _pauses(self, shape: Shape) -> bool:
         failure = self.failures.get(str(shape))
@@ -230,7 +231,7 @@ class Keeper:
         pause = min(_LONGEST_PAUSE, settings.failure_backoff * 2 ** min(times - 1, 10))
         now = self.clock()
         self.failures[str(shape)] = Failure(times, now + pause, why, now, version, self._jobs())
-        log.warning("%s: %s; again in %.0f s", shape, why, pause)
+        log.warning("%s: %s; retrying in %.0f s", shape, why, pause)
 
     def _say(self, wanted: Sequence[tuple[Shape, int]]) -> None:
         found = {

@@ -41,12 +41,16 @@ def parsed(text: str) -> Shape:
     words = [word.partition("=") for word in text.split()]
     given = {key: value for key, _, value in words}
     if len(given) < len(words) or any(not value for value in given.values()):
-        raise ValueError(f"shapes: {text!r}: write each word once, as key=value")
+        raise ValueError(f"shapes: {text!r}: write each key once, as key=value")
     unknown = sorted({*given} - {*_KEYS, "min", "max", "max_age"})
     missing = [key for key in _KEYS if key not in given]
     if unknown or missing:
-        wrong = f"there is no {unknown[0]}" if unknown else f"{missing[0]} is missing"
-        raise ValueError(f"shapes: {text!r}: {wrong}; it has img, vcpus, ram, min, max, max_age")
+        wrong = (
+            f"the key {unknown[0]} is unknown" if unknown else f"the key {missing[0]} is missing"
+        )
+        raise ValueError(
+            f"shapes: {text!r}: {wrong}; the keys are img, vcpus, ram, min, max, max_age"
+        )
     try:
         vcpus, ram = count(given["vcpus"]), size_mib(given["ram"])
         least = count(given.get("min", "1"))
@@ -56,8 +60,8 @@ def parsed(text: str) -> Shape:
         raise ValueError(f"shapes: {text!r}: a value {error}") from None
     if not vcpus or most < max(1, least) or most > _MOST or age < _YOUNGEST:
         raise ValueError(
-            f"shapes: {text!r}: vcpus is at least 1, min at most max, max at most {_MOST}, and "
-            f"max_age at least {_YOUNGEST:g} s"
+            f"shapes: {text!r}: vcpus must be at least 1, min at most max, max at most {_MOST}, "
+            f"and max_age at least {_YOUNGEST:g} s"
         )
     return Shape(given["img"], vcpus, ram, least, most, age)
 
@@ -101,15 +105,18 @@ class Settings:
             try:
                 size_mib(self.max_memory)
             except ValueError as error:
-                raise ValueError(f"max_memory is {self.max_memory!r}: {error}") from None
+                raise ValueError(f"max_memory={self.max_memory!r} is invalid: {error}") from None
         if not 2 <= self.hotplug_ports <= 24:
-            raise ValueError(f"hotplug_ports is {self.hotplug_ports}, must be 2 to 24")
+            raise ValueError(f"hotplug_ports={self.hotplug_ports} is invalid: it must be 2 to 24")
         if not 0 < self.failure_backoff <= 3600:
             raise ValueError(
-                f"failure_backoff is {self.failure_backoff:g} s, must be over 0 and at most 3600 s"
+                f"failure_backoff={self.failure_backoff:g} (s) is invalid: it must be more than "
+                "0 and at most 3600 s"
             )
         if not 0 <= self.eviction_backoff <= 600:
-            raise ValueError(f"eviction_backoff is {self.eviction_backoff:g} s, must be 0 to 600 s")
+            raise ValueError(
+                f"eviction_backoff={self.eviction_backoff:g} (s) is invalid: it must be 0 to 600 s"
+            )
 
     def kept(self) -> list[Shape]:
         """Return the parsed shapes."""

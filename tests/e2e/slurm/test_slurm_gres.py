@@ -119,7 +119,7 @@ def test_who_asks_for_fewer_than_the_guests_need_is_refused_by_vsub(cards):
     assert done.returncode != 0
     assert b"need 2 gres/gpu, 1 are requested" in done.stderr
     done = cards.user("vsub", "-vm", "pci=tpu", script, check=False)
-    assert b"there is no class tpu" in done.stderr
+    assert b"unknown class tpu" in done.stderr
     shown = cards.user("vsub", "--dry-run", "-vm", "pci=gpu:2", script)
     assert b"asks the batch system for gres/gpu = 2" in shown.stdout
 
@@ -139,7 +139,7 @@ def test_a_request_past_vsub_gets_no_card(cards, gres):
         check=False, env=lies.items(),
     )  # fmt: skip
     said = cards.read("forged").decode()
-    assert (done.returncode, "need 1 gres/gpu, the batch system has given the job 0" in said) == (
+    assert (done.returncode, "need 1 gres/gpu, the batch system has granted the job 0" in said) == (
         121, True,
     ), said  # fmt: skip
     assert json.dumps("ran") not in said

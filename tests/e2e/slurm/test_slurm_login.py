@@ -106,7 +106,7 @@ class TestAJobOnTwoNodes:
         cluster.root("n1", "sh", "-c", said)
         assert vmgr(cluster, "logs", "--console", job_id).stdout.endswith(b"seen\n")
         refused = vmgr(cluster, "ssh", job_id, "1", check=False)
-        assert b"offers no ssh" in refused.stderr
+        assert b"does not support ssh" in refused.stderr
         other = vmgr(cluster, "logs", "--node", "n3", job_id, check=False)
         assert b"runs on n1, n2" in other.stderr
 
@@ -169,7 +169,7 @@ def test_why_a_job_waits(running, clean):
     job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
     clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), what="the reason")
     said = vmgr(clean, "logs", job_id, check=False).stderr
-    assert b"is on no node: its state is PD, since: " in said
+    assert b"is not running on a node: its state is PD, reason: " in said
     assert first != job_id
     clean.user("scancel", job_id)
 

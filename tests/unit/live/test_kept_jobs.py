@@ -110,7 +110,7 @@ def test_a_plugin_that_fails_costs_what_it_would_have_said(node, capsys):
     there.places, there.error = ["5.srv"], None
     with pytest.raises(Refused):
         kept.jobs(config, "5.srv")
-    assert "answered str" in capsys.readouterr().err
+    assert "returned str" in capsys.readouterr().err
 
 
 def test_nobody_elses_and_as_root_everybodys_but_no_copy(node, monkeypatch):

@@ -36,8 +36,8 @@ def test_a_sites_own_tables(tables):
 @pytest.mark.parametrize(
     ("base", "uid", "why"),
     [
-        (99000, 1500, "an id of ada's"),
-        (199000, 1500, "an id of 1007's"),
+        (99000, 1500, "belongs to ada"),
+        (199000, 1500, "belongs to 1007"),
         (MAX_ID, 1, "the largest id"),
     ],
 )

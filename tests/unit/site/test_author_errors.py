@@ -46,13 +46,13 @@ BROKEN = {
         @hookimpl
         def vtorque_options():
             return ["cards"]
-        """, r"answered str where an Option belongs \({module}, line {}\)", "def vtorque_options"),
+        """, r"returned str instead of an Option \({module}, line {}\)", "def vtorque_options"),
     "another type, always": ("plugin", """
         vtorque_guest_types = always("acmeos")
-        """, r"answered str where a GuestType belongs \({module}, line {}\)", "vtorque_g"),
+        """, r"returned str instead of a GuestType \({module}, line {}\)", "vtorque_g"),
     "another type in the acting half": ("node", """
         vtorque_settings = always("cards")
-        """, r"answered str where a class belongs \({module}, line {}\)", "vtorque_settings"),
+        """, r"returned str instead of a class \({module}, line {}\)", "vtorque_settings"),
     "a setting without doc": ("node", """
         @dataclass(frozen=True)
         class Settings:

@@ -372,7 +372,7 @@ def test_the_batch_system_cannot_be_switched_off(table, key, node):
         build(raw, loaded, node=node)
     said = str(caught.value)
     assert said.startswith(
-        f"{FILE}:2: [plugins] {key}: leaves no plugin that brings [batch] system"
+        f"{FILE}:2: [plugins] {key}: leaves no plugin that provides [batch] system"
     )
     assert f"= 'local' ({FILE}:4)" in said and "choose another system" in said
 

@@ -59,12 +59,12 @@ BAD = [
      r"vcpu_pinning=host: line 1 has 2 CPUs for 3 vCPUs"),
     ("vcpus=2,vcpu_pinning=words", {}, AT_VSUB, r"vcpu_pinning=words: line 1 is not a list of num"),
     ("vcpus=2,vcpu_pinning=host", {"plugin": {"pinning": {"user_files": False}}}, AT_VSUB,
-     r"vcpu_pinning=host: .*not allowed here.*true, false.*\[plugin.pinning\] user_files"),
+     r"vcpu_pinning=host: .*not allowed on this site.*true, false.*\[plugin.pinning\] user_files"),
     ("vcpus=2,vcpu_pinning=host", {"options": {"vcpu_pinning": {"allow": [True, False]}}}, AT_VSUB,
      r"vcpu_pinning=host: .*limit: true, false, set by \[options.vcpu_pinning\] allow in"),
     # pages that there are not, or that the guest's RAM is not made of
-    ("ram=65M,hugepages=2M", {}, AT_VSUB, r"hugepages=2M: .*not a whole number.*limit: ram=65M"),
-    ("ram=64M,hugepages=1G", {}, AT_VSUB, r"hugepages=1G: .*not a whole number.*limit: ram=64M"),
+    ("ram=65M,hugepages=2M", {}, AT_VSUB, r"hugepages=2M: .*not a multiple.*limit: ram=65M"),
+    ("ram=64M,hugepages=1G", {}, AT_VSUB, r"hugepages=1G: .*not a multiple.*limit: ram=64M"),
     ("hugepages=3M", {}, AT_VSUB, r"hugepages=3M: is not a size of huge pages"),
     ("numa=one", {}, AT_VSUB, r"numa=one: .*write preferred or strict"),
     ("ram=300G,numa=strict", {}, ON_NODE, r"numa=strict: .*must lie on one NUMA node.*limit: "),
@@ -170,7 +170,7 @@ LACKING = {
         ("iocm=true", {"enabled": False}, "bare", r"I/O cores \(\[plugin.iocm\] enabled"),
         ("iocm=true", {"nodes": "m.*"}, "bare", r"I/O cores .*\[plugin.iocm\] nodes = 'm"),
     ],
-    "pinning": [("hugepages=1G,ram=1G", {}, "bare", "1G in huge pages that fit")],
+    "pinning": [("hugepages=1G,ram=1G", {}, "bare", "free huge pages for 1G")],
     "unclot": [],  # needs no hardware
 }
 ROWS = [

@@ -126,7 +126,7 @@ def test_one_word_of_a_comment_counts(text, word):
 
 def test_a_user_whom_slurm_calls_otherwise_gets_no_guest():
     """A number that is another's here would make another's guest."""
-    with pytest.raises(VtorqueError, match="is mallory with uid 0 to Slurm, but root here"):
+    with pytest.raises(VtorqueError, match="mallory with uid 0, but on this node the uid is root"):
         slurm_channel.trusted_owner("mallory", 0)
     (guard,) = guards(slurm_channel, ("trusted_owner",))
     with without(guard):

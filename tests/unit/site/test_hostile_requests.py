@@ -78,11 +78,14 @@ def test_text_where_a_file_belongs_and_the_other_way_round(site, loaded):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "0 arguments; Torque gives 6 to 8"),
-        (["1.x"], "1 arguments; Torque gives 6 to 8"),
-        (["x"] * 12, "12 arguments; Torque gives 6 to 8"),
-        (["", "u", "g", "n", "r", "q"], "no job id or no user in the first two arguments"),
-        (["1.x", "", "g", "n", "r", "q"], "no job id or no user in the first two arguments"),
+        ([], "0 arguments, but Torque passes 6 to 8"),
+        (["1.x"], "1 arguments, but Torque passes 6 to 8"),
+        (["x"] * 12, "12 arguments, but Torque passes 6 to 8"),
+        (["", "u", "g", "n", "r", "q"], "the first two arguments must be the job id and the user"),
+        (
+            ["1.x", "", "g", "n", "r", "q"],
+            "the first two arguments must be the job id and the user",
+        ),
     ],
 )
 def test_hostile_hook_arguments(argv, words):
@@ -117,7 +120,9 @@ def test_hostile_processor_counts_are_one(text):
     "name", ["a/b", "../x", "-rf", "a b", "a\n", "", "x" * 231, "\u00e9", ".x"]
 )
 def test_hostile_job_names_are_refused(name):
-    with pytest.raises(UsageError, match="a job name starts with a letter and has up to 230"):
+    with pytest.raises(
+        UsageError, match="a job name must start with a letter and have at most 230"
+    ):
         pbs.check_job_name(name)
 
 

@@ -235,10 +235,10 @@ def test_what_the_node_takes_vsub_takes(queue, account, user, group, known, aske
         ("limits = [3]", ":2: [limits]: must be tables [[limits]]"),
         ("[limits]\nmax = 1", ":2: [limits]: must be tables [[limits]]"),
         ("[[limits]]\nquue = 'a'", ":3: [[limits]] 1 quue: there is no such key; did you mean"),
-        ("[[limits]]\n[limits.options.ram]\nmax = '4G'", ":2: [[limits]] 1: says not for which"),
+        ("[[limits]]\n[limits.options.ram]\nmax = '4G'", ":2: [[limits]] 1: does not select"),
         ("[[limits]]\nqueue = []", ":3: [[limits]] 1 queue: must be a name, a glob, or a list"),
         ("[[limits]]\nqueue = [1]", ":3: [[limits]] 1 queue: must be a name, a glob, or a list"),
-        ("[[limits]]\nqos = 'a'", ":3: [[limits]] 1 qos: played tells none of a job, so"),
+        ("[[limits]]\nqos = 'a'", ":3: [[limits]] 1 qos: played does not report this about"),
         ("[[limits]]\nuser='a'\noptions=1", ":4: [[limits]] 1 [options]: must be tables"),
         ("[[limits]]\nuser='a'\noptions.ram=1", ":4: [[limits]] 1 [options] ram: must be a table"),
         ("[[limits]]\nuser='a'\nplugins=1", ":4: [[limits]] 1 plugins: must be a table of plugins"),
@@ -281,7 +281,7 @@ def test_what_the_node_takes_vsub_takes(queue, account, user, group, known, aske
         ("[[limits]]\nuser='a'\nplugins.core = false", "core: is vTorque itself and always on"),
         (
             "[[limits]]\nuser='a'\nplugins.batch = false",
-            "batch: brings [batch] system = 'played', which every job needs",
+            "batch: provides [batch] system = 'played', which every job needs",
         ),
     ],
 )  # fmt: skip
@@ -298,7 +298,7 @@ def test_what_is_off_for_all_is_on_for_nobody(plugins):
     plugins.off.append("other")
     switch = "batch.system = 'played'\n[[limits]]\nuser='a'\n[limits.plugins]\nother = "
     assert site_of(switch + "false", plugins).limits
-    with pytest.raises(ConfigError, match=r"other: is off for all jobs in \[plugins\]"):
+    with pytest.raises(ConfigError, match=r"other: is disabled for all jobs in \[plugins\]"):
         site_of(switch + "true", plugins)
 
 

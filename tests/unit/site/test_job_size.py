@@ -118,7 +118,7 @@ def test_a_number_that_the_site_denies_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("max = 'job'", "must be a number; job, what the batch system gives, can be the default"),
+        ("max = 'job'", "must be a number; job (the job's allocation) can only be the default"),
         ("min = 'job'", "must be a number"),
         ("deny = ['job']", "excludes job, the default of vcpus: set default here too"),
         ("deny = [1]", "excludes 1, the default of vcpus: set default here too"),

@@ -133,8 +133,8 @@ def test_an_answer_of_a_wrong_type_is_told_with_all_that_an_author_needs(hook, a
     with pytest.raises(PluginError) as caught:
         plugins.collect(hook, **kwargs)
     said, kind = str(caught.value), "object" if "object" in answer else "str"
-    start = f"plugin bad (acme-bad 1.0) failed in {hook}: TypeError: answered {kind} where "
-    assert said.startswith(start) and said.endswith(" belongs")
+    start = f"plugin bad (acme-bad 1.0) failed in {hook}: TypeError: returned {kind} instead of "
+    assert said.startswith(start)
     for each in wanted(hook):
         assert each is object or each.__name__ in said.removeprefix(start)
 
@@ -144,9 +144,9 @@ def test_what_came_before_a_wrong_answer_counts(dists):
     plugins = Plugins.load(node=False)
     found = [c for c in plugins.each("vtorque_options") if c.plugin == "bad"]
     assert found[0].item.key == "bad"
-    assert str(found[1].error) == "answered str where an Option belongs"
+    assert str(found[1].error) == "returned str instead of an Option"
     plugins.options()
-    assert "where an Option belongs" in plugins.broken["bad"]
+    assert "instead of an Option" in plugins.broken["bad"]
 
 
 def test_nothing_at_all_is_an_answer_of_actions_only(dists):
@@ -167,19 +167,19 @@ def test_nothing_at_all_is_an_answer_of_actions_only(dists):
     )
     plugins = Plugins.load(node=False)
     errors = [c.error for c in plugins.each("vtorque_options", only="bad")]
-    assert "answered NoneType where an Option belongs" in str(errors)
+    assert "returned NoneType instead of an Option" in str(errors)
     assert [c.item for c in plugins.each("vtorque_pre_boot", only="bad", job=None)] == [None]
 
 
 @pytest.mark.parametrize("hook", ["vtorque_resources", "vtorque_settings"])
 def test_an_object_is_no_answer_where_its_class_belongs(hook):
-    assert problem(hook, Resource()).startswith("answered Resource where a class")
+    assert problem(hook, Resource()).startswith("returned Resource instead of a class")
     assert problem(hook, Resource) == ""
 
 
 def test_a_class_of_no_resource_cannot_be_one():
     said = problem("vtorque_resources", int)
-    assert said == "answered the class int where a class derived from Resource belongs"
+    assert said == "returned the class int instead of a class derived from Resource"
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -236,8 +236,8 @@ def raise_system_exit(*_):
         (lambda request: raise_system_exit(), "failed in vtorque_parse_args: SystemExit: 3"),
         (
             lambda request: ["no"],
-            "plugin a (vtorque-a 1) failed in vtorque_parse_args: TypeError: answered str where a "
-            "Refusal belongs",
+            "plugin a (vtorque-a 1) failed in vtorque_parse_args: TypeError: returned str instead "
+            "of a Refusal",
         ),
         (lambda request: 5, "failed in vtorque_parse_args: TypeError"),
         (lambda request: request.values.clear(), "failed in vtorque_parse_args: AttributeError"),
@@ -397,7 +397,7 @@ def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
         (raise_system_exit, "failed in vtorque_needs: SystemExit: 3"),
         (
             lambda: [3],
-            r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: answered int where an Ex",
+            r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: returned int instead of an Ex",
         ),
         (lambda: [Extra(cpus=-1)], r"returned Extra\(cpus=-1, mib=0, own=False, resources=\{"),
         (lambda: [Extra(licenses={"matlab": -1})], "instead of an Extra of 0 or more"),

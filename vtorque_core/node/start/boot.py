@@ -321,7 +321,7 @@ def _do(boot: GuestBoot, step: Callable[[Boot], None]) -> None:
 
 def _fallen_back(boot: GuestBoot, error: HostFault) -> GuestBoot:
     start, source = boot.start, boot.source
-    _log.warning("boot source %s: %s: the guest is booted anew", source.name, error)
+    _log.warning("boot source %s: %s: booting a cold guest instead", source.name, error)
     boot.until = 0.0  # if the source's step still runs, its next deadline check fails
     hypervisor.destroy_domain(boot.uri, boot.guest.uuid, _DESTROYED)
     for record in read(start.journal.path).open:

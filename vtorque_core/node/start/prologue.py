@@ -105,7 +105,7 @@ def _run(job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter, hook
     try:
         with job_lock(site.paths, job.id), _logged(job, site):
             if _has_come(job, site):  # a release would end that guest
-                where = "a guest of this job has come here from another node: it is left alone"
+                where = "a guest of this job has migrated to this node: its start is skipped"
                 _log.warning(where)
                 return adapter.finish(job, Outcome.NOT_OURS, where, hook_waits=hook.waits)
             outcome, reason, failed = _attempt(job, site, plugins, adapter, hook)

@@ -69,10 +69,10 @@ class Receiving:
                 job = self.adapter.receive(job_id, nodes, left, name)
                 mine = job_context.attempt_of(job, job_context.job_user(job.owner, self.site))
                 with log.opened(log.Log(self.site.paths, mine, parse(self.site.log.level))):
-                    _log.info("guests of job %s are to come here from another node", job.id)
+                    _log.info("guests of job %s are arriving from another node", job.id)
                     start_job(job, self.site, self.plugins, self.adapter, arriving=sources)
                     names = [each.identity.hostname for each in sources if each.identity]
-                    _log.info("%s: here", ", ".join(names))
+                    _log.info("%s: arrived", ", ".join(names))
             except BaseException:
                 if not keeps():
                     reports = release_job(self.site.paths, job_id)

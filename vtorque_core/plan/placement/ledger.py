@@ -97,8 +97,8 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
         if theirs or share.alone:
             whose = "that job" if theirs else "this job"
             raise InUse(
-                f"job {state.header.job.id} of another user has guests here, and the node would be "
-                f"the user's of {whose} alone, since its CPU ids are not known ([node] exclusive)",
+                f"job {state.header.job.id} of another user runs guests on this node, and "
+                f"{whose} needs a node of its own, as its CPU ids are unknown ([node] exclusive)",
                 stage="plan",
             )
 

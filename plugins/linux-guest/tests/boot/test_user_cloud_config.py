@@ -41,35 +41,35 @@ def test_what_it_may_have() -> None:
 BAD = {
     "": "does not begin with #cloud-config",
     "\ufeff#cloud-config\n": "does not begin with #cloud-config, but with a byte order mark",
-    "#cloud-config": "is no mapping",
-    "#cloud-config\n- a": "is no mapping",
-    "#cloud-config\nusers: []": "users: only packages, write_files, runcmd are for users",
-    "#cloud-config\nmerge_how: x": "merge_how: only",
-    "#cloud-config\na: &x [1]\nb: *x": "line 2: anchors and aliases",
+    "#cloud-config": "is not a YAML mapping of modules",
+    "#cloud-config\n- a": "is not a YAML mapping of modules",
+    "#cloud-config\nusers: []": "users: users may only use packages, write_files, runcmd",
+    "#cloud-config\nmerge_how: x": "merge_how: users may only",
+    "#cloud-config\na: &x [1]\nb: *x": "line 2: anchors and aliases are not allowed",
     "#cloud-config\nruncmd: [!!python/name:os.system x]": "line 2: tags",
-    "#cloud-config\nruncmd: []\nruncmd: []": "line 3: a key that is there twice",
-    "#cloud-config\n? [a]\n: b": "no text",
-    "#cloud-config\nruncmd: " + "[" * 3000: "nested too deep",
-    "#cloud-config\nruncmd: [" + "a," * 9000 + "]": "not a list of at most 200",
+    "#cloud-config\nruncmd: []\nruncmd: []": "line 3: a key is duplicate or not a string",
+    "#cloud-config\n? [a]\n: b": "not a string",
+    "#cloud-config\nruncmd: " + "[" * 3000: "nested too deeply",
+    "#cloud-config\nruncmd: [" + "a," * 9000 + "]": "is not a list of at most 200 items",
     "#cloud-config\nruncmd: [" + "a," * 11000 + "]": "too long",
     "#cloud-config\nruncmd: {": "line 2: ",
-    "#cloud-config\nruncmd: [[]]": "a command without words",
-    "#cloud-config\nruncmd: [true]": "True is no text",
-    "#cloud-config\nruncmd: [[sleep, 5]]": "5 is no text",
-    '#cloud-config\nruncmd: ["a\\0b"]': "is no text",
-    "#cloud-config\npackages: ['-o=x']": "'-o=x' is not the name of a package",
-    "#cloud-config\npackages: ['auditd-']": "'auditd-' is not the name of a package",
-    "#cloud-config\npackages: [x.rpm]": "'x.rpm' is not the name of a package",
-    "#cloud-config\npackages: [./x.deb]": "is not the name of a package",
-    "#cloud-config\npackages: [[gdb, 1.0]]": "is no text",
-    "#cloud-config\nwrite_files: [x]": "an item has path and content",
-    "#cloud-config\nwrite_files: [{path: /x, content: y, owner: root}]": "an item has path",
+    "#cloud-config\nruncmd: [[]]": "runcmd: a command is empty",
+    "#cloud-config\nruncmd: [true]": "True is not a string: put it in quotes",
+    "#cloud-config\nruncmd: [[sleep, 5]]": "5 is not a string: put it in quotes",
+    '#cloud-config\nruncmd: ["a\\0b"]': "is not a string: put it in quotes",
+    "#cloud-config\npackages: ['-o=x']": "packages: '-o=x' is not a valid package name",
+    "#cloud-config\npackages: ['auditd-']": "packages: 'auditd-' is not a valid package name",
+    "#cloud-config\npackages: [x.rpm]": "packages: 'x.rpm' is not a valid package name",
+    "#cloud-config\npackages: [./x.deb]": "is not a valid package name",
+    "#cloud-config\npackages: [[gdb, 1.0]]": "is not a string: put it in quotes",
+    "#cloud-config\nwrite_files: [x]": "write_files: an item needs path and",
+    "#cloud-config\nwrite_files: [{path: /x, content: y, owner: root}]": "an item needs path",
     "#cloud-config\nwrite_files: [{path: x, content: y}]": "not an absolute path",
     "#cloud-config\nwrite_files: [{path: /a/../b, content: y}]": "not an absolute path",
     '#cloud-config\nwrite_files: [{path: "/a\\nb", content: y}]': "not an absolute path",
-    "#cloud-config\nwrite_files: [{path: /x, content: y, permissions: 0644}]": "420 is no text",
-    "#cloud-config\nwrite_files: [{path: /x, content: y, permissions: '4755'}]": "are not like",
-    "#cloud-config\nwrite_files: [{path: /x, content: y, encoding: gz+b64}]": "encoding is one of",
+    "#cloud-config\nwrite_files: [{path: /x, content: y, permissions: 0644}]": "420 is not a s",
+    "#cloud-config\nwrite_files: [{path: /x, content: y, permissions: '4755'}]": "are invalid",
+    "#cloud-config\nwrite_files: [{path: /x, content: y, encoding: gz+b64}]": "must be one of",
     "#cloud-config\nwrite_files: [{path: /x, content: '*', encoding: b64}]": "base64",
 }
 
@@ -89,7 +89,9 @@ def test_a_text_in_another_encoding_is_refused(content: bytes) -> None:
 
 
 def test_the_readers_reason_is_the_refusal() -> None:
-    with pytest.raises(Refused, match=r"^your cloud-config: users: only packages, write_files"):
+    with pytest.raises(
+        Refused, match=r"^your cloud-config: users: users may only use packages, write_files"
+    ):
         read("#cloud-config\nusers: []\n")
 
 
@@ -105,7 +107,7 @@ def test_nothing_but_a_reason_comes_of_any_bytes(text) -> None:
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ([b"p-o"], "not the name"), ([b"w/x\0" + b"9\0"], "permissions"), ([b"w"], "absolute"),
+        ([b"p-o"], "valid package"), ([b"w/x\0" + b"9\0"], "permissions"), ([b"w"], "absolute"),
         ([b"s\xff"], "not UTF-8"), ([b"w\xff\0000\0x"], "not UTF-8"), ([b"sa\0b"], "a NUL"),
     ],
 )  # fmt: skip

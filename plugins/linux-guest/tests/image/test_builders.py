@@ -77,7 +77,7 @@ def test_a_kernel_that_unpacks_to_too_much_is_refused(pack, monkeypatch) -> None
     [
         (b"", "no HdrS"),
         (bytes(4096), "no HdrS"),
-        (bzimage(b"unknown"), "unknown way"),
+        (bzimage(b"unknown"), "the kernel's compression is unknown"),
         (bzimage(gzip.compress(b"no kernel")), "not an ELF"),
         (bzimage(lzma.compress(ELF)[:40] + b"\xff" * 100), "damaged"),
         (bzimage(gzip.compress(ELF)[:10] + b"\xff" * 100), "damaged"),
@@ -158,7 +158,7 @@ def test_modules_come_with_what_they_need_in_load_order(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("place", ["bin", "usr/bin"])
 def test_a_program_is_found_where_the_packages_have_it(tmp_path: Path, place: str) -> None:
-    with pytest.raises(HostFault, match="no program busybox"):
+    with pytest.raises(HostFault, match="the packages do not contain the program busybox"):
         program(tmp_path, "busybox")
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "busybox").touch()
@@ -233,6 +233,6 @@ def test_without_root_no_distributions_image_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Refused, match="only root builds an image of a distribution"):
+    with pytest.raises(Refused, match="only root can build an image of a distribution, because"):
         DebianBuilder().build({}, tmp_path, lambda _: None)
     assert not list(tmp_path.iterdir())

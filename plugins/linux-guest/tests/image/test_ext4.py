@@ -165,7 +165,9 @@ def test_any_size_is_a_good_file_system(tmp_path: Path, size: int) -> None:
 def test_too_small_is_refused(tmp_path: Path) -> None:
     tree = FileTree()
     tree.file("f", bytes(9 << 20))
-    with pytest.raises(Refused, match="8 MiB of the root disk: make it larger"):
+    with pytest.raises(
+        Refused, match="the files need more than the 8 MiB of the root disk: increase size"
+    ):
         write_ext4(tree, tmp_path / "disk", 8, "")
     many = FileTree()
     for number in range(40_000):

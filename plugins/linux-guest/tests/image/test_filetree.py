@@ -98,20 +98,23 @@ def test_devices_of_dev_are_left_out() -> None:
     ("file", "message"),
     [
         (tar(("/etc/passwd", b"x", "f")), "absolute path"),
-        (tar(("a/../../etc", b"x", "f")), "'..' in it"),
-        (tar(("n" * 300, b"", "f")), "name that no file can have"),
+        (tar(("a/../../etc", b"x", "f")), "contains '..'"),
+        (tar(("n" * 300, b"", "f")), "is not a valid file name"),
         (tar(("disk", b"", "b")), "is a device"),
         (tar(("null", b"", "c")), "is a device"),
         (tar(("odd", b"", "?")), "unknown type"),
-        (tar(("h", "nowhere", "h")), "hard link to 'nowhere'"),
-        (tar(("d", b"", "d"), ("h", "d", "h")), "which is no file"),
+        (tar(("h", "nowhere", "h")), "is a hard link to 'nowhere', which is not a file"),
+        (tar(("d", b"", "d"), ("h", "d", "h")), "which is not a file"),
         (tar(("h", "../../etc/shadow", "h")), "absolute path or '..'"),
         (tar(("h", "/etc/shadow", "h")), "absolute path or '..'"),
         (tar(("l", "", "l")), "empty or too long"),
         (tar(("l", "x" * 5000, "l")), "empty or too long"),
-        (tar(("a", b"x" * 600, "f"), ("b", b"x" * 600, "f")), "has more than 0 MiB"),
-        (tar(("f", b"", "f"), comment="x" * (MAX_HEADER + 10)), "a header of"),
-        (io.BytesIO(b"not a tar file at all" * 100), "is not a tar file"),
+        (
+            tar(("a", b"x" * 600, "f"), ("b", b"x" * 600, "f")),
+            "has more than 0 MiB",
+        ),
+        (tar(("f", b"", "f"), comment="x" * (MAX_HEADER + 10)), "a header has"),
+        (io.BytesIO(b"not a tar file at all" * 100), "is not a valid tar file"),
         (io.BytesIO(tar(("f", b"x" * 1000, "f")).getvalue()[:700]), "truncated|not a tar file"),
         (tar(("f", b"", "f"), size="-5"), "truncated|not a tar file"),
         (tar(("f", b"", "f"), size=str(1 << 60)), "truncated|not a tar file"),
@@ -128,7 +131,7 @@ def test_an_owner_that_is_no_id_is_refused() -> None:
         info = tarfile.TarInfo("f")
         info.uid = 1 << 40
         archive.addfile(info)
-    with pytest.raises(Refused, match="which is no id"):
+    with pytest.raises(Refused, match="which is not a valid id"):
         read(out)
 
 
@@ -294,21 +297,21 @@ def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((header(b"x", b"L", 900_000) + block(b"a/" * 450_000) + FILE) * 3, "no file can have"),
+        ((header(b"x", b"L", 900_000) + block(b"a/" * 450_000) + FILE) * 3, "a valid file name"),
         (header(b"s", b"S", 1 << 20) + bytes(1 << 20), "sparse member"),
         (pax(records(b"GNU.sparse.major=1")) + FILE, "sparse member"),
         (pax(b"99 path=x\n") + FILE, "extended header is damaged"),
         (pax(records(b"path=x") + b"abcdefghijkl") + FILE, "extended header is damaged"),
         (pax(records(b"path=x") + b"0 ") + FILE, "extended header is damaged"),
         (pax(b"6 path\n7 p=\n") + FILE, "extended header is damaged"),
-        (pax(records(b"mtime=nan")) + FILE, "is no number"),
-        (pax(records(b"uid=" + b"9" * 30)) + FILE, "is no number"),
-        (pax(records(b"uid=-1")) + FILE, "which is no id"),
-        (pax(records(b"path=a\0b")) + FILE, "name that no file can have"),
-        (header(b"f", b"0", 0, mtime=b"12z"), "is no number"),
+        (pax(records(b"mtime=nan")) + FILE, "is not a number"),
+        (pax(records(b"uid=" + b"9" * 30)) + FILE, "is not a number"),
+        (pax(records(b"uid=-1")) + FILE, "which is not a valid id"),
+        (pax(records(b"path=a\0b")) + FILE, "is not a valid file name"),
+        (header(b"f", b"0", 0, mtime=b"12z"), "is not a number"),
         (FILE[:100] + b"1" + FILE[101:], "wrong checksum"),
-        (negative(b"g") + FILE, "a size below zero"),
-        (negative(b"x") + FILE, "a header of -512 bytes"),
+        (negative(b"g") + FILE, "a header has a negative size, or ends"),
+        (negative(b"x") + FILE, "a header has -512 bytes, and the limit is"),
         (negative(b"0") + FILE, "is truncated"),
         (FILE[:300], "truncated"),
         (pax(b"x" * 2000)[:1000], "truncated"),
@@ -327,7 +330,7 @@ def test_paths_through_links_stay_short_enough() -> None:
         entries.append((f"l{number}", base + "d/" * 1000, "l"))
         entries.append((f"l{number}/f", b"", "f"))
         base = f"l{number}/"
-    with pytest.raises(Refused, match="a path of more than 4095 bytes"):
+    with pytest.raises(Refused, match="resolves to a path of more than 4095 bytes"):
         read(tar(*entries))
 
 

@@ -64,8 +64,8 @@ def test_a_good_recipe(tmp_path: Path) -> None:
         ('family = "debian"', 'family = "suse"', "line 2: family 'suse': must be debian or redhat"),
         ('family = "debian"', "family = 3", "line 2: family '3': must be a text"),
         ('family = "debian"', "", "family: must be debian or redhat"),
-        ("packages =", "package =", "line 4: package: no such key; there is: family"),
-        ("[application]", "[applications]", "line 11: applications: no such key"),
+        ("packages =", "package =", "line 4: package: unknown key; known: family"),
+        ("[application]", "[applications]", "line 11: applications: unknown key"),
         ('suite = "bookworm"', 'suite = "../x"', "line 3: suite '../x'"),
         ('suite = "bookworm"', 'suite = "--help"', "line 3: suite '--help'"),
         ('"gfortran"', '"--setup-hook=reboot"', "line 4: packages '--setup-hook=reboot': is not"),
@@ -76,7 +76,7 @@ def test_a_good_recipe(tmp_path: Path) -> None:
         ('sources = ["deb', 'sources = ["copy:', "line 5: sources .*deb URL SUITE COMPONENT"),
         ('size = "2G"', 'size = "10E"', "line 6: size '10E'"),
         ('size = "2G"', 'size = "1M"', "line 6: size '1M': must be between 1G and 1T"),
-        ('"ldconfig"', r'"a\u0000b"', "line 7: commands .*texts for a shell"),
+        ('"ldconfig"', r'"a\u0000b"', "line 7: commands .*strings with shell"),
         ('"ldconfig"', '" "', "line 7: commands"),
         ('source = "app"', 'source = "../app"', "line 12: application.source '../app': must be a"),
         ('source = "app"', 'source = "/etc"', "line 12: application.source '/etc'"),
@@ -84,13 +84,13 @@ def test_a_good_recipe(tmp_path: Path) -> None:
         ('target = "/etc/motd"', 'target = "/../etc"', "line 15: files.target '/../etc'"),
         ('target = "/etc/motd"', 'target = "etc/motd"', "line 15: files.target 'etc/motd'"),
         ('target = "/etc/motd"', r'target = "/etc/a\nb"', "line 15: files.target"),
-        ('target = "/etc/motd"', 'target = "/dev/sda"', "line 15: files.target .*not the recipe's"),
+        ('target = "/etc/motd"', 'target = "/dev/sda"', "line 15: files.target .*files below /dev"),
         ('target = "/etc/motd"', "", "line 14: files.target ''"),
-        ('content = "hello"', "", "files.source '/etc/motd': say either source or content"),
+        ('content = "hello"', "", "files.source '/etc/motd': set either source or content"),
         ('source = "tools/run"', 'source = "a/../../b"', "line 20: files.source 'a/../../b'"),
         ('mode = "755"', 'mode = "4755"', "line 21: files.mode '4755'"),
         ('mode = "755"', "mode = 493", "line 21: files.mode '493': must be a text"),
-        ('mode = "755"', 'owner = "root"', "line 21: files.owner: no such key"),
+        ('mode = "755"', 'owner = "root"', "line 21: files.owner: unknown key"),
         ('size = "2G"', "size = ", "is not TOML"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_broken_recipe_is_refused(tmp_path: Path, old: str, new: str, message:
         (REDHAT.replace("https", "ftp"), "line 3: sources 'ftp://mirror/os'"),
         (REDHAT + 'kernel = "vmlinuz"', "line 5: kernel 'vmlinuz': must be one of cloud"),
         (b"\xff\xfe", "is not TOML"),
-        (b"a" * (1 << 21), "more than 1048576 bytes"),
+        (b"a" * (1 << 21), "larger than 1048576 bytes"),
     ],
 )
 def test_other_broken_recipes(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -163,7 +163,7 @@ def test_nothing_is_followed_out_of_the_recipes_directory(tmp_path: Path) -> Non
         ("dir/secret", "symbolic link"),
         ("missing", "No such file"),
         ("app", "neither file nor directory"),
-        ("large", "more than its size"),
+        ("large", "larger than the image's size"),
     ):
         with pytest.raises(Refused, match=message):
             recipe_files.pack(home, [AddedFile("/x", source)], tmp_path / "t.tar", 1)

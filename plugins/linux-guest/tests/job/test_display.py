@@ -65,7 +65,7 @@ def test_a_display_of_this_node_is_the_same_in_the_guest(home, name, inside, end
      "SLURM_X11_SETUP_FAILED", "localhost:5\u0660.0", "[::1]:50"],
 )  # fmt: skip
 def test_what_is_no_display_of_this_node_is_refused(home, name):
-    with pytest.raises(NoDisplay, match="is no display of this node"):
+    with pytest.raises(NoDisplay, match="is not a display of this node"):
         of({**home, "DISPLAY": name})
 
 
@@ -79,7 +79,7 @@ def test_what_is_no_display_of_this_node_is_refused(home, name):
 )  # fmt: skip
 def test_without_its_cookie_there_is_none(home, tmp_path, content):
     (tmp_path / ".Xauthority").write_bytes(content)
-    with pytest.raises(NoDisplay, match=r"/\.Xauthority has no cookie of this node for"):
+    with pytest.raises(NoDisplay, match=r"/\.Xauthority has no cookie for display"):
         of(home)
 
 
@@ -188,5 +188,8 @@ def test_a_guest_that_is_silent_is_not_waited_for(guest, home, tmp_path, monkeyp
 def test_an_image_without_sshd_is_told(guest, home, tmp_path):
     without = guest("exit 1")
     (tmp_path / SSH_CONFIG).unlink()
-    with pytest.raises(NoDisplay, match="its image has no sshd"), forwarded(without, home):
+    with (
+        pytest.raises(NoDisplay, match="the image has no sshd, or the guest's"),
+        forwarded(without, home),
+    ):
         pass

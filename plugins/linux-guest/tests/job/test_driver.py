@@ -246,7 +246,7 @@ def test_guest_that_never_started(plan, tmp_path: Path) -> None:
 
 
 def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
-    with pytest.raises(HostFault, match="built-in agent"):
+    with pytest.raises(HostFault, match="agent=builtin"):
         DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)
 
 

@@ -41,7 +41,7 @@ def test_it_is_a_line_between_two_ends_of_lines_until_the_fifo_is_gone(tmp_path:
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"nonce": 1}'])
 def test_what_is_none_is_said_in_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / LEFT).write_text(text)
-    with pytest.raises(HostFault, match="cannot be read"):
+    with pytest.raises(HostFault, match="cannot read the session state"):
         leaving.left(SimpleNamespace(run_dir=tmp_path))
 
 

@@ -148,17 +148,27 @@ def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("text", "more", "code", "words"),
     [
-        (b"#!/no/python3\n", {}, 127, b"image tiny does not have its interpreter /no/python3 (#!"),
+        (
+            b"#!/no/python3\n",
+            {},
+            127,
+            b"its interpreter /no/python3 (#! line) is missing in image tiny.",
+        ),
         (
             b"#!/no/python3 -u\n",
             {"login": True},
             127,
-            b"have its interpreter /no/python3 (#! line)",
+            b"its interpreter /no/python3 (#! line) is missing in",
         ),
         (b"#!/no/python3\n", {"login": True}, 127, b"vmgr images list shows the images"),
         (b"#!/bin/sh\r\n", {}, 127, b"interpreter"),
         (b"#!/etc/passwd\n", {}, 126, b"Permission denied"),
-        (b"echo\n", {"interpreter": "/no/shell"}, 127, b"/no/shell (-S): image tiny does not have"),
+        (
+            b"echo\n",
+            {"interpreter": "/no/shell"},
+            127,
+            b"cannot run the shell /no/shell (-S): it is missing in image tiny. Use -S with a",
+        ),
         (b"#!/bin/sh\n", {"interpreter": "/no/shell", "login": True}, 127, b"(-vm img=)"),
         (b"#!/bin/sh\n", {"cwd": "/no/dir"}, 126, b"working directory /no/dir"),
         (b"#!/bin/sh\n", {"environ": {"A": "x" * (3 << 20)}}, 126, b"cannot run"),
@@ -178,7 +188,10 @@ def test_program_that_env_does_not_find_is_named(guest: Guest, line: bytes, logi
     environ = {"PATH": "/usr/bin:/bin"}
     code, out, err = guest.run(line + b"\n", environ=environ, login=login)
     assert (code, out) == (127, b"")
-    assert b"if env did not find no-python (#! line), image tiny does not have it" in err
+    assert (
+        b"exit status 127: if env did not find no-python (#! line), the reason is that image tiny"
+        in err
+    )
 
 
 def test_exit_status_127_of_another_program_has_no_hint(guest: Guest) -> None:
@@ -198,7 +211,7 @@ def test_prologue_script_epilogue_in_order_with_one_environment(guest: Guest) ->
 def test_a_failed_prologue_fails_the_job_and_shows_why(guest: Guest) -> None:
     code, out, err = guest.run(b"#!/bin/sh\necho job\n", prologue=b"echo bad >&2; exit 9\n")
     assert (code, out) == (9, b"")
-    assert err == b"bad\nvtorque: vm_prologue failed with exit code 9; the job was not run\n"
+    assert err == b"bad\nvtorque: vm_prologue failed with exit code 9; the job script was not run\n"
 
 
 @pytest.mark.parametrize(("script", "code"), [(b"exit 0", 5), (b"exit 3", 3)])
@@ -226,7 +239,7 @@ def test_site_epilogue_is_asked_for_where_the_guest_has_one(
         ("echo why >&2; exit 3", "WARNING site epilogue of vn1 (rank 3): exit code 3: why"),
         (
             "sleep 1000",
-            "WARNING site epilogue of vn1 (rank 3): not run to its end: it did not finish in time",
+            "WARNING site epilogue of vn1 (rank 3): not completed: it did not finish in time",
         ),
     ],
 )
@@ -257,7 +270,7 @@ def test_a_port_without_room_keeps_no_guest(
                 other.setblocking(False)
                 other.connect(str(tmp_path / "run.sock"))
         SiteEpilogue(str(tmp_path), "vn1", 0, LONG).release()
-    assert "not run to its end" in caplog.text
+    assert "not completed: " in caplog.text
 
 
 def test_no_epilogue_keeps_a_guest_that_is_gone(tmp_path: Path) -> None:
@@ -347,7 +360,10 @@ def test_what_runs_on_cancellation_has_half_of_the_grace(guest: Guest, cancelled
     with signalled(signal.SIGTERM, flag):
         code, out, err = guest.run(text.encode(), grace=2.0)
     assert out in (b"TERM\n", b"") and code in (7, 137)  # it may have had no turn in its half
-    assert b"job is cancelled: it took longer than 1 s\n" in err
+    assert (
+        b"the script for a canceled job (on_cancel) has failed: it exceeded its time limit of 1 s"
+        in err
+    )
 
 
 def test_a_script_may_end_while_it_is_cancelled(guest: Guest, cancelled: Path) -> None:
@@ -367,7 +383,7 @@ def test_nobody_runs_it_where_the_guest_has_no_such_agent(guest: Guest) -> None:
     with signalled(signal.SIGTERM, flag):
         code, out, err = guest.run(text.encode(), grace=LONG)
     assert (code, out) == (7, b"TERM\n")
-    assert b"what runs when the job is cancelled: " in err
+    assert b"the script for a canceled job (on_cancel) has" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
@@ -508,7 +524,7 @@ def test_an_interactive_job_has_the_job_shells_display(guest, tmp_path, monkeypa
     code, out, err = guest.run(none, **on_terminal)
     assert (code, out) == (0, b"none\r\n")
     assert (
-        err.startswith(b"vtorque: no X in the guest: its image has no sshd")
+        err.startswith(b"vtorque: X11 forwarding does not work: the image has no sshd")
         and err.count(b"\n") == 1
     )
     monkeypatch.setenv("DISPLAY", "")

@@ -55,7 +55,7 @@ def holds(seconds, *lines):
 @pytest.mark.parametrize("said", [(), ("HELD 60",)])
 def test_an_older_agent_is_known_at_once(said):
     """It knows no HOLD, or tells its job shell nothing of it."""
-    with pytest.raises(StreamError, match="build the image anew"):
+    with pytest.raises(StreamError, match="the agent of the guest's image is too"):
         holds(60, "STEP network", *said, "READY 1", "LOGGED")
     assert holds(0, *said, "LOGGED") == ["HOLD 0", "LOG /"]
 
@@ -85,7 +85,7 @@ def test_one_without_a_job_waits_for_its_seed(plan):
         (["READY 1"], "ready, without a seed"),
         (["FAILED no disk"], "no disk"),
         ([], "died"),
-        (["x" * 5000], "over 4096 bytes"),
+        (["x" * 5000], "more than 4096 bytes"),
     ],
 )
 def test_one_that_does_not_wait_is_no_spare_guest(plan, lines, why):

@@ -20,8 +20,8 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
     found = shutil.which(cc)
     if found is None:
         raise HostFault(
-            f"no compiler {cc!r} to build the guest agent with; install it "
-            "(Debian: apt-get install musl-tools gcc)",
+            f"the compiler {cc!r} for the guest agent is missing; install it (Debian: apt-get "
+            "install musl-tools gcc)",
             stage="agent",
         )
     source = Path(__file__).parent

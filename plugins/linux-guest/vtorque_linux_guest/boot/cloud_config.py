@@ -34,7 +34,10 @@ def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
     if found and boots_micro(image):
         what = f"the label {LABEL}" if own else settings.cloud_config
         why = f"image {image.name} has no cloud-init for {what}"
-        fix = f"choose another image; or the admin: vmgr images label {image.name} {LABEL}={NONE}"
+        fix = (
+            f"choose another image, or ask the admin to run: vmgr images label {image.name} "
+            f"{LABEL}={NONE}"
+        )
         raise Refused(why, fix=fix)
     return tuple(found)
 

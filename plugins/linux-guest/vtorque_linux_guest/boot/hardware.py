@@ -133,5 +133,5 @@ def cmdline(image: Image) -> str:
 def tag(share: Share) -> str:
     """Return the virtiofs tag of a share. Raises HostFault if its name is too long."""
     if len(share.name.encode()) > _TAG_BYTES:
-        raise HostFault(f"[shares.{share.name}]: the name has more than {_TAG_BYTES} bytes")
+        raise HostFault(f"[shares.{share.name}]: the name is longer than {_TAG_BYTES} bytes")
     return share.name

@@ -45,7 +45,7 @@ def iso(files: Mapping[str, bytes]) -> bytes:
     for number, (path, content) in enumerate(sorted(files.items())):
         folder, _, name = path.rpartition("/")
         if any(len(part) > 64 for part in path.split("/")):
-            raise HostFault(f"seed: a name in {path!r} has more than 64 characters")
+            raise HostFault(f"seed: a name in {path!r} is longer than 64 characters")
         _make_folders(image, folder, made)
         image.add_fp(
             BytesIO(content),

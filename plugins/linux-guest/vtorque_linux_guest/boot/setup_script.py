@@ -292,7 +292,7 @@ def _packages(
     wanted = dict.fromkeys([*of_site, *(i.name for i in items if i.family == kin)])
     for name in wanted:
         if not _PACKAGE.fullmatch(name):
-            raise HostFault(f"{name!r} is not the name of a package")
+            raise HostFault(f"{name!r} is not a valid package name")
     if wanted:
         script.step("packages")
         script.call(f"packages_{kin}", *wanted)
@@ -411,7 +411,7 @@ def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str,
 def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
     """Set up a second agent for these commands, because the first one runs the script."""
     if commands:
-        script.step("what runs on cancellation")
+        script.step("script for a canceled job")
         lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]
         script.put(ON_CANCEL, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"), 0o755)
         script.call("cancel_agent")

@@ -85,7 +85,7 @@ def items(
             _refuse(f"{name} is not allowed here", limit=limit)
     if kin not in {DEBIAN, REDHAT}:
         fix = "choose an image of a Debian or RedHat family (vmgr images list)"
-        _refuse("the image cannot be set up by it", fix=fix)
+        _refuse("the image does not support cloud-config files of users", fix=fix)
     for package in config.packages:
         yield Package(package, "debian" if kin == DEBIAN else "redhat")
     if not config.files and not config.commands:
@@ -130,7 +130,7 @@ def _checked(parts: Iterable[bytes]) -> UserConfig:
         if kind == _P:
             name = _text(rest)
             if not _PACKAGE.fullmatch(name):
-                _refuse(f"packages: {name!r} is not the name of a package")
+                _refuse(f"packages: {name!r} is not a valid package name")
             packages.append(name)
         elif kind in (_W, _A):
             path, mode, content = (*rest.split(b"\0", 2), b"", b"")[:3]
@@ -152,7 +152,7 @@ def _path(value: bytes) -> str:
 def _mode(value: bytes) -> int:
     mode = _text(value)
     if not _MODE.fullmatch(mode):
-        _refuse(f"write_files: permissions {mode!r} are not like '0644'")
+        _refuse(f"write_files: permissions {mode!r} are invalid: write them like '0644'")
     return int(mode, 8)
 
 
@@ -160,9 +160,9 @@ def _text(value: bytes) -> str:
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:
-        _refuse("has text that is not UTF-8")
+        _refuse("contains text that is not UTF-8")
     if "\0" in text:
-        _refuse("has a NUL character in a text")
+        _refuse("contains a NUL character")
     return text
 
 
@@ -188,12 +188,12 @@ def parse(content: bytes) -> Iterator[bytes]:
         raise ValueError(f"does not begin with #cloud-config{but}")
     document = _document(text)
     if not isinstance(document, dict):
-        raise ValueError("is no mapping of modules")
+        raise ValueError("is not a YAML mapping of modules")
     for name, found in document.items():
         if name not in MODULES:
-            raise ValueError(f"{name}: only {', '.join(MODULES)} are for users")
+            raise ValueError(f"{name}: users may only use {', '.join(MODULES)}")
         if not isinstance(found, list) or len(found) > MAX_ITEMS:
-            raise ValueError(f"{name} is not a list of at most {MAX_ITEMS}")
+            raise ValueError(f"{name} is not a list of at most {MAX_ITEMS} items")
     for package in document.get("packages", ()):
         yield _P + _word(package, "packages")
     for file in document.get("write_files", ()):
@@ -201,7 +201,7 @@ def parse(content: bytes) -> Iterator[bytes]:
     for command in document.get("runcmd", ()):
         if isinstance(command, list):
             if not command:
-                raise ValueError("runcmd: a command without words")
+                raise ValueError("runcmd: a command is empty")
             yield _C + b"\0".join(_word(word, "runcmd") for word in command)
         else:
             yield _S + _word(command, "runcmd")
@@ -217,11 +217,11 @@ def _document(text: str) -> Any:
             begins = isinstance(event, yaml.CollectionStartEvent)
             depth += begins - isinstance(event, yaml.CollectionEndEvent)
             if count > MAX_EVENTS or depth > MAX_DEPTH:
-                raise ValueError("is too long or nested too deep")
+                raise ValueError("is too long or nested too deeply")
             if getattr(event, "anchor", None) is not None:
-                raise ValueError(f"{_at(event.start_mark)}: anchors and aliases are not taken")
+                raise ValueError(f"{_at(event.start_mark)}: anchors and aliases are not allowed")
             if getattr(event, "tag", None) is not None:
-                raise ValueError(f"{_at(event.start_mark)}: tags are not taken")
+                raise ValueError(f"{_at(event.start_mark)}: tags are not allowed")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _no_key_twice(node)
         return yaml.safe_load(text)
@@ -241,7 +241,7 @@ def _no_key_twice(node: Any) -> None:
             continue
         key, value = each
         if not isinstance(key.value, str) or key.value in seen:
-            raise ValueError(f"{_at(key.start_mark)}: a key that is there twice, or no text")
+            raise ValueError(f"{_at(key.start_mark)}: a key is duplicate or not a string")
         seen.add(key.value)
         _no_key_twice(value)
 
@@ -252,17 +252,19 @@ def _at(mark: Any) -> str:
 
 def _word(value: object, where: str) -> bytes:
     if not isinstance(value, str) or "\0" in value:
-        raise ValueError(f"{where}: {value!r} is no text: put it in quotes")
+        raise ValueError(f"{where}: {value!r} is not a string: put it in quotes")
     return value.encode("utf-8", "surrogatepass")
 
 
 def _file(file: object) -> bytes:
     if not isinstance(file, Mapping) or not {"path", "content"} <= set(file) <= _FILE_KEYS:
         keys = ", ".join(sorted(_FILE_KEYS))
-        raise ValueError(f"write_files: an item has path and content, and of others only {keys}")
+        raise ValueError(
+            f"write_files: an item needs path and content, and may otherwise only have {keys}"
+        )
     encoded = _ENCODINGS.get(str(file.get("encoding", "text/plain")))
     if encoded is None:
-        raise ValueError(f"write_files: encoding is one of {', '.join(_ENCODINGS)}")
+        raise ValueError(f"write_files: encoding must be one of {', '.join(_ENCODINGS)}")
     content = _word(file["content"], "write_files: content")
     if encoded:
         content = b64decode(b"".join(content.split()), validate=True)

@@ -57,6 +57,9 @@ def conf(values: Mapping[str, str]) -> bytes:
     """Return these keys in the format of agent.conf. Raises HostFault."""
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
-            raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")
+            raise HostFault(
+                f"{key} {value!r} of the job's user contains characters that cannot be "
+                "passed to a guest"
+            )
     text = "".join(f"{key}={value}\n" for key, value in values.items())
     return text.encode("utf-8", "surrogateescape")

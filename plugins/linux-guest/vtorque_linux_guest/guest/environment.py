@@ -42,7 +42,7 @@ def environment_text(variables: Mapping[str, str]) -> str:
     """
     for name, value in variables.items():
         if not _NAME.fullmatch(name) or "\0" in value:
-            raise HostFault(f"{name!r} cannot be an environment variable of a guest")
+            raise HostFault(f"{name!r} cannot be an environment variable in a guest")
     return "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())
     )

@@ -39,7 +39,9 @@ def parse_options(arguments: Mapping[str, str]) -> Recipe:
     """Return the recipe for these options. Raises Refused."""
     unknown = sorted(set(arguments) - {"suite", "packages", "size", "kernel"})
     if unknown:
-        raise Refused(f"debian has no option {unknown[0]}; it has suite, packages, size and kernel")
+        raise Refused(
+            f"debian has no option {unknown[0]}; its options are suite, packages, size and kernel"
+        )
     kernel = arguments.get("kernel", "cloud")
     if kernel not in KERNELS:
         raise Refused(f"kernel={kernel!r}: must be cloud or generic")
@@ -49,7 +51,7 @@ def parse_options(arguments: Mapping[str, str]) -> Recipe:
     packages = tuple(p for p in arguments.get("packages", "").split(",") if p)
     bad = check_packages(packages, DEBIAN)
     if bad is not None:
-        raise Refused(f"packages: {bad!r} is not the name of a Debian package")
+        raise Refused(f"packages: {bad!r} is not a valid name of a Debian package")
     try:
         size = check_size(arguments["size"]) if "size" in arguments else SIZE_MIB
     except ValueError as error:

@@ -94,7 +94,7 @@ class _Disk:
             if self.group >= self.groups:
                 raise Refused(
                     f"the files need more than the {self.blocks * BLOCK >> 20} MiB of the root "
-                    "disk: make it larger with size"
+                    "disk: increase size"
                 )
             taken = self.taken[self.group]
             free = self.length(self.group) - taken
@@ -281,7 +281,7 @@ def _inode(disk: _Disk, node: Node, data: bytes | Slice, links: int) -> bytes:
         disk.write(outside, attribute_block(node.xattrs, BLOCK))
     count = links if links < _MAX_LINKS or not node.is_directory else 1
     if count > _MAX_LINKS:
-        raise Refused(f"a file has {links} names; at most {_MAX_LINKS} are possible")
+        raise Refused(f"a file has {links} hard links, and the limit is {_MAX_LINKS}")
     time = node.mtime
     return struct.pack(
         "<HHIIIIIHHIII60sIIIIHHHHHHHHIIIIIII",
@@ -338,7 +338,7 @@ def _copy_range(source: int, target: int, at: int, to: int, length: int) -> None
             part = os.pread(source, min(length - done, 1 << 20), at + done)
             count = os.pwrite(target, part, to + done)
         if count == 0:
-            raise HostFault("a file became shorter while it was read", stage="root disk")
+            raise HostFault("a file shrank while it was read", stage="root disk")
         done += count
 
 

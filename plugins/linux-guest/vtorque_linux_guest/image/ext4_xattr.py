@@ -37,7 +37,7 @@ def attribute_block(attributes: Mapping[str, bytes], block: int) -> bytes:
     try:
         packed, hashes = _packed(attributes, block - head, head)
     except NoRoom:
-        raise Refused(f"extended attributes of a file take more than {block} bytes") from None
+        raise Refused(f"the extended attributes of a file have more than {block} bytes") from None
     total = 0
     for each in hashes:
         total = ((total << 16) & _MASK) ^ (total >> 16) ^ each

@@ -69,7 +69,7 @@ class Node:
     def read(self, most: int = 1 << 30) -> bytes:
         """Return the content. Raises Refused if it is longer than ``most`` bytes."""
         if self.size > most:
-            raise Refused(f"a file has {self.size} bytes; at most {most} are read")
+            raise Refused(f"a file has {self.size} bytes, and the limit is {most}")
         if isinstance(self.content, bytes):
             return self.content
         self.content.file.seek(self.content.offset)
@@ -207,7 +207,7 @@ class FileTree:
                 continue
             node = at.children.get(word)
             if make and node is None and length + len(word) > MAX_PATH:
-                raise _NoPath(f"{path[:200]!r} leads to a path of more than {MAX_PATH} bytes")
+                raise _NoPath(f"{path[:200]!r} resolves to a path of more than {MAX_PATH} bytes")
             if not words:
                 return at, word
             if node is None:
@@ -238,7 +238,7 @@ class FileTree:
         self._steps += 1 + len(path) // 32 + len(words)
         if self._steps > MAX_STEPS:
             raise Refused(
-                f"its names and symbolic links take more than {MAX_STEPS} steps to follow"
+                f"resolving its names and symbolic links takes more than {MAX_STEPS} steps"
             )
         return words
 
@@ -261,7 +261,7 @@ def add_member(
             raise Refused(f"{path!r} is a hard link with an absolute path or '..'")
         target = tree.find(to, follow=False)
         if target is None or target.is_directory:
-            raise Refused(f"{path!r} is a hard link to {to[:200]!r}, which is no file")
+            raise Refused(f"{path!r} is a hard link to {to[:200]!r}, which is not a file")
         tree.put(path, target)
         return
     mode = member.mode

@@ -68,7 +68,7 @@ class Kernel:
         for base in ("lib/modules", "usr/lib/modules"):
             if (self.root / base / self.release).is_dir():
                 return self.root / base / self.release
-        raise HostFault(f"{self.package} has no modules of {self.release}")
+        raise HostFault(f"{self.package} has no modules for kernel {self.release}")
 
 
 def need_tools(*tools: str) -> None:
@@ -86,7 +86,7 @@ def architecture() -> tuple[str, str]:
     """Return this machine's architecture as named by Debian and by QEMU. Raises Refused."""
     debian = run_tool("dpkg", "--print-architecture").strip()
     if debian not in ARCHITECTURES:
-        raise Refused(f"images can be built on {', '.join(ARCHITECTURES)} only, not on {debian}")
+        raise Refused(f"images can only be built on {', '.join(ARCHITECTURES)}, not on {debian}")
     return debian, ARCHITECTURES[debian]
 
 
@@ -109,7 +109,7 @@ def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Pa
             timeout=DOWNLOAD_TIMEOUT,
         )
     except HostFault as error:
-        raise HostFault(f"{error}; does apt-get update work here?", stage="download") from None
+        raise HostFault(f"{error}; try apt-get update", stage="download") from None
     return [_only_deb(name, into) for name in names]
 
 
@@ -143,7 +143,7 @@ def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "c
         raise HostFault(f"{error}; run: apt-get update", stage="download") from None
     depends = re.search(rf"^Depends:.*?({pattern})", shown, re.MULTILINE)
     if depends is None:
-        raise HostFault(f"{meta} of this machine's apt sources names no kernel package")
+        raise HostFault(f"{meta} in this machine's apt sources names no kernel package")
     return depends[1]
 
 
@@ -161,7 +161,7 @@ def program(unpacked: Path, name: str) -> Path:
     for base in ("bin", "usr/bin"):
         if (unpacked / base / name).is_file():
             return unpacked / base / name
-    raise HostFault(f"the packages have no program {name}")
+    raise HostFault(f"the packages do not contain the program {name}")
 
 
 def fetch_kernel(
@@ -224,7 +224,7 @@ def _decompress(payload: bytes) -> bytes:
         return _decompress_with("lz4", payload[:-4])
     if payload.startswith(_ZSTD):
         return _decompress_with("zstd", payload[:-4])
-    raise HostFault(f"the kernel is compressed in an unknown way: {payload[:6].hex()}")
+    raise HostFault(f"the kernel's compression is unknown: {payload[:6].hex()}")
 
 
 def _decompress_with(tool: str, data: bytes) -> bytes:
@@ -249,7 +249,7 @@ def _decompress_with(tool: str, data: bytes) -> bytes:
         _bounded(b"", plain.seek(0, 2))
         if done.returncode != 0:
             words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise HostFault(f"{tool}: exit {done.returncode}: {words}")
+            raise HostFault(f"{tool}: exit code {done.returncode}: {words}")
         plain.seek(0)
         return plain.read()
 

@@ -86,7 +86,7 @@ class MicroBuilder:
         """
         unknown = sorted(set(arguments) - {"modules", "debs"})
         if unknown:
-            raise Refused(f"micro has no option {unknown[0]}; it has modules and debs")
+            raise Refused(f"micro has no option {unknown[0]}; its options are modules and debs")
         modules = [m for m in arguments.get("modules", "").split(",") if m]
         debs = debs_directory(arguments)
         _, arch = architecture()

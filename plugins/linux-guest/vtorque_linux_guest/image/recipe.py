@@ -104,16 +104,14 @@ class _Reader:
     ) -> None:
         for key, value in table.items():
             if key not in kinds:
-                raise self.wrong(
-                    prefix + key, f"no such key; there is: {', '.join(kinds)}", nth=nth
-                )
+                raise self.wrong(prefix + key, f"unknown key; known: {', '.join(kinds)}", nth=nth)
             if type(value) is not kinds[key]:
                 raise self.wrong(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
 
     def texts(self, table: Mapping[str, Any], key: str, most: int = 300) -> tuple[str, ...]:
         for text in table.get(key, ()):
             if type(text) is not str or not text or not text.isprintable() or len(text) > most:
-                raise self.wrong(key, f"must be printable texts of 1 to {most} characters", text)
+                raise self.wrong(key, f"must be printable strings of 1 to {most} characters", text)
         return tuple(table.get(key, ()))
 
 
@@ -127,7 +125,7 @@ def read(path: Path) -> Recipe:
     except OSError as error:
         raise Refused(f"recipe {path}: {error.strerror}") from None
     if len(data) > MAX_RECIPE:
-        raise Refused(f"recipe {path}: has more than {MAX_RECIPE} bytes")
+        raise Refused(f"recipe {path}: is larger than {MAX_RECIPE} bytes")
     try:
         text = data.decode()
         table = tomllib.loads(text)
@@ -161,7 +159,7 @@ def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
         if not sources:
             raise reader.wrong("sources", "the redhat family needs the URLs of its repositories")
         if not keys and not unsigned:
-            fix = "name the files of the keys that sign the packages, or say unsigned = true"
+            fix = "name the files of the keys that sign the packages, or set unsigned = true"
             raise reader.wrong("keys", fix)
     base = table.get("base_packages")
     return Recipe(
@@ -202,7 +200,7 @@ def _packages(reader: _Reader, table: Mapping[str, Any], key: str, family: str) 
     names = reader.texts(table, key)
     bad = check_packages(names, family)
     if bad is not None:
-        raise reader.wrong(key, f"is not the name of a package of the {family} family", bad)
+        raise reader.wrong(key, f"is not a valid package name of the {family} family", bad)
     return names
 
 
@@ -220,7 +218,7 @@ def _commands(reader: _Reader, table: Mapping[str, Any]) -> tuple[str, ...]:
     for command in table.get("commands", ()):
         good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
         if not good or not command.replace("\n", " ").replace("\t", " ").isprintable():
-            raise reader.wrong("commands", "must be texts for a shell", command)
+            raise reader.wrong("commands", "must be strings with shell commands", command)
     return tuple(table.get("commands", ()))
 
 
@@ -233,7 +231,7 @@ def _files(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
         target = _target(reader, "files.target", each.get("target", ""), nth)
         source, content = each.get("source"), each.get("content")
         if (source is None) == (content is None):
-            raise reader.wrong("files.source", "say either source or content", target, nth)
+            raise reader.wrong("files.source", "set either source or content", target, nth)
         if source is not None:
             _inside(reader, "files.source", source, nth)
         mode = each.get("mode")
@@ -262,7 +260,7 @@ def _target(reader: _Reader, key: str, path: str, nth: int = 0) -> str:
     if not good or ".." in parts or any(len(part.encode()) > 255 for part in parts):
         raise reader.wrong(key, "must be an absolute path in the image, without '..'", path, nth)
     if parts[1] in ("dev", "proc", "sys", "run", "boot"):
-        raise reader.wrong(key, f"/{parts[1]} is not the recipe's", path, nth)
+        raise reader.wrong(key, f"files below /{parts[1]} cannot be set by a recipe", path, nth)
     return path
 
 

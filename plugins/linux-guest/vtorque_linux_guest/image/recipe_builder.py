@@ -53,9 +53,9 @@ class LinuxBuilder:
         """
         unknown = sorted(set(arguments) - {"recipe"})
         if unknown:
-            raise Refused(f"linux has no option {unknown[0]}; it has recipe")
+            raise Refused(f"linux has no option {unknown[0]}; its option is recipe")
         if "recipe" not in arguments:
-            raise Refused("say which recipe to build from: -o recipe=FILE")
+            raise Refused("a recipe is missing: add -o recipe=FILE")
         return build_image(read(Path(arguments["recipe"])), staging, progress)
 
 
@@ -63,8 +63,9 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
     """Build a recipe's image into ``staging``. Raises Refused and HostFault."""
     if os.geteuid() != 0:
         raise Refused(
-            "only root builds an image of a distribution, whose packages install files of many "
-            "users: without root there is micro, or an image that has been built (vmgr images add)"
+            "only root can build an image of a distribution, because its packages install files "
+            "of many users. Without root, use micro or an image that was built elsewhere (vmgr "
+            "images add)"
         )
     need_tools("qemu-img", "e2fsck", "setpriv")
     _, arch = architecture()
@@ -142,14 +143,14 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
         if image is not None and image.is_file:
             found.setdefault(release, image.read(_MAX_KERNEL))
     if not found:
-        raise Refused('the packages bring no kernel: add one, or say kernel = "cloud"')
+        raise Refused('the packages do not contain a kernel: add one, or set kernel = "cloud"')
     release = max(found, key=_by_version)
     names = (f"initramfs-{release}.img", f"initrd.img-{release}", f"initrd-{release}")
     initrd = next((n for n in (tree.find(f"boot/{name}") for name in names) if n), None)
     if initrd is None or not initrd.is_file:
         raise Refused(
-            f"the packages bring kernel {release} but no initramfs of it: add dracut or "
-            'initramfs-tools, or say kernel = "cloud"'
+            f"the packages contain kernel {release} but no initramfs for it: add dracut or "
+            'initramfs-tools, or set kernel = "cloud"'
         )
     try:
         image_data = extract_vmlinux(found[release])

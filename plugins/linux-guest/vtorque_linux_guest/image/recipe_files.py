@@ -43,7 +43,7 @@ def read_below(directory: Path, source: str, most: int = 1 << 20) -> bytes:
     with _opened(directory, source) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            raise Refused(f"{source!r}: must be a file of {most} bytes at most")
+            raise Refused(f"{source!r}: must be a file of at most {most} bytes")
         with os.fdopen(os.dup(descriptor), "rb") as file:
             return file.read(most)
 
@@ -85,7 +85,7 @@ def _add(
     if stat.S_ISREG(status.st_mode):
         left[0] -= status.st_size
         if left[0] < 0:
-            raise Refused(f"{each.source!r} of the recipe: more than its size allows for")
+            raise Refused(f"{each.source!r} of the recipe: larger than the image's size")
         info = _info(target, each.mode if each.mode is not None else mode)
         info.size = status.st_size
         with os.fdopen(os.dup(descriptor), "rb") as file:

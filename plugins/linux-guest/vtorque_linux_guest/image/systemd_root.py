@@ -130,7 +130,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
         ("usr/bin/cloud-init", "cloud-init"),
     ):
         if not any(tree.find(p) for p in (path, path.removeprefix("usr/"))):
-            raise Refused(f"the packages bring no {what} ({path}): the image would not boot")
+            raise Refused(f"the packages do not contain {what} ({path}): the image would not boot")
     _clean(tree)
     for path, content in _FILES.items():
         tree.file(path, content.encode())

@@ -107,7 +107,7 @@ class _Reader:
 
     def text(self, size: int) -> bytes:
         if not 0 <= size <= MAX_HEADER:
-            raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
+            raise Refused(f"a header has {size} bytes, and the limit is {MAX_HEADER}")
         self.budget.count_headers(_BLOCK + size)
         self.file.seek(self.at)
         data = self.file.read(size)
@@ -142,7 +142,7 @@ def members(file: IO[bytes], most: int, budget: Budget | None = None) -> list[Me
 
 
 def _broken(why: str) -> Refused:
-    return Refused(f"is not a tar file, or a broken one: {why}")
+    return Refused(f"is not a valid tar file: {why}")
 
 
 def _members(reader: _Reader) -> Iterator[Member]:
@@ -156,7 +156,7 @@ def _members(reader: _Reader) -> Iterator[Member]:
             more.fields[name] = reader.text(size).partition(b"\0")[0]
         elif kind == b"g":
             if not 0 <= size <= reader.size - reader.at:
-                raise _broken("a header has a size below zero, or ends beyond the file's end")
+                raise _broken("a header has a negative size, or ends beyond the end of the file")
             reader.budget.count_headers(_BLOCK)
             reader.skip(size)
         else:
@@ -183,7 +183,7 @@ def _octal(text: bytes) -> int:
         return number - top if number & top >> 1 else number
     digits = text.partition(b"\0")[0].strip(b" ")
     if digits.strip(b"01234567"):
-        raise _broken(f"{text!r} is no number")
+        raise _broken(f"{text!r} is not a number")
     return int(digits or b"0", 8)
 
 
@@ -223,7 +223,7 @@ def _member(reader: _Reader, head: bytes, more: _More) -> Member:
         raise Refused(f"{shown} is of unknown type {head[156:157]!r}")
     path = _checked_path(name, shown)
     if kind == "device" and path.partition("/")[0] != "dev":
-        raise Refused(f"{shown} is a device: images have none outside /dev")
+        raise Refused(f"{shown} is a device: images have devices only in /dev")
     target = b""
     if kind in ("link", "hard link"):
         target = more.fields.get(b"linkpath") or head[157:257].partition(b"\0")[0]
@@ -232,12 +232,12 @@ def _member(reader: _Reader, head: bytes, more: _More) -> Member:
     size = _field(head[124:136], more, b"size") if kind == "file" else 0
     start = reader.at
     if size < 0 or start + size > reader.size:
-        raise Refused(f"is truncated: {shown} ends beyond its end")
+        raise Refused(f"is truncated: {shown} ends beyond the end of the file")
     reader.skip(size)
     owners = [_field(head[108:116], more, b"uid"), _field(head[116:124], more, b"gid")]
     for owner in owners:
         if not 0 <= owner < 0xFFFFFFFF:
-            raise Refused(f"{shown} belongs to {owner}, which is no id")
+            raise Refused(f"{shown} belongs to {owner}, which is not a valid id")
     return Member(
         path=path,
         kind=kind,
@@ -263,7 +263,7 @@ def _field(text: bytes, more: _More, key: bytes) -> int:
         return _octal(text)
     found = _NUMBER.fullmatch(given)
     if found is None:
-        raise _broken(f"{given[:50]!r} is no number")
+        raise _broken(f"{given[:50]!r} is not a number")
     return int(found[1])
 
 
@@ -272,8 +272,8 @@ def _checked_path(name: bytes, shown: str) -> str:
         raise Refused(f"{shown} is an absolute path")
     words = [word for word in name.split(b"/") if word not in (b"", b".")]
     if b".." in words:
-        raise Refused(f"{shown} has '..' in it")
+        raise Refused(f"the path {shown} contains '..'")
     path = b"/".join(words)
     if b"\0" in name or len(path) > MAX_PATH or any(len(word) > MAX_NAME for word in words):
-        raise Refused(f"{shown} has a name that no file can have")
+        raise Refused(f"{shown} is not a valid file name")
     return path.decode("utf-8", "surrogateescape")

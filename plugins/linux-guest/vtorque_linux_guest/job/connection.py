@@ -89,8 +89,8 @@ class Connection:
         _, _, version, flags, window = HELLO.unpack_from(answer, HEADER.size)
         if version != PROTOCOL or not 0 < window <= WINDOW_MAX:
             raise StreamError(
-                f"the guest's agent speaks protocol {version} (window {window}), this is "
-                f"{PROTOCOL}: rebuild the image"
+                f"the guest's agent uses protocol {version} (window {window}), but this vTorque "
+                f"uses {PROTOCOL}: rebuild the image"
             )
         self._resumes = bool(flags & KEEPS)
         self._stdin_window = window
@@ -130,7 +130,7 @@ class Connection:
             skipped += drop
             del seen[:drop]
             if skipped > DISCARD_MAX:
-                raise StreamError(f"no HELLO from the guest among {skipped} bytes")
+                raise StreamError(f"the guest sent {skipped} bytes without a HELLO")
 
     def go_on(self, broken: GuestDied | None, stopped: Callable[[], str]) -> None:
         """Resume the session, over another connection if this one is broken.
@@ -168,7 +168,9 @@ class Connection:
     def _resumed(self, answer: bytes) -> None:
         _, _, _, flags, taken = HELLO.unpack_from(answer, HEADER.size)
         if not flags & RESUMES:
-            raise GuestDied("the guest has ended the job: it was away for too long")
+            raise GuestDied(
+                "the guest ended the job because the job shell was disconnected for too long"
+            )
         self._forget(taken)
         self._out[:0] = self._kept
         self._kept.clear()
@@ -178,7 +180,7 @@ class Connection:
         if more > POSITION_MASK // 2:  # it was sent again: a resume has said more since
             return
         if more > len(self._kept):
-            raise StreamError("the guest acknowledges what was not sent")
+            raise StreamError("the guest acknowledged data that was not sent")
         del self._kept[:more]
         self._acked += more
 
@@ -220,7 +222,7 @@ class Connection:
             del self._out[:sent]
             self._before -= min(sent, self._before)
             if len(self._kept) > KEPT_MAX:
-                raise StreamError(f"the guest acknowledges nothing of {len(self._kept)} bytes")
+                raise StreamError(f"the guest acknowledged none of {len(self._kept)} bytes")
 
     def _receive(self) -> bytes:
         try:

@@ -75,14 +75,14 @@ def of(environ: Mapping[str, str]) -> Display:
     name = environ["DISPLAY"]
     match = _NAME.fullmatch(name)
     if match is None:
-        raise NoDisplay(f"DISPLAY={printable(name, 100)} is no display of this node")
+        raise NoDisplay(f"DISPLAY={printable(name, 100)} is not a display of this node")
     host, number, screen = match[1] or "unix", int(match[2]), match[3] or ""
     end = f"/tmp/.X11-unix/X{number}" if host == "unix" else f"{host}:{_TCP + number}"  # noqa: S108
     path = Path(environ.get("XAUTHORITY") or Path(environ.get("HOME", "/"), ".Xauthority"))
     cookie = _cookie(path, number)
     if cookie is None:
         where = printable(str(path), 200)
-        raise NoDisplay(f"{where} has no cookie of this node for display {printable(name, 100)}")
+        raise NoDisplay(f"{where} has no cookie for display {printable(name, 100)} of this node")
     return Display(number, screen, end, cookie)
 
 
@@ -119,7 +119,7 @@ def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display
     """
     config = guest.run_dir / SSH_CONFIG
     if not config.exists():
-        raise NoDisplay("its image has no sshd, or it has no address that vTorque knows")
+        raise NoDisplay("the image has no sshd, or the guest's address is unknown")
     display = of(environ)
     options = {"BatchMode": "yes", "ClearAllForwardings": "no", "ExitOnForwardFailure": "yes"}
     options |= {"ConnectionAttempts": f"{SECONDS:.0f}", "LogLevel": "ERROR"}  # one in a second

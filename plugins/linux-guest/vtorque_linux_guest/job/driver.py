@@ -48,6 +48,9 @@ class LinuxDriver(AgentDriver):
         from vtorque_linux_guest.job import ready
 
         if not has_agent(guest.image):  # it would look for a seed, and not for long
-            raise HostFault("guests of images without a built-in agent cannot wait for their job")
+            raise HostFault(
+                "guests without vTorque's agent (images without agent=builtin) cannot be "
+                "started before their job"
+            )
         with status_port(guest.run_dir, deadline) as connection:
             ready.await_seed(guest, connection, deadline)

@@ -203,4 +203,6 @@ def _check_header(kind: int, stream: int, reserved: int, length: int) -> None:
     streams, least, greatest = _RULES[kind]
     if stream >= streams or reserved != 0 or not least <= length <= greatest:
         name = Kind(kind).name
-        raise StreamError(f"the guest sent a bad {name} frame: stream {stream}, length {length}")
+        raise StreamError(
+            f"the guest sent an invalid {name} frame: stream {stream}, length {length}"
+        )

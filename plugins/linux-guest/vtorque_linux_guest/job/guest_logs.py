@@ -43,7 +43,7 @@ def keep(guest: GuestPlan, content: bytes) -> None:
     try:
         _write(guest.state_dir / NAME, content)
     except OSError as error:
-        _log.warning("the guest's logs cannot be written: %s", error)
+        _log.warning("cannot write the guest's logs: %s", error)
 
 
 def told(reader: StatusReader, deadline: float) -> Iterator[bytes]:

@@ -81,4 +81,6 @@ def left(guest: ReadyGuest) -> SessionState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise HostFault(f"what the job shell has left cannot be read: {error}") from None
+        raise HostFault(
+            f"cannot read the session state of the previous job shell: {error}"
+        ) from None

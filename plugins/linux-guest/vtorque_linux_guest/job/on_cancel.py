@@ -26,7 +26,9 @@ def run(
     After that time, the guest sends TERM to what still runs, and KILL 5 s later.
     """
     with Events() as events, socket.socket(socket.AF_UNIX) as connection:
-        late = threading.Timer(seconds, events.stop, (f"it took longer than {seconds:g} s",))
+        late = threading.Timer(
+            seconds, events.stop, (f"it exceeded its time limit of {seconds:g} s",)
+        )
         late.start()
         try:
             connection.connect(str(guest.run_dir / CANCEL_SOCKET))
@@ -34,7 +36,7 @@ def run(
             session.hello(time.monotonic() + seconds)
             session.run(start, None, streams.stdout, streams.stderr, events)
         except (StreamError, OSError) as error:
-            say(f"what runs when the job is cancelled: {error}")
+            say(f"the script for a canceled job (on_cancel) has failed: {error}")
         finally:
             late.cancel()
             late.join()

@@ -62,7 +62,10 @@ def await_ready(
     if disk and guest.rank == 0 and reason.startswith((f"mount {DATA}: ", chown)):
         raise Refused(f"disk={disk}, in guest {guest.hostname}: {reason}")
     if verdict[:1] == _SILENT:
-        reason += "; [node] start_timeout is the limit, its console's log may say more"
+        reason += (
+            "; [node] start_timeout is the limit, and the log of the guest's console may "
+            "show the reason"
+        )
     raise HostFault(reason, stage=f"guest {guest.hostname}")
 
 
@@ -94,7 +97,7 @@ def _wrong(
         verdict = b"".join(said)
     except Unreadable as error:
         verdict = _FAULT + str(error).encode()
-    return "" if verdict == _READY else shown(verdict[1:]) or "it has not said so"
+    return "" if verdict == _READY else shown(verdict[1:]) or "no reason given"
 
 
 def _sets(deadline: float, port: int) -> Iterator[bytes]:

@@ -102,7 +102,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     except RunAbandoned as error:
         if error.state is None or not ending.leaves:
             raise GuestDied(f"{guest.hostname}: {error}") from None
-        job._say("the job was saved, and ends here: another one can go on with it")
+        job._say("the job was saved and ends now; restore it with vsub -vm resume=ID")
         leaving.leave(guest, error.state)  # and its batch system may end us as soon as it is taken
         return 128 + signal.SIGTERM
     except StreamError as error:
@@ -175,7 +175,7 @@ class _Ending:
 
     def _alarm(self, _number: int, _frame: FrameType | None) -> None:
         if self.killed:
-            self.events.stop("the job was killed and did not end")
+            self.events.stop("the job was killed but did not end")
             return
         self.killed = True
         self.events.signal(signal.SIGKILL)
@@ -199,7 +199,7 @@ class _Job:
         if script.prologue is not None:
             code = self._start(self._user_script("vm_prologue", script.prologue), None)
             if code != 0:
-                self._say(f"vm_prologue failed with exit code {code}; the job was not run")
+                self._say(f"vm_prologue failed with exit code {code}; the job script was not run")
                 return code
         if self.ending.terminated:
             return 128 + signal.SIGTERM
@@ -253,7 +253,7 @@ class _Job:
         try:
             found = around.enter_context(display.forwarded(self.guest, os.environ))
         except display.NoDisplay as error:
-            self._say(f"no X in the guest: {error}")
+            self._say(f"X11 forwarding does not work: {error}")
             return start
         return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
@@ -323,8 +323,8 @@ class _Job:
         self._explain_signal(status.signal)
         if status.code == EXIT_NOT_FOUND and (program := _program_of_env(start)):
             self._say(
-                f"exit status 127: if env did not find {program} (#! line), {self._image()} does "
-                f"not have it. {OTHER_IMAGES}"
+                f"exit status 127: if env did not find {program} (#! line), the reason is that "
+                f"{self._image()} does not have it. {OTHER_IMAGES}"
             )
         return status.code
 
@@ -344,8 +344,8 @@ class _Job:
         if found := MISSING_INTERPRETER.fullmatch(reason):
             script, interpreter = found.groups()
             return (
-                f"cannot run {script}: {self._image()} does not have its interpreter {interpreter} "
-                f"(#! line). {OTHER_IMAGES}"
+                f"cannot run {script}: its interpreter {interpreter} (#! line) is missing in "
+                f"{self._image()}. {OTHER_IMAGES}"
             )
         shell, missing = self.script.interpreter, "No such file or directory"
         if reason not in (
@@ -355,8 +355,8 @@ class _Job:
             return reason
         image = self._image()
         return (
-            f"cannot run the shell {shell} (-S): {image} does not have it. Name a shell of the "
-            "image with -S, or choose an image that has this one (-vm img=)"
+            f"cannot run the shell {shell} (-S): it is missing in {image}. Use -S with a shell "
+            "of the image, or choose an image that has this one (-vm img=)"
         )
 
     def _say(self, text: str) -> None:

@@ -72,13 +72,16 @@ class Start:
     def _file_frames(self) -> list[bytes]:
         size = sum(len(file.data) for file in self.files)
         if len(self.files) > FILES_MAX or size > FILE_BYTES_MAX:
-            raise BadStart(f"{len(self.files)} files of {size} bytes; 16 of 16 MiB at most")
+            raise BadStart(
+                f"{len(self.files)} files of {size} bytes are too many: the limit is 16 "
+                "files and 16 MiB"
+            )
         parts = []
         for file in self.files:
             name = os.fsencode(file.name)
             bad = name in (b"", b".", b"..") or len(name) > 255 or b"/" in name
             if bad or any(byte < 32 or byte == 127 for byte in name):
-                raise BadStart(f"bad file name {file.name!r}")
+                raise BadStart(f"{file.name!r} is not a valid file name")
             parts += [frame(Kind.FILE, 0, name), frames_of(Kind.FILE, 1, file.data)]
         return parts
 
@@ -101,7 +104,7 @@ class Start:
         env = dict(self.env) | ({"TERM": self.pty.term} if self.pty else {})
         for name, value in env.items():
             if not name or "=" in name:
-                raise BadStart(f"bad name of an environment variable {name!r}")
+                raise BadStart(f"{name!r} is not a valid name of an environment variable")
             parts.append(element(Tag.ENV, _text(f"{name}={value}")))
         return parts
 
@@ -112,7 +115,7 @@ class Start:
         parts.append(element(Tag.UMASK, struct.pack("<I", self.umask & 0o777)))
         for number, (soft, hard) in self.limits.items():
             if not 0 <= number < 16:
-                raise BadStart(f"no such resource limit: {number}")
+                raise BadStart(f"unknown resource limit: {number}")
             limit = struct.pack("<BQQ", number, soft & (2**64 - 1), hard & (2**64 - 1))
             parts.append(element(Tag.RLIMIT, limit))
         if self.pty:
@@ -122,7 +125,9 @@ class Start:
         parts.append(element(Tag.MODE, bytes([self.mode])))
         payload = b"".join(parts)
         if len(payload) > START_MAX:
-            raise BadStart(f"arguments and environment take {len(payload)} bytes; {START_MAX} fit")
+            raise BadStart(
+                f"arguments and environment have {len(payload)} bytes, and the limit is {START_MAX}"
+            )
         return frames_of(Kind.START, 0, payload) + frame(Kind.START, 1)
 
 

@@ -79,9 +79,11 @@ class StatusReader:
         while (line := self._line(deadline)) != "LOGGED":
             said = line.removeprefix("HELD ") if line.startswith("HELD ") else said
         if seconds and said in ("", str(seconds)):
-            raise StreamError("its image's agent is too old to be saved with: build the image anew")
+            raise StreamError(
+                "the agent of the guest's image is too old to save guests: rebuild the image"
+            )
         if seconds and said != f"{seconds} tells":
-            raise StreamError("no job shell holds a session with the guest that could go on")
+            raise StreamError("no job shell is connected to the guest, so it cannot be saved")
 
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
         """Yield the last `LOG_MAX` bytes of a file in the guest, or nothing if it is missing.
@@ -98,9 +100,9 @@ class StatusReader:
             try:
                 piece = base64.b64decode(text, validate=True)
             except ValueError:
-                raise StreamError("the guest sent a line of a log that is no base64") from None
+                raise StreamError("the guest sent invalid base64 in a line of a log") from None
             if len(piece) > left:
-                raise StreamError(f"the guest sent over {LOG_MAX} bytes of a log")
+                raise StreamError(f"the guest sent more than {LOG_MAX} bytes of a log")
             left -= len(piece)
             yield piece
 
@@ -125,7 +127,7 @@ class StatusReader:
         while True:
             end = self._buffer.find(b"\n")
             if end > LINE_MAX or (end < 0 and len(self._buffer) > LINE_MAX):
-                raise StreamError(f"the guest sent a status line of over {LINE_MAX} bytes")
+                raise StreamError(f"the guest sent a status line of more than {LINE_MAX} bytes")
             if end >= 0:
                 line = shown(bytes(self._buffer[:end]))
                 del self._buffer[: end + 1]

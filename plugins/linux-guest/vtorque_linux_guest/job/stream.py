@@ -90,7 +90,7 @@ class Session(Connection):
         guest violates the protocol.
         """
         if self._stdin_window == 0:
-            raise StreamError("no session: hello() comes first, also after an error")
+            raise StreamError("no session with the guest: call hello() first, also after an error")
         state = start if isinstance(start, SessionState) else None
         if isinstance(start, Start):
             self._out += start.encode()
@@ -293,7 +293,7 @@ class _Run:
         elif item.kind is Kind.CREDIT:
             self._stdin_credit += int.from_bytes(item.payload, "little")
             if self._stdin_credit > self._s._stdin_window:
-                raise StreamError("the guest grants more stdin than its window")
+                raise StreamError("the guest granted more stdin than its window")
         elif item.kind is Kind.EXIT:
             self._exit = _exit_status(item.payload)
         elif item.kind is Kind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
@@ -314,7 +314,7 @@ class _Run:
         if stream == 0:
             self._source = None
         elif self._ended[stream - 1]:
-            raise StreamError(f"the guest ended stream {stream} twice")
+            raise StreamError(f"the guest closed stream {stream} twice")
         else:
             self._ended[stream - 1] = True
 
@@ -350,4 +350,4 @@ def _exit_status(payload: bytes) -> ExitStatus:
         return ExitStatus(None, value)
     if kind == 2:
         raise NotStarted(shown(payload[4:]) or "the guest could not start the program")
-    raise StreamError(f"the guest sent a bad exit status: kind {kind}, value {value}")
+    raise StreamError(f"the guest sent an invalid exit status: kind {kind}, value {value}")

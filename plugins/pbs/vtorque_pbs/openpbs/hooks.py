@@ -99,7 +99,7 @@ except Exception as error:
 if said:
     import syslog
 
-    syslog.syslog(f"vtorque {{event.job.id}}: not all is released: {{said}}")
+    syslog.syslog(f"vtorque {{event.job.id}}: not all resources were released: {{said}}")
 event.accept()
 """
 _ATTRIBUTES = {

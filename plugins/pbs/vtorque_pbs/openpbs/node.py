@@ -43,7 +43,7 @@ class OpenPbsNode(PbsNode):
         """Parse the ``name=value`` words from the ``execjob_begin`` hook."""
         given = dict(word.split("=", 1) for word in argv if "=" in word)
         if len(given) != len(argv) or not given.get("id") or not given.get("owner"):
-            raise HostFault("these are not the words of vTorque's OpenPBS hook")
+            raise HostFault("the arguments are not those of vTorque's OpenPBS hook")
         where = re.sub(r":[0-9]+/", "/", given.get("exec_host", ""))  # vm:15002/0*2
         nodes, _ = hosts(where)
         node = self.own_name(nodes)
@@ -147,7 +147,7 @@ class OpenPbsNode(PbsNode):
         """Add the host to ``select``, which has one chunk in a single-node job."""
         asked = job.get("Resource_List.select", "")
         if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
-            raise Refused(f"-l select={asked} has no place for the node where it could go on")
+            raise Refused(f"-l select={asked} has no chunk for a replacement node")
         words = [word for word in asked.split(":") if not word.startswith(("host=", "vnode="))]
         return f"select={':'.join(words)}:host={node}"
 

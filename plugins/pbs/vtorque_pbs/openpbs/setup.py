@@ -71,17 +71,17 @@ def _sent(hook: Hook, directory: Path) -> Check:
         has = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
         numbers = has.get("alarm", "30"), has.get("order", "1")
         if has.get("event") != hook.event or numbers != (str(hook.alarm), str(hook.order)):
-            problem = "is set up otherwise"
+            problem = "has different settings"
         elif has.get("enabled", "true") != "true":
             problem = "is not enabled"
         elif (directory / f"{hook.name}.PY").read_bytes() != hook.content:
-            problem = "is another version's"
+            problem = "was written by another version of vTorque"
     except OSError as error:
-        problem = f"has not come here ({error.strerror})"
+        problem = f"is missing on this node ({error.strerror})"
     if problem:
         problem = (
-            f"the server's hook {hook.name} {problem}: only root on the server's host may change "
-            "hooks; with the same site config, run there: vtorque setup install --batch openpbs"
+            f"the server's hook {hook.name} {problem}: only root on the server's host can change "
+            "hooks. Use the same site config there and run: vtorque setup install --batch openpbs"
         )
     return Check(f"find the server's hook {hook.name} in {directory}", problem)
 
@@ -135,7 +135,7 @@ class Hook:
         if answer.code:
             if "hook not found" in answer.err:
                 return {}
-            raise HostFault(f"qmgr ended with {answer.code}: {answer.words}")
+            raise HostFault(f"qmgr ended with exit code {answer.code}: {answer.words}")
         return dict(re.findall(r"^\s+(\w+) = (.*)$", answer.out, re.MULTILINE))
 
     def _tell(self, command: str) -> None:
@@ -165,10 +165,12 @@ def _resource(node: PbsNode, name: str) -> Change:
             answer = commands.ask("qmgr", "-c", f"delete resource {name}")
             if "Resource busy on job" in answer.err:
                 raise HostFault(
-                    f"jobs ask for {name}, perhaps ended ones of the server's history "
-                    "(qselect -x): delete them (qdel -x), or wait for job_history_duration"
+                    f"jobs request {name}, perhaps ended ones in the server's history (qselect "
+                    "-x): delete them (qdel -x), or wait for job_history_duration"
                 )
             if answer.code:
-                raise HostFault(f"qmgr ended with {answer.code}: {answer.words}")
+                raise HostFault(f"qmgr ended with exit code {answer.code}: {answer.words}")
 
-    return Change(f"create the resource {name}, true on nodes that run VM jobs", done, apply, undo)
+    return Change(
+        f"create the resource {name}, which is true on nodes that run VM jobs", done, apply, undo
+    )

@@ -33,9 +33,9 @@ RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook exits with Torque's 2; for all 
 TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
 
 _SCRIPT_ON_METAL = (
-    "Torque has put a part on bare metal on the job's first node, where the script would run: name "
-    "the first part's node (-l nodes=NODE:ppn=...), or ask the admin to have nodes for virtual "
-    "machines last in Torque's list of nodes"
+    "Torque has placed a part on bare metal on the job's first node, where the script would run: "
+    "name the first part's node (-l nodes=NODE:ppn=...), or ask the admin to put nodes for "
+    "virtual machines last in Torque's list of nodes"
 )
 _CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{}/cpus")
 
@@ -59,10 +59,10 @@ class TorqueNode(PbsNode):
         kind, *rest = argv or ("",)
         try:
             if kind not in (FIRST, SISTER):
-                raise ValueError("no kind before them")
+                raise ValueError("the hook's name is missing before the arguments")
             args = pbs.PrologueArgs.parse(rest)
         except ValueError as error:
-            raise HostFault(f"these are not Torque's arguments: {error}") from None
+            raise HostFault(f"invalid arguments from Torque: {error}") from None
         asked = pbs.parse_resources(args.resources)
         word = request_channel.torque_word(asked)
         if word is None:
@@ -140,7 +140,7 @@ class TorqueNode(PbsNode):
             try:
                 self._extend_walltime(job)
             except HostFault as error:
-                self.log(job, f"the walltime includes the boot of the guests: {error}")
+                self.log(job, f"the walltime includes the time to boot the guests: {error}")
         return super().finish(job, outcome, reason, hook_waits=hook_waits)
 
     def _extend_walltime(self, job: BatchJob) -> None:
@@ -190,7 +190,7 @@ class TorqueNode(PbsNode):
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):
-            raise Refused(f"-l nodes={asked} has no place for the node where it could go on")
+            raise Refused(f"-l nodes={asked} has no part for a replacement node")
         return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:

@@ -59,7 +59,7 @@ def steps(
 
 def _is_node(priv: Path) -> Check:
     problem = "" if priv.is_dir() else (
-        f"{priv} does not exist: is this a Torque node? If its PBS_HOME is elsewhere, set "
+        f"{priv} does not exist. Is this a Torque node? If PBS_HOME is elsewhere, set "
         "[plugin.pbs] home"
     )  # fmt: skip
     return Check(f"find {priv}", problem)
@@ -72,7 +72,9 @@ def _trusted(path: Path) -> Check:
         with contextlib.suppress(FileNotFoundError):
             status = each.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_uid or status.st_mode & 0o022:
-                problem = f"{each} is no file that only root can change: Torque does not run it"
+                problem = (
+                    f"{each} is not a file that only root can change, so Torque does not run it"
+                )
     return Check(f"look at {path}", problem)
 
 

@@ -9,8 +9,7 @@ directory instead, on both hosts), ``secrets`` (cloud-init file that only its ow
 A machine is a transient domain, which disappears when it ends. Its disk is an overlay of the image
 in the storage pool ``vtorque-pool``, with the machine's other files. Files of a domain belong to
 QEMU's user, but vTorque's images must stay root's. The domain's metadata has the tags. Names
-contain
-cluster and time, so that a disk without a domain can be identified too.
+contain cluster and time, so that a disk without a domain can be identified too.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Libvirt:
         :meth:`machines` finds the disk of an interrupted call.
         """
         if self.quota() == 0:
-            raise StockOut(f"{self._uri} has {self._most} machines, which is its most")
+            raise StockOut(f"{self._uri} has {self._most} machines, the maximum")
         image = self._image(order.image)
         created = time.time()
         name = f"{_prefix(order.cluster)}{int(created):08x}-{uuid.uuid4().hex[:8]}"
@@ -131,7 +130,7 @@ class Libvirt:
             except (Refused, HostFault) as error:
                 raise CloudFault(str(error)) from None
         if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
-            raise CloudFault(f"{name!r} is no name of a file in {self._images}")
+            raise CloudFault(f"{name!r} is not a valid name of a file in {self._images}")
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
     def _disks(self, name: str, order: Order, image: Image) -> str:
@@ -209,7 +208,7 @@ class Libvirt:
                 return None
             raise
         except ElementTree.ParseError as error:
-            raise CloudFault(f"{self._uri}: the metadata of {name}: {error}") from None
+            raise CloudFault(f"{self._uri}: metadata of {name}: {error}") from None
         return (
             found.attrib if {"cluster", "node", "shape", "created"} <= set(found.attrib) else None
         )
@@ -240,10 +239,12 @@ def private(path: Path) -> bytes:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
-                raise CloudFault(f"{path}: must be root's with mode 0600, for it has secrets")
+                raise CloudFault(
+                    f"{path}: contains secrets, so it must belong to root and have mode 0600"
+                )
             return file.read()
     except OSError as error:
-        raise CloudFault(f"{path}: {error.strerror}: see the cloud's option secrets") from None
+        raise CloudFault(f"{path}: {error.strerror}: set the cloud's option secrets") from None
 
 
 def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
@@ -263,7 +264,7 @@ def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
         import pycdlib  # noqa: PLC0415 - an extra
     except ImportError:
         raise HostFault(
-            "cloud-init's data on libvirt need pycdlib: install vtorque-pool[libvirt]"
+            "cloud-init on libvirt needs pycdlib: install vtorque-pool[libvirt]"
         ) from None
     meta = f"instance-id: {order.cluster}-{order.node}\nlocal-hostname: {order.node}\n"
     meta += "dsmode: local\n" if local else ""

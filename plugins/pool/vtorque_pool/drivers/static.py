@@ -32,7 +32,7 @@ class Static:
     def create(self, order: Order) -> Machine:
         """Mark the node's own machine as in use."""
         if order.node not in self._names:
-            raise StockOut(f"{order.node} is none of the machines that always are")
+            raise StockOut(f"{order.node} is not one of the static machines")
         now = time.time()
         note = [order.cluster, order.node, order.shape, now]
         try:
