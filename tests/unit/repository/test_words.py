@@ -1,0 +1,76 @@
+"""Words: the manual, docstrings and messages use the terms of the field, not a dialect."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[3]
+INSTEAD = {
+    r"(?:stands?|stood|standing) still": "suspend, pause",
+    r"go(?:es)? on (?:with|as|here|there)\b": "continue, resume, restore",
+    r"have it (?:go|be|stand)\b": "the verb itself",
+    r"g[ia]ve[sn]? (?:it |them )?back\b": "release",
+    r"let(?:s)? go of\b": "release",
+    r"whose it is|by whom\b|who has (?:it|them)\b": "owner, group, privileges",
+    r"\bof (?:theirs|ours)\b|\bof root's(?:[.,;:]| in\b| that\b)": "root's ..., owned by root",
+    r"(?:what|who) brings\b": "plugin, distribution",
+    r"what is asked for\b|is asked for\b": "request, option, value",
+    r"cannot be had\b|has them is not\b": "missing, unreadable, unknown",
+    r"\bis none of\b": "is not a ..., is not supported",
+    r"(?<!there )is no (?:file|number|node|user|text|table|path|list|directory)\b": "is not a ...",
+    r"(?:is|are) told (?:that|which|what|of)\b|what is told\b": "report, notify",
+    r"has (?:not )?said\b": "report, send, answer",
+    r"be(?:come)?s? nobody\b": "drop privileges",
+    r"ha(?:s|ve) done with\b": "finish",
+    r"twice is fine\b": "idempotent",
+    r"looks? again\b": "poll, retry",
+    r"gives? up patience|loses? patience|has patience": "deadline, timeout",
+    r"(?:comes?|came) (?:to )?here\b|is here no more|there no more": "arrive, destination node",
+    r"\bno more of\b|(?:held|used|needed) no more\b": "no longer",
+}
+"""Phrases of the dialect, as regular expressions, and what to write instead."""
+
+ALLOWED: dict[str, int] = {}
+"""Files and how many of these phrases each may have."""
+
+_PHRASES = re.compile("|".join(f"({each})" for each in INSTEAD), re.IGNORECASE)
+
+
+def _strings(path: Path) -> Iterator[str]:
+    """Yield the docstrings and other texts of a module."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
+    for path in (REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("doc/*.md"))):
+        yield path, path.read_text("utf-8")
+    for top in (REPO / "vtorque_core", REPO / "testing", *sorted(REPO.glob("plugins/*/vtorque_*"))):
+        for path in sorted(top.rglob("*.py")):
+            yield path, "\n".join(_strings(path))
+
+
+def _found(text: str) -> list[str]:
+    """Return the phrases in a text, each with what to write instead."""
+    instead = tuple(INSTEAD.values())
+    found = _PHRASES.finditer(" ".join(text.split()))
+    return [f"{each[0]}: write {instead[(each.lastindex or 1) - 1]}" for each in found]
+
+
+def test_texts_use_the_terms_of_the_glossary():
+    found = {str(path.relative_to(REPO)): _found(text) for path, text in _texts()}
+    assert {path: each for path, each in found.items() if len(each) > ALLOWED.get(path, 0)} == {}
+
+
+@pytest.mark.parametrize("text", ["Guests stand\nstill.", "Goes on with it", "A file of root's."])
+def test_a_phrase_of_the_dialect_is_found(text):
+    assert len(_found(text)) == 1
+
+
+@pytest.mark.parametrize("text", ["Resume the guests.", "The file's owner is root."])
+def test_a_plain_sentence_is_not_found(text):
+    assert _found(text) == []
