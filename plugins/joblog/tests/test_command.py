@@ -62,7 +62,9 @@ def test_it_shows_and_chooses(paths, tmp_path):
     assert cli(paths, tmp_path, "--console", "42.srv").output == "panic\\x1b[2J\n"
     refused = cli(paths, tmp_path, "43.srv").exception
     assert "this node has no records of a job 43.srv" in str(refused)
-    assert "there are trace" in str(cli(paths, tmp_path, "--level", "loud", "42.srv").exception)
+    assert "unknown; known: trace" in str(
+        cli(paths, tmp_path, "--level", "loud", "42.srv").exception
+    )
 
 
 def test_it_follows_to_the_end(paths, tmp_path):

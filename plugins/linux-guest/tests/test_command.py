@@ -57,7 +57,7 @@ def test_ssh_of_a_moved_guest_has_the_first_guests_configuration(called):
     assert called("42.srv", "5") == ["ssh", "-F", f"{first}/ssh_config", "vm-5", "--"]
     for forged in ({"n7": [1]}, {"n7": {"guests": ["x", {"rank": 5, "hostname": "-o"}]}}, 3):
         called.place.add_facts(elsewhere=forged)
-        assert "no records of guest 5 of job" in called("42.srv", "5")
+        assert "no readable records of a guest of rank 5" in called("42.srv", "5")
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,16 @@ def test_ssh_of_a_moved_guest_has_the_first_guests_configuration(called):
 def test_ssh_rejects_options_and_paths_in_forged_facts(called, forged):
     (called.run_dir / "ssh_config").write_text("")
     called.place.add_facts(guests=[forged])
-    assert (
-        "no records of guest 3 of job 42.srv on this node are readable for you: run the command"
-        in called("42.srv", "3")
+    assert "no readable records of a guest of rank 3 of job 42.srv of yours" in called(
+        "42.srv", "3"
     )
 
 
 def test_what_is_not_there_is_said(called):
     assert "guest 3 does not support ssh:" in called("42.srv", "3")
-    assert (
-        "no records of guest 0 of job 42.srv on this node are readable for you: run the command"
-        in called("42.srv")
-    )
-    assert (
-        "no records of guest 3 of job 43.srv on this node are readable for you: run the command"
-        in called("43.srv", "3")
+    assert "no readable records of a guest of rank 0 of job 42.srv of yours" in called("42.srv")
+    assert "no readable records of a guest of rank 3 of job 43.srv of yours" in called(
+        "43.srv", "3"
     )
     called.place.add_facts(ended=1.0)
     assert "job 42.srv has no guest that is ready" in called("42.srv", "3")

@@ -88,7 +88,7 @@ def test_a_class_without_a_resource_is_as_it_was(tmp_path):
 def test_a_user_who_asks_for_fewer_than_the_guests_need_is_told(site):
     site.needs("pci=gpu:2", asked={"gres/gpu": 2})
     site.needs("pci=gpu:2", asked={"gres/fpga": 1})
-    with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are requested.*ask the batch"):
+    with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are requested.*request more"):
         site.needs("pci=gpu:2", asked={"gres/gpu": 1})
 
 

@@ -230,7 +230,7 @@ def test_receiving_fails_unless_exactly_one_plugin_receives(here, number, capsys
         hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive, number=each)
         here.plugins.register(f"acme{each}", hook, "vtorque-acme 1.0")
     assert here.run() == (1, [])
-    assert f"{number} plugins of this node receive guests" in capsys.readouterr().err
+    assert f"{number} of this node's plugins receive guests" in capsys.readouterr().err
 
 
 def test_a_second_one_of_the_job_is_refused(here):
