@@ -125,7 +125,7 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
             "failed", f"{path} is not an executable file", fix="set agent in [plugin.linux-guest]"
         )
         return
-    yield HealthResult("ok", f"agent for images without one: {path}")
+    yield HealthResult("ok", f"images without an agent get {path}")
 
 
 def acl_check(_: Site) -> Iterator[HealthResult]:

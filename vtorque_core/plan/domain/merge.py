@@ -78,12 +78,12 @@ def _check(one: Contributed) -> None:
     if not isinstance(element, Single | ListElement) or not dataclasses.is_dataclass(element):
         raise Refused(
             f"{one} returned a {type(element).__name__} for the domain, which is not an Element "
-            "dataclass; report this to its authors"
+            "dataclass; report this to the plugin's authors"
         )
     if isinstance(element, ListElement) and not _NAME.fullmatch(element.name):
         raise Refused(
-            f"{one} named a {type(element).__name__} {element.name!r}: a name has 1 to 80 "
-            "letters, digits, _ and -; report this to its authors"
+            f"{one} returned a {type(element).__name__} with the invalid name {element.name!r}: "
+            "use 1 to 80 letters, digits, _ and -; report this to the plugin's authors"
         )
 
 
