@@ -70,7 +70,7 @@ BAD = [
     ("ram=300G,numa=strict", {}, ON_NODE, r"numa=strict: .*must lie on one NUMA node.*limit: "),
     # raw PCI addresses, classes that there are not
     ("pci=0000:3b:00.0", {}, AT_VSUB, r"pci=0000:3b:00.0: contains 0000:3b:00.0, a PCI"),
-    ("pci=3b:00.0", {}, AT_VSUB, r"pci=3b:00.0: has 3b:00.0, a PCI address"),
+    ("pci=3b:00.0", {}, AT_VSUB, r"pci=3b:00.0: contains 3b:00.0, a PCI address"),
     ("pci=10de:20b0", {}, AT_VSUB, r"pci=10de:20b0: has 10de:20b0, a PCI address or device num"),
     ("pci=gpu:0", {}, AT_VSUB, r"pci=gpu:0: is not a list of cards"),
     ("pci=gpu:../../x", {}, AT_VSUB, r"pci=gpu:../../x: is not a list of cards"),
