@@ -100,7 +100,7 @@ def _publish(paths: Paths, store: Store) -> None:
     try:
         listing.publish(paths, store)
     except OSError as error:
-        raise HostFault(f"cannot update the owner's list of checkpoints: {error.strerror}") from None
+        raise HostFault(f"cannot update the owner's checkpoint list: {error.strerror}") from None
 
 
 def _row(each: Entry, *, root: bool) -> tuple[str, ...]:
