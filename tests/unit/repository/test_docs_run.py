@@ -227,8 +227,8 @@ CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are
 RUN = {
     ("README.md", FRESH): ("apt-get", "scripts/wheels"),
     ("doc/admin.md", UNITS): (
-        "[Unit]\nDescription=Release what ended vTorque jobs have left\n",
-        "[Unit]\nDescription=Release what ended vTorque jobs have left, ",
+        "[Unit]\nDescription=Release resources of ended vTorque jobs\n",
+        "[Unit]\nDescription=Release resources of ended vTorque jobs, ",
     ),
     ("doc/batch.md", f"{HERE}::test_a_service_in_a_guest_and_its_solvers"): ("#!/bin", "#PBS"),
     ("doc/config.md", f"{HERE}::test_what_looks_at_a_config"): ("vtorque config check",),
