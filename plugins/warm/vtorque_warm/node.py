@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, always, hookimpl
 from vtorque_core.api.boot_source import Offer, RenderedGuest
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_core.api.setup_steps import Change, Installation, SetupStep, systemd_unit, unit_line
 from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.setup_steps import Installation, SetupStep
 
 # The service outlives what starts it, also where that is a job's start; this unit only begins it.
 _UNIT = """[Unit]
@@ -51,6 +54,8 @@ def vtorque_post_boot(job: NodeJob) -> None:
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
     """Start the service, now and at boot; to undo, end it and all unused warm guests."""
+    from vtorque_core.api.setup_steps import Change, systemd_unit  # noqa: PLC0415 - only setup
+
     if not _wanted(site) and Service.of(site.paths).lost():
         return
     yield from systemd_unit("vtorque-warm.service", unit(place))
@@ -64,6 +69,8 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
 
 def unit(place: Installation) -> str:
     """Return the service's unit (systemd.service(5))."""
+    from vtorque_core.api.setup_steps import unit_line  # noqa: PLC0415 - only setup
+
     lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}
     return _UNIT.format(**lines)
 
