@@ -49,5 +49,5 @@ def of_guest(guest: GuestPlan, site: Site) -> int:
     if not leased:
         return hypervisor.qemu_uid(site.node.qemu_user) if site.node.qemu_user else site.owner
     uid = int(leased[0])
-    subordinate_ids.require_nobodys(uid, f"a uid of [node] guest_uids is {uid}")
+    subordinate_ids.require_nobodys(uid, f"[node] guest_uids includes {uid}")
     return uid

@@ -63,6 +63,6 @@ def require_nobodys(found: int, said: str, tables: Sequence[Path] = TABLES) -> N
     """Raise HostFault, with the prefix ``said``, if the id belongs to a user or table entry."""
     for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
-            raise HostFault(f"{said}: belongs to {owner} ({TABLES[0]})")
+            raise HostFault(f"{said}, which belongs to {owner} ({TABLES[0]})")
     with contextlib.suppress(KeyError):
-        raise HostFault(f"{said}: is the uid of {pwd.getpwuid(found).pw_name}")
+        raise HostFault(f"{said}, which is the uid of {pwd.getpwuid(found).pw_name}")

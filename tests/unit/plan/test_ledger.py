@@ -222,7 +222,7 @@ def test_without_known_ids_the_node_is_one_users(paths, first, second, other_use
     if fits:
         place(two, [vm()], second, paths)
         return
-    with pytest.raises(HostFault, match="job 1 of another user has guests here"):
+    with pytest.raises(HostFault, match="job 1 of another user runs guests on this node"):
         place(two, [vm()], second, paths)
     assert leases(two) == set()
     one.delete()
