@@ -1,4 +1,4 @@
-"""Start the service for warm guests, at setup and, if it is gone, when a job starts."""
+"""Start the service for warm guests at setup, and when a job starts and it is not running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vtorque_warm.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-# The service outlives what starts it, also where that is a job's start; this unit only begins it.
+# Oneshot: the service outlives this unit, and a job may start the service, too.
 _UNIT = """[Unit]
 Description=vTorque's guests that are ready before their job
 After=libvirtd.service network.target
@@ -33,7 +33,7 @@ WantedBy=multi-user.target
 
 @hookimpl
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Offer each guest of the job the warm guests that fit."""
+    """Offer each guest of the job the warm guests that fit it."""
     if any(site.paths.journal.glob("spare-*")):
         from vtorque_warm import source  # noqa: PLC0415 - few nodes have warm guests
 
@@ -53,7 +53,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
-    """Start the service, now and at boot; to undo, end it and all unused warm guests."""
+    """Start the service, now and at boot. To undo, end the service and all unused warm guests."""
     from vtorque_core.api.setup_steps import Change, systemd_unit  # noqa: PLC0415 - only setup
 
     if not _wanted(site) and Service.of(site.paths).lost():
@@ -68,7 +68,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
 
 
 def unit(place: Installation) -> str:
-    """Return the service's unit (systemd.service(5))."""
+    """Return the systemd unit that starts the service (systemd.service(5))."""
     from vtorque_core.api.setup_steps import unit_line  # noqa: PLC0415 - only setup
 
     lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}

@@ -1,4 +1,4 @@
-"""The plugin's commands."""
+"""Register the plugin's commands."""
 
 from __future__ import annotations
 

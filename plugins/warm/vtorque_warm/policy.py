@@ -1,4 +1,4 @@
-"""Choose how many warm guests of which shape to keep. No side effects."""
+"""Choose how many warm guests of each shape to keep. No side effects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from vtorque_warm.settings import Settings, Shape
 
 _DAY = 86400.0
-LATELY = 7 * _DAY  # seconds; what jobs asked for before that says little
-_MOST = 64  # guests of one shape that no site has named
+LATELY = 7 * _DAY  # seconds; older requests are ignored
+_MOST = 64  # guests of a shape that the site does not list
 
 
 def wanted(
@@ -18,8 +18,8 @@ def wanted(
 ) -> list[tuple[Shape, int]]:
     """Return the number of guests to keep of each shape, most important first.
 
-    For each of the site's shapes this is ``least``, or up to ``most`` if jobs requested as many
-    within an hour recently. If the site sets only ``max_memory``, use the most requested shapes.
+    A shape of the site gets ``least`` guests, or up to ``most`` if jobs recently requested that
+    many within an hour. If the site sets only ``max_memory``, use the most requested shapes.
 
     Args:
         settings: The site's settings.
@@ -58,9 +58,9 @@ def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Count
 
 
 def _by_count(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[Shape, int]]:
-    """Give shapes one guest in turn, the most requested first, while the budget lasts.
+    """Add one guest per shape in turn, most requested shape first, while the budget lasts.
 
-    No shape gets more guests than started in its busiest hour.
+    No shape gets more guests than were started in its busiest hour.
     """
     order = sorted(asked, key=lambda key: (-asked[key].total(), key))
     most = {key: min(_MOST, max(asked[key].values())) for key in order}

@@ -14,7 +14,7 @@ NAME = "warm"
 
 
 class Service(NodeProcess):
-    """The node's service process. No job owns it, so no journal names it."""
+    """The node's service process. It belongs to no job, so it is in no job's journal."""
 
     kind = "warm-service"
     name = NAME
@@ -31,12 +31,15 @@ def ensure(paths: Paths, config: Path) -> bool:
     except HostFault:
         if service.lost():
             raise
-        return False  # another has started it
+        return False  # another process has started it
     return True
 
 
 def end_all(paths: Paths) -> None:
-    """End the service, then all guests that no job uses. The reaper ends those that fail here."""
+    """End the service, then all guests that no job uses.
+
+    The reaper retries guests that do not end.
+    """
     from vtorque_core.live import spares  # noqa: PLC0415 - hooks that import this do not need it
 
     Service.of(paths).release()

@@ -1,9 +1,9 @@
 """The node's service that keeps warm guests. Runs as root, with ``python -m`` of this module.
 
 Every few seconds, and when a journal changes, it ends guests that are too old, surplus, incomplete,
-or of another config, image or version. Then it boots a missing one, unless a job is starting. It
-may be killed at any time: the next job, or the init system, starts it again, and it finds its
-guests by their journals. It ends when the site wants no warm guests.
+or of another config, image or version. Then it boots one missing guest, unless a job is starting.
+It may be killed at any time: the next job, or the init system, starts it again, and it finds its
+guests by their journals. It exits once the site wants no warm guests.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GROUP = "vtorque1.warm"
 NOTE = "warm.json"
 _HOST = ("usr/bin/qemu-system-*", "usr/libexec/qemu-kvm", "etc/libvirt/qemu.conf")  # below /
 _STARTS = frozenset({"plan", "render domain", "pre-boot", "boot", "ready", "post-boot"})
-_LONGEST_START = 600.0  # seconds; what is older was killed, and starts nothing any more
+_LONGEST_START = 600.0  # seconds; an older start was killed
 _LONGEST_PAUSE = 600.0
-_HISTORY = 500  # kept jobs that are looked at
-_LOOK = 5.0  # seconds between two looks when nothing happens
-_HISTORY_AGAIN = 60.0  # seconds between two looks at what is kept
-_IN_USE = "in use by other jobs"  # the ledger's word for a node that is full
+_HISTORY = 500  # kept jobs that are read
+_LOOK = 5.0  # seconds between two rounds without events
+_HISTORY_AGAIN = 60.0  # seconds between two reads of kept jobs
+_IN_USE = "in use by other jobs"  # part of the ledger's message if the node is full
 log = logging.getLogger(NAME)
 
 
@@ -49,9 +49,9 @@ class Failure:
     Attributes:
         times: Failures in a row.
         again: When to retry.
-        at: The last attempt.
-        version: The version of image and config then.
-        jobs: The jobs that ran then.
+        at: Time of the last attempt.
+        version: Result of :func:`version` at that time.
+        jobs: Jobs that ran at that time.
     """
 
     times: int
@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass
 class Keeper:
-    """The service's state. ``failures`` is by shape."""
+    """State of the service. ``failures`` maps shapes to their failed boots."""
 
     paths: Paths
     config: Path
@@ -73,11 +73,11 @@ class Keeper:
     dead: Callable[[Spare], bool] = spares.dead
     clock: Callable[[], float] = time.time
     failures: dict[str, Failure] = field(default_factory=dict)
-    rests: float = 0.0  # until then jobs have the memory of guests that were dropped for them
-    _dropped: int = 0  # for how many jobs in a row, while none has taken one
+    rests: float = 0.0  # until then, boot no guests: jobs needed the memory
+    _dropped: int = 0  # evictions in a row without a claimed guest
     _waited: frozenset[str] = frozenset()
     _history: tuple[float, list[dict[str, Any]]] = (0.0, [])
-    _overhead: int = 0  # MiB of QEMU itself, which each guest holds beside its RAM
+    _overhead: int = 0  # MiB that QEMU needs besides a guest's RAM
 
     def look(self) -> bool:
         """Do everything that is due; return whether the service is still needed."""
@@ -101,7 +101,7 @@ class Keeper:
         try:
             site, known = extensions.load(self.config, GROUP)
             settings = site[Settings]
-        except (KeyError, LookupError):  # the plugin is off
+        except (KeyError, LookupError):  # the plugin is disabled
             return [], Settings(), {}
         self._overhead = site.node.qemu_overhead
         history = self._kept() if settings.shapes or settings.budget else []
@@ -127,7 +127,7 @@ class Keeper:
         return known
 
     def _rest(self, there: Sequence[Spare], settings: Settings) -> None:
-        """Leave the memory of evicted guests to jobs, longer each time.
+        """Leave the memory of evicted guests to jobs, each time for longer.
 
         Otherwise each job on a full node would have to evict new guests, and share the CPUs with
         their boot.
@@ -149,7 +149,7 @@ class Keeper:
     def _ended(
         self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
     ) -> list[Spare]:
-        """End unwanted guests; return the others that no job uses."""
+        """End unwanted guests; return the remaining ones that no job uses."""
         room = Counter({str(shape): number for shape, number in wanted})
         ages = {str(shape): shape.age for shape, _ in wanted}
         left = []
@@ -164,7 +164,7 @@ class Keeper:
                 room[shape] -= 1
                 left.append(each)
                 continue
-            with contextlib.suppress(HostFault):  # the reaper tries again when we are gone
+            with contextlib.suppress(HostFault):  # retried by the next round or the reaper
                 if self.end(self.paths, each.key):
                     log.info("ended %s of %s: no longer needed", each.key, shape)
         return left
@@ -186,10 +186,10 @@ class Keeper:
     def _hasten(
         self, wanted: Sequence[tuple[Shape, int]], settings: Settings, versions: dict[str, str]
     ) -> None:
-        """Shorten the delay of failed shapes if the reason may be gone.
+        """Shorten the retry delay of failed shapes if the reason may be gone.
 
-        That is after a change of config, image or version, or the end of a job that used the
-        memory.
+        The reason may be gone after a change of config, image or version, or after a job has
+        released memory.
         """
         for shape, _ in wanted:
             failure = self.failures.get(str(shape))
@@ -203,7 +203,7 @@ class Keeper:
         return frozenset(each.job.key for each in Running(self.paths).jobs())
 
     def _starting(self) -> bool:
-        """Return whether a job's guests are starting, which then have the node to themselves."""
+        """Return whether a job's guests are starting. No warm guest boots meanwhile."""
         now = time.time()
         phases = [job.phases[-1] for job in Running(self.paths).jobs() if job.phases]
         return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
@@ -239,14 +239,15 @@ class Keeper:
             "rests": self.rests,
             "failures": {s: [f.times, f.again, f.why] for s, f in self.failures.items()},
         }
-        with contextlib.suppress(OSError, HostFault):  # a full /run
+        with contextlib.suppress(OSError, HostFault):  # /run is full
             replace_file(str(state_file(self.paths)), json.dumps(found).encode(), mode=0o600)
 
 
 def version(config: Path, image: str) -> str:
-    """Return a value that changes with the site config, distributions, QEMU and this image.
+    """Return a string that changes when the config, a distribution, QEMU or this image changes.
 
-    QEMU means its programs and libvirt's configuration of it, including which of them exist.
+    For QEMU, this covers the programs and libvirt's configuration file, including which of them
+    exist.
     """
     site, plugins = images.root_site(config)
     files = [config, site.images.pool / image / images.SIDECAR]
@@ -256,7 +257,7 @@ def version(config: Path, image: str) -> str:
 
 
 def note(spare: Spare) -> dict[str, Any]:
-    """Return the service's note about a guest; empty if there is none yet."""
+    """Return what the service recorded about a guest; empty if nothing yet."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((spare.directory / NOTE).read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -270,10 +271,10 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
         try:
             if not keeper.look():
                 return
-        except VtorqueError as error:  # a config that is being written, libvirtd that restarts
+        except VtorqueError as error:  # e.g. an incomplete config, libvirtd restarting
             log.warning("%s", error)
         select.select([events], [], [], _LOOK)
-        time.sleep(0.2)  # what changes comes in bursts
+        time.sleep(0.2)  # events come in bursts
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)
 

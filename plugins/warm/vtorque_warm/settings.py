@@ -1,4 +1,4 @@
-"""The settings ``[plugin.warm]`` and the shapes of warm guests."""
+"""The settings ``[plugin.warm]`` and the shapes (sizes) of warm guests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Shape:
     """A guest size to keep, with the values of ``-vm`` options.
 
     Attributes:
-        least: How many are always kept.
-        most: How many may be kept if jobs requested them recently.
+        least: Number of guests that are always kept.
+        most: Number of guests that may be kept if jobs requested them recently.
         age: Seconds after which a guest is replaced.
     """
 
@@ -124,5 +124,5 @@ class Settings:
 
     @property
     def budget(self) -> int | None:
-        """The memory limit in MiB for all warm guests; None for no limit."""
+        """The memory limit in MiB for all warm guests; None means no limit."""
         return size_mib(self.max_memory) if self.max_memory else None

@@ -1,7 +1,7 @@
 """The boot source "warm": give a job a pre-booted guest.
 
 A guest fits if its domain and the job's differ only in devices that can be hot-plugged. Neither may
-have dedicated cores, and the job may not request what such a guest cannot provide.
+have dedicated cores, and the job may not request features that a warm guest lacks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WarmGuest(BootSource):
 
 
 def offers(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Yield for each guest of the job the warm guests that fit."""
+    """Yield, for each guest of the job, the warm guests that fit it."""
     waiting = [each for each in spares.spares(site.paths) if each.waits and not each.job]
     waiting.sort(key=lambda each: each.since)
     for guest in guests if waiting else ():
