@@ -1,4 +1,4 @@
-"""``vmgr ps`` and ``vmgr cancel``, through the batch system as the calling user."""
+"""``vmgr ps`` and ``vmgr cancel``. Both call the batch system as the calling user."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def by_number(job_id: str) -> tuple[tuple[int, int | str], ...]:
 
 
 def _ended(config: Path) -> Iterator[JobInfo]:
-    """Yield ended jobs from kept records, which are untrusted."""
+    """Yield ended jobs from kept records, which are untrusted input."""
     from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
 
-    with contextlib.suppress(Refused):  # there is nothing
+    with contextlib.suppress(Refused):  # no kept records
         for job in kept.jobs(config, None):
             known = job.facts
             begun, ends = (_values(known, key, (int, float)) for key in ("started", "ended"))

@@ -1,4 +1,4 @@
-"""``vtorque config explain``: the effective options of a job and the config lines behind them."""
+"""``vtorque config explain``: a job's effective options, and the config lines that set them."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
 
 
 def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
-    """Return the limits for a job with these facts, for JSON.
+    """Return the limits for a job with these facts, as printed with ``--json``.
 
     ``counts`` of an entry is null if it depends on an unknown fact; the entry is then ignored.
-    ``line`` of a default is null if the default is the option's own.
+    ``line`` of a default is null if it is built in.
     """
     known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
     of_job, its = for_job(site, plugins, known)
