@@ -1,11 +1,11 @@
 """Variables and host files with which ``mpirun`` finds a job's guests without options. No I/O.
 
-Launchers must start their daemons in the guests by ssh, with the job's keys, and ignore the batch
-variables of the host. Sources:
+They make the launchers start their daemons in the guests by ssh, with the job's keys, and ignore
+the batch variables of the host. Sources:
 
 - Open MPI 4: mpirun(1), "Setting MCA Parameters" (``OMPI_MCA_<key>``), ``ompi_info --all`` for the
   keys, orte_hosts(7) for the file. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
-  its mpirun converts an ``OMPI_MCA_`` value to an unset ``PRTE_MCA_`` one, schizo_ompi.c.
+  its mpirun uses ``OMPI_MCA_<key>`` if ``PRTE_MCA_<key>`` is unset (schizo_ompi.c).
 - MPICH, MVAPICH: "Using the Hydra Process Manager", Environment Settings; mpiexec.hydra -rmk -help.
 - Intel MPI: Developer Reference for Linux, Hydra Environment Variables, Global Hydra Options.
 """
@@ -21,7 +21,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 
 DIRECTORY = "/etc/vtorque/mpi"
 
-# What a user may set instead of ours, under another name for the same thing.
+# Our variable: a user's variable with the same meaning, which takes precedence.
 _OTHER_NAMES = {
     "PRTE_MCA_prte_default_hostfile": "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_plm": "OMPI_MCA_plm",
@@ -68,13 +68,13 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
         "HYDRA_RMK": "user",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_HOST_FILE": f"{DIRECTORY}/intel",
-        # Its host file has no counts: no guest gets more processes than the smallest has vCPUs. The
-        # second makes it heed the first under a batch system.
+        # Intel MPI's host file has no slots: the smallest guest limits the processes per guest. The
+        # second variable makes Intel MPI respect the first under a batch system.
         "I_MPI_PERHOST": str(min(guest.slots, default=guest.vcpus)),
         "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off",
     }
     subnets = _subnets(guest)
-    if subnets and not guest.bare:  # these have other networks, of which root knows nothing
+    if subnets and not guest.bare:  # the networks of bare-metal nodes are unknown
         found["OMPI_MCA_oob_tcp_if_include"] = subnets[0]
         found["PRTE_MCA_prte_if_include"] = subnets[0]
         found["OMPI_MCA_btl_tcp_if_include"] = ",".join(subnets)
