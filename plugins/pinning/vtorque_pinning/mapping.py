@@ -1,8 +1,8 @@
-"""Parse the file of ``-vm vcpu_pinning=FILE``, which maps vCPUs to host CPUs. Pure.
+"""Parse the file of ``-vm vcpu_pinning=FILE``, which maps vCPUs to host CPUs. No side effects.
 
 The file has one line for each guest of a node, in rank order. A line is a list of host CPUs
 (cpuset(7), "List format"). The n-th CPU is for the n-th vCPU, as in Slurm's ``--cpu-bind=map_cpu``.
-The numbers are those of Linux (``lscpu -e``). Blank lines and ``#`` comments are ignored.
+CPU numbers are those of Linux (``lscpu -e``). Blank lines and ``#`` comments are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 
 
 def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]:
-    """Return the host CPUs of each guest's vCPUs. Raises ValueError with the line number."""
+    """Return the host CPUs of each guest's vCPUs. A ValueError names the invalid line."""
     found: list[tuple[int, ...]] = []
     line_of: dict[int, int] = {}
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
@@ -50,7 +50,7 @@ def numbers(text: str, most: int) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"contains {first}-{last}, where the first number is larger")
-        found += range(first, min(last, first + most) + 1)  # one too many is enough to know
+        found += range(first, min(last, first + most) + 1)  # one more than allowed suffices
         if len(found) > most:
             raise ValueError(f"contains more than {most} numbers")
     twice = next((each for n, each in enumerate(found) if each in found[:n]), None)

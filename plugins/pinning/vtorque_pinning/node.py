@@ -1,7 +1,7 @@
-"""Pinning on the node: this plugin only claims. The ledger chooses CPUs and memory.
+"""Pinning on the node: claim CPUs, huge pages and NUMA binding.
 
-The core derives vcpupin, emulatorpin, numatune, huge pages and the guest's CPU topology from the
-placement. So this plugin acquires and renders nothing.
+vTorque's ledger chooses the CPUs and memory. From them, the core derives vcpupin, emulatorpin,
+numatune, huge pages and the guest's CPU topology. So this plugin acquires and renders nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _cores(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Notice]:
         yield CoreClaim("vcpu", guest.vcpus, cpus=cpus, key=key)
     else:
         yield CoreClaim("vcpu", guest.vcpus, exclusive=True, key=key)
-        # A job's further guests go to other nodes anyway, and numad knows of none before it runs.
+        # First guest only: numad does not know this job's guests yet, and would repeat its advice.
         if settings.advisor == "numad" and len(guest.host.nodes) > 1 and guest.index == 0:
             yield _advice(guest)
     if settings.emulator_cpu:
@@ -50,7 +50,7 @@ def _cores(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Notice]:
 
 
 def _advice(guest: GuestPlan) -> Claim | Notice:
-    """Ask numad for NUMA nodes; if numad fails, the ledger chooses alone."""
+    """Ask numad for NUMA nodes. If numad fails, only the ledger chooses them."""
     try:
         said = run_tool(
             "numad", "-w", f"{guest.vcpus}:{guest.ram_mib}", timeout=NUMAD_SECONDS
@@ -68,7 +68,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     other jobs will end.
     """
     wanted = guest[HUGEPAGES]
-    if not guest.host.nodes:  # on a front end
+    if not guest.host.nodes:  # on a submit host
         return
     there: Counter[int] = Counter()
     for node in guest.host.nodes:
@@ -93,7 +93,7 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
 
 
 def _free(kib: int) -> int:
-    """Return the free huge pages of a size, in MiB."""
+    """Return the memory in free huge pages of one size, in MiB."""
     file = SYSFS / f"hugepages-{kib}kB/free_hugepages"
     return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0
 

@@ -25,11 +25,14 @@ from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
-Numa = Literal["", "preferred", "strict"]  # "": as the site's [node] numa
+Numa = Literal["", "preferred", "strict"]  # "": the site's [node] numa
 
 
 def page_size(value: str) -> bool | int:
-    """Parse a huge page size in KiB; True lets the node choose a size. Raises ValueError."""
+    """Parse a huge page size and return KiB. True lets the node choose the size.
+
+    Raises ValueError.
+    """
     if value.strip().lower() in BOOLEAN_WORDS:
         return boolean(value)
     problem = "is not a size of huge pages: write true, false, or a size like 2M or 1G"
@@ -37,7 +40,7 @@ def page_size(value: str) -> bool | int:
         mib = size_mib(value)
     except ValueError:
         raise ValueError(problem) from None
-    if mib & (mib - 1):  # Linux has powers of two only
+    if mib & (mib - 1):  # huge page sizes are powers of two
         raise ValueError(problem)
     return mib * 1024
 
@@ -108,7 +111,7 @@ vtorque_options = always(VCPU_PINNING, HUGEPAGES, NUMA)
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
-    """Refuse an unsuitable mapping, and RAM that is not a multiple of the page size."""
+    """Refuse an unsuitable vCPU mapping, and RAM that is not a multiple of the page size."""
     mapping, page = request[VCPU_PINNING], request[HUGEPAGES]
     if isinstance(mapping, FileData):
         if not site[Settings].user_files:
@@ -138,6 +141,6 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Request the CPU that QEMU's own threads run on."""
+    """Request the CPU for QEMU's emulator threads."""
     if request[VCPU_PINNING]:
         yield Extra(cpus=int(site[Settings].emulator_cpu), own=True)
