@@ -18,7 +18,7 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
     """Return ``/proc/irq/N/smp_affinity_list`` for each MSI interrupt of these interfaces.
 
     The interrupts of a virtio NIC belong to its parent PCI device (sysfs-bus-pci, msi_irqs).
-    Interfaces that this node does not have are skipped, because all nodes share the site's config.
+    Interfaces that this node lacks are skipped, because all nodes share the site's config.
     """
     devices = [(root / "sys/class/net" / nic / "device").resolve() for nic in nics]
     owners = (d.parent if d.name.startswith("virtio") else d for d in devices)
@@ -28,7 +28,7 @@ def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ..
 
 
 def memo(paths: Paths) -> str:
-    """Return the path of the file with the original affinities. A reboot resets both."""
+    """Return the path of the file that stores the original affinities. A reboot resets both."""
     return str(paths.run / "iocm-irqs.json")
 
 
@@ -36,8 +36,8 @@ def memo(paths: Paths) -> str:
 class IrqAffinity(Resource):
     """The original IRQ affinities: saved before the first IOcm job, restored after the last.
 
-    The manager changes the affinities in between. All jobs of the node share one record, which
-    ``memo``, its only journaled field, identifies.
+    In between, the manager changes the affinities. All jobs of the node share one record. ``memo``,
+    the path of the saved file, identifies it and is the only journaled field.
     """
 
     kind = "iocm-irqs"
@@ -47,13 +47,13 @@ class IrqAffinity(Resource):
     files: tuple[str, ...] = unjournalled(())
 
     def create(self) -> None:
-        """Save the current affinities, unless a crash has left a saved file."""
+        """Save the current affinities, unless a saved file remains after a crash."""
         if not Path(self.memo).exists():
             text = json.dumps({file: _current(file) for file in self.files})
             File(self.memo, replace=True, content=text.encode()).create()
 
     def release(self) -> None:
-        """Restore the affinities that have changed, then delete the saved file."""
+        """Restore the affinities that were changed, then delete the saved file."""
         for file, old in before(self.memo).items():
             if Path(file).exists() and _current(file) != old:
                 _set(file, old)
@@ -68,7 +68,7 @@ def before(memo: str) -> dict[str, str]:
 
 
 def direct(memo: str, cpus: Iterable[int]) -> None:
-    """Move all saved interrupts to these CPUs; ignore those that the kernel refuses to move."""
+    """Move all saved interrupts to these CPUs. Skip those that the kernel refuses to move."""
     for file in before(memo):
         with contextlib.suppress(HostFault):
             _set(file, ",".join(map(str, cpus)))
@@ -85,9 +85,9 @@ def _set(path: str, value: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            # Not emptied first: a kill in between would leave neither the old value nor the new.
+            # Do not truncate first: a kill in between would lose the old value.
             size = os.write(descriptor, value.encode())
-            with contextlib.suppress(OSError):  # of /proc and /sys not all can be cut
+            with contextlib.suppress(OSError):  # not possible for files in /proc and /sys
                 os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)

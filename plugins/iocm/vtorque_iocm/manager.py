@@ -5,7 +5,7 @@ with the last IOcm job. The process may be killed at any time, because its state
 journals and in the file of original IRQ affinities. The next IOcm job restarts it. It then pins the
 threads of all guests again.
 
-It waits for journal changes, and measures the load at an interval while there are guests.
+It waits for journal changes. While there are guests, it also measures their load once per interval.
 
 Privileges: root, on the node.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger("iocm")
 
 @dataclass
 class Watched:
-    """A guest with I/O cores, its rule state, and the last measurement of its threads.
+    """A guest with I/O cores, its state for :func:`decide`, and the last measurement of its load.
 
     ``guest.cores`` comes from the journal. ``state.cores`` is their number at the last decision; if
     the two differ, another process has changed the cores. ``pinned`` is true if the threads are
@@ -69,9 +69,9 @@ class Watched:
         return 0.0 if moved is not None and moved == had else threads.load(before, spent, seconds)
 
     def tick(self, paths: Paths, busy: float) -> None:
-        """Measure the load, and change the cores if the rule requires it.
+        """Measure the load once, and change the cores if the rule requires it.
 
-        Raises as :meth:`resize`.
+        Raises the exceptions of :meth:`resize`.
         """
         guest, process = self.guest, process_of(self.guest.name, self.guest.uuid)
         if process is None:
@@ -91,13 +91,14 @@ class Watched:
         self.state = after
 
     def resize(self, paths: Paths, process: Path, count: int) -> int:
-        """Lease and pin this number of I/O cores, and pin the vhost threads; return the new number.
+        """Lease ``count`` I/O cores, and pin the vhost threads to them. Return the number leased.
 
-        The vhost threads are listed again on each call, because thread ids are reused. Calling this
-        with the current number repeats the pinning. Raises as ``live.cores.resize``.
+        The vhost threads are listed again on each call, because thread ids are reused. With an
+        unchanged number, only the pinning is repeated. Raises the exceptions of
+        ``live.cores.resize``.
         """
         guest = self.guest
-        if guest.most:  # a short wait: a job's prologue and epilogue have its lock for long
+        if guest.most:  # short: a prologue or epilogue holds the lock for long
             now = cores.resize(paths, guest.job, guest.guest, "io", count, wait=0.1)
             self.guest = replace(guest, cores=now.cores)
         self.vhost = threads.vhost_threads(process)
@@ -139,7 +140,7 @@ class Loop:
         cpus = tuple(sorted({cpu for each in self.watched.values() for cpu in each.guest.cores}))
         if cpus and cpus != self.cpus:
             self.cpus = cpus
-            threads.pin([Path("/proc/0")], cpus)  # 0: this one, sched_setaffinity(2)
+            threads.pin([Path("/proc/0")], cpus)  # 0: this process, sched_setaffinity(2)
             irqs.direct(irqs.memo(self.paths), cpus)
 
     def serve(self) -> None:

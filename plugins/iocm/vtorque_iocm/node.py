@@ -13,7 +13,7 @@ from vtorque_core.live.node_process import NodeProcess
 from vtorque_iocm import irqs
 from vtorque_iocm.plugin import IOCM, MAX_CORES, MIN_CORES
 
-QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
+QUEUES = 8  # per NIC, at most: each costs memory and interrupts
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ vtorque_resources = always(Manager, irqs.IrqAffinity)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim I/O cores; their number may grow while the guest runs."""
+    """Claim I/O cores. Their number may grow while the guest runs."""
     if not guest[IOCM]:
         return
     settings = site[Settings]
@@ -88,7 +88,7 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give the guest one iothread per I/O core that it may get, and one queue pair per vCPU."""
+    """Give the guest an iothread for each I/O core it may get, and a queue pair for each vCPU."""
     if _has(guest):
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:

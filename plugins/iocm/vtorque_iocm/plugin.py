@@ -26,7 +26,7 @@ vtorque_options = always(IOCM, MIN_CORES, MAX_CORES)
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
     """Request the guests' maximum number of I/O cores, or the minimum if no maximum is given.
 
-    If the site's maximum is larger, guests may also get cores that their job does not use.
+    If the site's maximum is larger, guests may also get idle cores of their job's share.
     """
     if request[IOCM]:
         yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))

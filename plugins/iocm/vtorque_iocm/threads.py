@@ -1,6 +1,6 @@
 """Find, measure and pin the threads that do a guest's I/O (/proc).
 
-These are all QEMU threads except its vCPUs, and the vhost workers, which are QEMU threads or kernel
+These are all QEMU threads except the vCPUs, and the vhost workers, which are QEMU threads or kernel
 threads.
 """
 
@@ -17,7 +17,7 @@ from vtorque_core.api.vcpu_threads import (
     threads,
 )
 
-_VCPU = re.compile(r"(CPU \d+|ALL CPUs)/")  # QEMU's names for them; libvirt has it name threads
+_VCPU = re.compile(r"(CPU \d+|ALL CPUs)/")  # QEMU's names of vCPU threads
 _GONE = (OSError, ValueError, IndexError)
 
 
@@ -27,7 +27,7 @@ def vhost_threads(process: Path) -> list[Path]:
 
 
 def spent(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
-    """Return the nanoseconds that each I/O thread has run or waited to run (schedstat).
+    """Return, for each I/O thread, the nanoseconds that it has run or waited to run (schedstat).
 
     Waiting counts, because threads that share too few cores need more than they get.
     """
@@ -41,9 +41,9 @@ def spent(process: Path, vhost: Iterable[Path]) -> dict[str, int]:
 
 
 def load(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
-    """Return the number of cores that the threads needed between two results of :func:`spent`."""
+    """Return how many cores the threads needed between two results of :func:`spent`."""
     pairs = ((before.get(tid, 0), now) for tid, now in after.items())
-    # Less than before: another thread with the number of one that has ended.
+    # A smaller value: the thread id was reused by another thread.
     return sum(now - old if now >= old else now for old, now in pairs) / 1e9 / seconds
 
 

@@ -1,9 +1,10 @@
-"""Decide how many I/O cores a guest should have, from its load. Pure: no clock, no host access.
+"""Decide from a guest's load how many I/O cores it should have. Pure: no clock, no host access.
 
 The load is the CPU time per second that the I/O threads used or waited for, in cores. A guest needs
-``load / busy`` cores. It gets more after ``up`` ticks in a row that need more, and fewer after
-``down`` ticks for which fewer cores would suffice with ``slack`` to spare. The slack is a
-hysteresis that prevents oscillation at a constant load.
+``load / busy`` cores. The load is measured once per interval, called a tick. The guest gets more
+cores after ``up`` consecutive ticks that need more. It gets fewer after ``down`` ticks in which
+fewer cores would leave ``slack`` cores to spare. This hysteresis prevents oscillation at a constant
+load.
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """Limits and thresholds. ``busy`` is 0 to 1, ``slack`` in cores, ``up``, ``down`` in ticks."""
+    """Limits and thresholds: ``busy`` 0 to 1, ``slack`` in cores, ``up`` and ``down`` in ticks."""
 
     least: int
     most: int
@@ -24,13 +25,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class State:
-    """The cores of a guest, and the change that its recent load asks for.
+    """The cores of a guest, and the change that its recent load requires.
 
     Attributes:
-        cores: the current number of cores.
-        wish: the number that the load has asked for during ``ticks``; 0 if no change is needed.
-        ticks: the number of consecutive ticks that asked for a change in this direction.
-        pause: ticks without a decision, after a change was not possible.
+        cores: Current number of cores.
+        wish: Number of cores that the last ``ticks`` ticks required; 0 if no change is needed.
+        ticks: Number of consecutive ticks that required a change in this direction.
+        pause: Remaining ticks without a decision, after a change failed.
     """
 
     cores: int
@@ -47,8 +48,8 @@ def decide(state: State, load: float, rule: Rule) -> State:
     enough, plenty = (
         min(rule.most, max(rule.least, math.ceil(cores))) for cores in (needed, needed + rule.slack)
     )
-    # ``goes_on``: the tick before wanted the same, more or fewer. The wish of such ticks in a row
-    # is the smallest change of theirs: all of them want at least that.
+    # ``goes_on``: the previous tick required a change in the same direction. The wish is the
+    # smallest change of these ticks: each of them requires at least that.
     if enough > state.cores:
         goes_on = state.wish > state.cores
         wish, patience = min(enough, state.wish) if goes_on else enough, rule.up
