@@ -1,7 +1,7 @@
 """SCAM on the node: exclusive cores, cache partitions and unmerged memory pages for a guest.
 
-libvirt creates the cache partitions for the vCPU threads through the kernel's resctrl
-(arch/x86/resctrl.rst) when the guest starts, and removes them when it ends.
+When the guest starts, libvirt creates cache partitions for its vCPU threads through the kernel's
+resctrl (arch/x86/resctrl.rst). It removes them when the guest ends.
 
 Privileges: root.
 """
@@ -22,7 +22,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_scam import health
 from vtorque_scam.plugin import SCAM
 
-LEVEL = 3  # the cache that cores share
+LEVEL = 3  # the last-level cache, shared by cores
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def vtorque_plan(
     if banks and all(bank.steps for bank in banks):
         yield CacheClaim(settings.cache * 1024, LEVEL, key=SCAM.key)
     if not guest.host.nodes:
-        return  # a front end: nothing is known of the node
+        return  # on a submit host, the node is unknown
     for what in _missing(banks, settings):
         yield lacks(
             guest,
@@ -93,7 +93,7 @@ def _banks(guest: GuestPlan) -> list[CacheBank]:
 
 
 def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
-    """Yield each protection that the node lacks, to complete "node n1 has no ..."."""
+    """Yield each missing protection as a noun phrase for the message "node n1 has no ..."."""
     if not banks or not all(bank.granularity_kib for bank in banks):
         yield "cache allocation (resctrl, L3)"
     elif not all(bank.steps for bank in banks):
@@ -105,7 +105,7 @@ def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Disable page merging (KSM) for the guest, and add the cache partition that it was granted."""
+    """Disable page merging (KSM) for the guest, and add the granted cache partition."""
     if not guest[SCAM]:
         return
     yield MemoryBacking(nosharepages=True)
@@ -120,7 +120,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 
 def steps_of(bank: CacheBank, percent: int) -> int:
-    """Round a percentage up to the processor's steps, and to its minimum."""
+    """Round a cache share in percent up to the processor's steps and its minimum."""
     whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
     return min(100, max(whole, bank.bandwidth_least))
 
