@@ -64,7 +64,7 @@ vtorque_resources = always(Shm)
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
-    """Claim the memory once for all guests of the node."""
+    """Claim the shared memory, once for all guests of the node."""
     if not guest[UNCLOT] or guest.index:
         return
     yield MemoryClaim(guest[SHMEM], use="unclot", key=SHMEM.key)
@@ -77,7 +77,7 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the file for the guests' QEMU users only, before QEMU would create it."""
+    """Create the file before QEMU would, so that only the guests' QEMU users can open it."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
@@ -90,14 +90,14 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
-    """Add the device to the guest."""
+    """Add the shared memory device to the guest."""
     if guest[UNCLOT]:
         yield SharedMemory("shmem", region(guest), guest[SHMEM])
 
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Give the job's user access to the device; only Linux guests get a path and variables."""
+    """Give the job's user access to the device. Linux guests also get a path and variables."""
     if guest[UNCLOT] and "PciMemory" in guest.supports:
         yield PciMemory(DEVICE, BAR, LINK)
         yield EnvVar("VTORQUE_SHMEM", LINK)

@@ -15,13 +15,13 @@ from vtorque_core.api.acquired import Resource, unjournalled
 class Shm(Resource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
-    All of it is allocated at creation, because a process that maps it would be killed (SIGBUS) if
-    /dev/shm became full.
+    The memory is allocated at creation. Otherwise a process that maps it would be killed (SIGBUS)
+    when /dev/shm is full.
 
     Attributes:
-        others: users besides ``uid`` who may map it.
-        spare: bytes of /dev/shm to keep free for other programs.
-        where: the setting of ``spare``, for messages.
+        others: Users besides ``uid`` who may map it.
+        spare: Bytes of /dev/shm to keep free for other programs.
+        where: Name of the setting for ``spare``, for messages.
     """
 
     kind = "shm"
@@ -43,9 +43,9 @@ class Shm(Resource):
 
     @staticmethod
     def room(spare: int = 0) -> int:
-        """Return the bytes that can be allocated now with ``spare`` bytes left."""
+        """Return the bytes that can be allocated now if ``spare`` bytes must stay free."""
         shm = os.statvfs("/dev/shm")  # noqa: S108
-        free = shm.f_bavail if shm.f_blocks else sys.maxsize  # tmpfs(5), size=0: without a limit
+        free = shm.f_bavail if shm.f_blocks else sys.maxsize  # tmpfs(5), size=0: no limit
         return max(0, free * shm.f_frsize - spare)
 
     def create(self) -> None:
@@ -74,7 +74,7 @@ class Shm(Resource):
             raise HostFault(f"cannot create {self.path}: {error.strerror or error}") from error
 
     def release(self) -> None:
-        """Remove the file; processes that have it open keep its memory until they end."""
+        """Remove the file. Processes that have it open keep its memory until they end."""
         try:
             Path(self.path).unlink(missing_ok=True)
         except OSError as error:
