@@ -18,7 +18,7 @@ NOBODY = ":".join(["00"] * 8)
 class VfGuid(Resource):
     """Node and port GUID of a virtual function (ip-link(8), "vf NUM node_guid").
 
-    ``old`` has the node GUID, port GUID and port state that release() restores.
+    ``old`` holds the node GUID, port GUID and port state that release() restores.
     """
 
     kind: ClassVar[str] = "vrdma-guid"
@@ -30,7 +30,7 @@ class VfGuid(Resource):
 
     @classmethod
     def of(cls, vf: VirtualFunction, guid: str) -> VfGuid:
-        """Return the resource, with the current values as ``old``. Raises HostFault."""
+        """Return the resource, with the current values in ``old``. Raises HostFault."""
         links = json.loads(run_tool("ip", "-json", "link", "show", "dev", vf.card))
         infos = [i for link in links for i in link.get("vfinfo_list", ()) if i["vf"] == vf.number]
         if not infos:

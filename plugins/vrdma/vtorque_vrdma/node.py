@@ -1,4 +1,4 @@
-"""RDMA on the node: what the site's backend needs outside and inside a guest.
+"""RDMA on the node: what the site's backend needs on the host and in a guest.
 
 Privileges: root.
 """
@@ -31,8 +31,8 @@ from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import VfGuid
 from vtorque_vrdma.plugin import VRDMA
 
-# What a guest holds of these says which backend the plan has chosen for it. Of sriov it is a
-# function, in a family with others' PCI functions: each is leased once. Else a mark, its own name.
+# The pool in which a guest holds a lease identifies its backend. For sriov the item is a PCI
+# function; the "pci" pools of all plugins lease each function once. Otherwise it is a mere mark.
 POOLS = {"rxe": "vrdma/rxe", "sriov": "pci/vrdma", "hyv": "vrdma/hyv"}
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 DEBIAN = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2")
@@ -42,7 +42,7 @@ PACKAGES = (*(Package(n, "debian") for n in DEBIAN), *(Package(n, "redhat") for 
 
 @dataclass(frozen=True)
 class Backend:
-    """One ``[[plugin.vrdma.backends]]``: ``nodes`` is a regular expression of whole node names."""
+    """One ``[[plugin.vrdma.backends]]``. ``nodes`` is a regular expression for whole node names."""
 
     kind: Literal["rxe", "sriov", "hyv"]
     nodes: str = ".*"
@@ -79,7 +79,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Fabric(MetadataEntry):
-    """The RDMA backend of a guest, recorded in the domain.
+    """The RDMA backend of a guest, recorded in the domain's metadata.
 
     It forbids suspend, because peers treat a pause of half a second as a broken connection.
     """
@@ -88,7 +88,7 @@ class Fabric(MetadataEntry):
 
 
 def missing(settings: Settings, kind: str) -> tuple[str, str]:
-    """Return (what the node lacks for a backend, how to fix it), or two empty strings."""
+    """Return what the node lacks for a backend, and how to fix it; two empty strings if nothing."""
     if kind == "sriov" and why_no_vfio(settings.sysfs):
         return why_no_vfio(settings.sysfs), "see vtorque doctor"
     if kind == "sriov" and not virtual_functions(settings.cards, settings.sysfs):
@@ -115,14 +115,14 @@ def _backend(guest: GuestPlan) -> str:
 
 
 vtorque_settings = always(Settings)
-vtorque_resources = always(Fence, VfGuid, Vfio)  # Vfio also without passthrough's own hooks
+vtorque_resources = always(Fence, VfGuid, Vfio)  # Vfio, in case the plugin passthrough is disabled
 
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
     """Claim what the node's backend needs, or report what the node lacks."""
     settings, kind = site[Settings], site[Settings].backend(guest.job.node)
-    if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # without nodes: a front end
+    if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # no nodes: a submit host
         return
     what, fix = missing(settings, kind)
     if what:
@@ -162,7 +162,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
-    """Yield packages, the device and a check, which fails the start if something is missing."""
+    """Yield packages, the device, and a check that fails the start if one of them is missing."""
     kind = _backend(guest)
     if not kind:
         return
@@ -186,12 +186,12 @@ def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
 
 
 def _mac(guest: GuestPlan) -> str:
-    """Return a MAC for the guest's virtual function: locally administered, unicast."""
+    """Return a locally administered unicast MAC for the guest's virtual function."""
     return "52:54:00:" + derive(guest.secret, "vrdma-mac", guest.name, length=3).hex(":")
 
 
 def _guid(guest: GuestPlan) -> str:
-    """Return a GUID for the guest's virtual function: EUI-64, locally administered."""
+    """Return a locally administered EUI-64 GUID for the guest's virtual function."""
     return "02:" + derive(guest.secret, "vrdma-guid", guest.name, length=7).hex(":")
 
 
@@ -208,7 +208,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     for vf in _leased(guest, site):
         yield _device(vf, guest)
     if kind == "hyv":
-        config = str(guest.run_dir / "hyv.conf").replace(",", ",,")  # in a value: qemu(1)
+        config = str(guest.run_dir / "hyv.conf").replace(",", ",,")  # escaped in a value: qemu(1)
         device = f"virtio-hyv-pci,config_path={config}"
         yield QemuArgs("hyv", ("-device", device, "-device", "virtio-rdmacm-pci"))
 
