@@ -1,4 +1,4 @@
-"""Map a device file of the host, as batch systems name devices, to its PCI function.
+"""Map a device file of the host to its PCI function. Batch systems name devices by such files.
 
 Do not cache the result: drivers may number their files differently after a card returns from a
 guest.

@@ -1,7 +1,8 @@
 """PCIe passthrough on the node: find the site's cards, lease them, and assign them to guests.
 
-A card is an IOMMU group: hardware cannot isolate its functions from each other, so one guest gets
-all of them. They are bound to VFIO before the domain starts and reset after it has ended.
+A card is an IOMMU group. Hardware cannot isolate the functions of a group from each other, so one
+guest gets all of them. They are bound to VFIO before the domain starts and reset after it has
+ended.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from vtorque_passthrough.pci_functions import PciFunction, functions, together, 
 from vtorque_passthrough.plugin import CLASSES, PCI, CardClass, Settings, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
 
-POOL = "pci"  # one for all classes: a card that two of them describe is leased once
+POOL = "pci"  # one pool for all classes: a card of two classes is leased once
 WHERE = "[plugin.passthrough] required"
 
 
 def has(of: CardClass, function: PciFunction) -> bool:
-    """Return whether a function belongs to a class."""
+    """Return whether a function belongs to a card class."""
     places = (fnmatchcase(function.address, glob) for glob in of.addresses)
     return function.ident in of.ids and any(places)
 
@@ -39,8 +40,8 @@ def has(of: CardClass, function: PciFunction) -> bool:
 class Card:
     """All functions of one IOMMU group except bridges, leased by the address of the first.
 
-    ``classes`` lists all classes of its functions, in the site's order. Users request the card only
-    by the first class. Otherwise they could get a GPU through the class of its sound function.
+    ``classes`` lists all classes of its functions, in the site's order. Users can request the card
+    only by the first class. Otherwise they could get a GPU through the class of its sound function.
     """
 
     functions: tuple[PciFunction, ...]
@@ -53,7 +54,7 @@ class Card:
 
     @property
     def item(self) -> str:
-        """The card's name in the ledger."""
+        """The card's name in leases."""
         return self.functions[0].address
 
     @property
@@ -62,7 +63,7 @@ class Card:
         return frozenset(f.address for f in self.functions)
 
     def must_reset(self, function: PciFunction) -> bool:
-        """Return whether the site requires that this function is reset between two jobs."""
+        """Return whether the site requires a reset of this function between two jobs."""
         return not any(c.allow_no_reset for c in self.classes if has(c, function))
 
     @property
@@ -89,7 +90,7 @@ class Card:
 
 
 def find_cards(settings: Settings) -> dict[str, Card]:
-    """Return the node's cards with a function of any class, by their names in the ledger."""
+    """Return the node's cards with a function of any class, by their names in leases."""
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
@@ -107,7 +108,7 @@ vtorque_resources = always(Vfio)
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
     """Claim the requested number of cards of each class, or report why the node lacks them."""
     wanted, settings = cards(guest[PCI]), site[Settings]
-    if not wanted or not guest.host.nodes:  # without nodes: a front end
+    if not wanted or not guest.host.nodes:  # no nodes: a submit host
         return
     if refusals := list(_not_granted(guest, site)):
         yield from refusals
@@ -133,7 +134,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
 
 
 def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
-    """Yield a refusal for each resource of which the batch system granted the job too little."""
+    """Yield a refusal for each resource of which the batch system granted too little."""
     needed = Counter[str]()
     for extra in plugin.vtorque_needs(guest.request, site):
         needed.update(extra.resources)
@@ -211,7 +212,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Report which cards of the node guests can have, and why not the others."""
+    """Report which cards of the node guests can have, and why they cannot have the others."""
     settings = site[Settings]
     found = find_cards(settings)
     missing = why_no_vfio(settings.sysfs)

@@ -1,4 +1,4 @@
-"""Read this node's PCI functions from sysfs, and tell which of them a guest can have.
+"""Read this node's PCI functions from sysfs, and find those that a guest can have.
 
 For plugins that lease cards. This module changes nothing; :mod:`vtorque_passthrough.vfio` assigns a
 function to a guest. Sources: sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's
@@ -20,7 +20,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _BRIDGES = 0x06  # base class of bridges (PCI Code and ID Assignment); VFIO leaves them alone
 _NETWORK = 0x02  # base class of network controllers; with subclass 07: of InfiniBand
 _INFINIBAND_CARD = 0x0207
-_NOBODYS = re.compile("pci-stub|.*vfio.*")  # drivers that do nothing with a function themselves
+_NOBODYS = re.compile("pci-stub|.*vfio.*")  # drivers that do not use a function
 _IFF_UP = 0x1  # netdevice(7)
 _INFINIBAND = "32"  # ARPHRD_INFINIBAND, linux/if_arp.h
 
@@ -58,11 +58,11 @@ class PciFunction:
     def used(self) -> str:
         """How the host uses the function now, for messages; empty if no use is visible.
 
-        A use is a network interface that is up, an active RDMA port, or a disk, at any depth below
-        the function (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of the
-        reader's network namespace. Therefore a network card with a driver but without interfaces
-        counts as in use by a container. InfiniBand works without interfaces, so there the port
-        state decides.
+        A function is in use if it has an active network interface, an active RDMA port or a disk,
+        at any depth below it (virtio0/net, ata1/host0/.../block). sysfs shows only interfaces of
+        the reader's network namespace. Therefore a network card with a driver but without
+        interfaces counts as in use by a container. InfiniBand works without interfaces, so for
+        InfiniBand the port state decides.
         """
         at = self.path.resolve()
         nets = sorted(at.rglob("net/*"))
@@ -82,7 +82,7 @@ class PciFunction:
 
 @dataclass(frozen=True)
 class VirtualFunction:
-    """Virtual function ``number`` (SR-IOV) of the card with the network interface ``card``."""
+    """The virtual function (SR-IOV) ``number`` of the card with network interface ``card``."""
 
     function: PciFunction
     card: str
@@ -113,12 +113,12 @@ def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
 
 
 def together(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
-    """Return the functions of an IOMMU group except bridges: only one guest can have them."""
+    """Return the functions of an IOMMU group except bridges. Only one guest can have them."""
     return tuple(f for f in all_ if f.group == group and not f.bridge)
 
 
 def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
-    """Return by address the virtual functions of these interfaces that guests can have.
+    """Return the virtual functions of these interfaces that guests can have, by address.
 
     Functions that the node uses, or that share an IOMMU group, are left out.
     """
@@ -136,7 +136,7 @@ def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, Vir
 
 
 def why_no_vfio(sysfs: str = SYSFS) -> str:
-    """Return what this node lacks to assign functions to guests, or an empty string."""
+    """Return what this node lacks for assigning functions to guests, or an empty string."""
     groups = Path(sysfs, "kernel/iommu_groups")
     if not groups.is_dir() or not any(groups.iterdir()):
         return "an active IOMMU (firmware setup; with Intel also intel_iommu=on for the kernel)"

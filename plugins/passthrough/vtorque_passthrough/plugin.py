@@ -82,8 +82,8 @@ class Settings:
 def cards(text: str) -> dict[str, int]:
     """Parse ``CLASS:NUMBER+...`` and return the number of cards by class.
 
-    Raises ValueError if the text is invalid. PCI addresses are invalid, too: the site and the
-    ledger choose the card.
+    Raises ValueError if the text is invalid. PCI addresses are invalid, too, because users cannot
+    choose a particular card.
     """
     wanted: dict[str, int] = {}
     for word in (w.strip() for w in text.split("+")) if text else ():
@@ -103,7 +103,7 @@ def cards(text: str) -> dict[str, int]:
 
 
 def card_list(text: str) -> str:
-    """Return the canonical, sorted list of cards, whose items [options.pci] allow checks."""
+    """Return the canonical, sorted list of cards. ``[options.pci] allow`` checks its items."""
     return "+".join(f"{name}:{number}" for name, number in sorted(cards(text).items()))
 
 
@@ -130,7 +130,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
-    """Request the cards that the batch system counts."""
+    """Request those cards that the batch system counts."""
     wanted = cards(request[PCI])
     for of in site[Settings].classes if wanted else ():
         if of.resource and of.name in wanted:

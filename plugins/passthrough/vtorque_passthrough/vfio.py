@@ -1,10 +1,10 @@
 """Assign a PCI function to a guest: the domain's element, and the binding to vfio-pci.
 
 A plugin that yields a :class:`PciDevice` must acquire its :class:`Vfio` in ``vtorque_pre_boot``.
-libvirt's managed mode is not enough for two reasons. With ``relabel='no'`` libvirt does not change
-the owner of the IOMMU group, so QEMU could not open it. libvirt also rebinds the host's driver
-before the card is reset. ``managed='yes'`` then finds nothing left to do. Source: sysfs-bus-pci of
-the kernel's ABI documentation.
+libvirt's managed mode is not enough for two reasons. First, with ``relabel='no'`` libvirt does not
+change the owner of the IOMMU group, so QEMU could not open it. Second, libvirt rebinds the host's
+driver before the card is reset. ``managed='yes'`` has no effect on a function that is already
+bound. Source: sysfs-bus-pci of the kernel's ABI documentation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, PciFunction, funct
 from vtorque_passthrough.plugin import PCI
 
 DRIVER = "vfio-pci"
-_APPEAR = 5.0  # seconds: devtmpfs makes /dev/vfio/<group> at once
+_APPEAR = 5.0  # seconds until devtmpfs has created /dev/vfio/<group>
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class PciDevice(ListElement):
 
     Args:
         mac: for a virtual function of an Ethernet card: the MAC that libvirt sets through the
-            physical
-            function, and removes afterwards.
+            physical function, and removes afterwards.
         must_reset: refuse a function that cannot be reset between two guests.
     """
 
@@ -56,7 +55,7 @@ class PciDevice(ListElement):
 
 @dataclass(frozen=True)
 class Vfio(Resource):
-    """A function bound to vfio-pci, whose group QEMU's user ``uid`` can open.
+    """A function bound to vfio-pci. QEMU's user ``uid`` can open its IOMMU group.
 
     On release it is reset, which erases the guest's data, and rebound to its former ``driver``
     (empty: none). A card that fails to reset remains leased to the job.
@@ -107,7 +106,7 @@ class Vfio(Resource):
         if now.driver == DRIVER and now.resets:
             self._write(f"devices/{self.address}/reset", "1")
         if self.driver == DRIVER:
-            with contextlib.suppress(FileNotFoundError):  # it is the site that has bound it
+            with contextlib.suppress(FileNotFoundError):  # bound by the site, not by create()
                 os.chown(Path(self.dev, now.group), 0, -1)
         else:
             self._bind(self.driver, now)
@@ -122,7 +121,7 @@ class Vfio(Resource):
         return None
 
     def _bind(self, driver: str, now: PciFunction) -> None:
-        """Bind the function to this driver only; empty: unbind it. Idempotent."""
+        """Bind the function to this driver only; unbind it if ``driver`` is empty. Idempotent."""
         override = DRIVER if driver == DRIVER else ""
         self._write(f"devices/{self.address}/driver_override", f"{override}\n")
         if now.driver == driver:
