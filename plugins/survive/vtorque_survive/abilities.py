@@ -1,4 +1,4 @@
-"""The ``vtorque doctor`` check of whether this node can suspend, checkpoint and migrate jobs."""
+"""The ``vtorque doctor`` check of whether this node can suspend, save and migrate jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 
 _OPTION = "--migration-verify-handles"
-_QEMU = (8, 2)  # its vhost-user-fs can be saved since then (its changelog)
-_LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shared directories
+_QEMU = (8, 2)  # first version that saves vhost-user-fs (its changelog)
+_LIBVIRT = (11, 3)  # oldest tested version that saves and migrates shared directories
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -42,7 +42,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 def _place(settings: Settings) -> str:
-    """Return why the checkpoint directory is unusable; empty if it is usable."""
+    """Return why the checkpoint directory is unusable, or an empty string."""
     if not settings.checkpoints:
         return "[plugin.survive] checkpoints is empty"
     try:
@@ -54,7 +54,7 @@ def _place(settings: Settings) -> str:
 
 
 def _daemon() -> str:
-    """Return why guests with shared directories cannot be saved; empty if they can."""
+    """Return why guests with shared directories cannot be saved, or an empty string."""
     try:
         helps = run_tool(VIRTIOFSD, "--help", timeout=10)
     except HostFault as error:

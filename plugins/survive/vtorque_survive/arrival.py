@@ -1,7 +1,7 @@
 """Answer requests from root on another node about guests that migrate between the nodes.
 
-A request is one line of JSON on standard input. The answer goes to standard output.
-The site's ``remote_command`` determines who can send requests.
+A request is one line of JSON on standard input. The answer goes to standard output. The site's
+``remote_command`` determines who can send requests.
 
 Privileges: root.
 """
@@ -24,8 +24,8 @@ from vtorque_survive import move_disk, move_record, request
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import ELSEWHERE, elsewhere
 
-MOST = 1 << 16  # bytes of a question, a line
-_WAIT = 45.0  # seconds for this node's watcher: less than who asked waits for theirs
+MOST = 1 << 16  # bytes of a request line
+_WAIT = 45.0  # seconds for this node's watcher; the requester waits longer
 log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
@@ -36,8 +36,8 @@ def answer(here: Here, question: bytes, more: IO[bytes], first: IO[bytes]) -> by
     Args:
         here: This node.
         question: The line with the request.
-        more: The stream after that line.
-        first: The stream for everything written before the answer.
+        more: The input stream after that line.
+        first: The output stream, for anything that must be sent before the answer.
 
     Raises:
         UsageError: If the request is invalid.
@@ -80,16 +80,16 @@ def settled(
     """Return the location of each guest: ``here``, ``none`` (not here), or ``comes`` (undecided).
 
     The source node asks once its libvirt has finished. ``theirs`` maps each UUID to the guest's
-    state on the source. If no guest is here or on its way, release what they hold on this node.
+    state on the source. If none of these guests is here or on its way, release their resources
+    here.
 
-    - A guest that has run here belongs here, even if it has ended: a paused one on the source is
+    - A guest that has run here belongs here, even if it has ended: a paused copy on the source is
       older.
     - While a guest runs on the source, its paused copy here is a leftover of libvirt and is ended.
     - A guest with its own disk is paused on both nodes, and is resumed here only once the source
-      has
-      ended it.
+      has ended it.
 
-    Other guests of the job on this node keep what they hold.
+    Other guests of the job on this node keep their resources.
     """
     try:
         with locked_job(here.paths, key) as locked:
@@ -105,7 +105,7 @@ def settled(
             if come and not come.keys() & theirs.keys():
                 return said
             here.adapter.let_go(job_id, node)
-    except Busy:  # a start that may await them, or a release
+    except Busy:  # a start, which may wait for these guests, or a release
         return dict.fromkeys(theirs, "comes")
     if locked:
         here.release(job_id)
@@ -118,7 +118,7 @@ def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with
         return "here"
     if with_disk and state == "still":
         try:
-            moving.settled(here.node.uri, uuid, 0.0)  # libvirt has done with it
+            moving.settled(here.node.uri, uuid, 0.0)  # libvirt has finished
         except HostFault:
             return "comes"
         if not theirs:
@@ -130,13 +130,13 @@ def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with
 
 
 def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) -> dict[str, str]:
-    """Finish a start that was killed, or that not all guests of the job reached."""
+    """Finish the start of arrived guests if it was killed, or if not all guests arrived."""
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
             moving.end(here.node.uri, uuid)
         moving.arrived(locked, [uuid for uuid, where in said.items() if where == "here"])
-        move_record.forget(here.paths, key)  # they may have been here before
+        move_record.forget(here.paths, key)  # a record of an earlier migration from here
         if (now := here.job(job_id)) is not None:
             with kept.logging_for(here.paths, now.job):
                 log.warning(
@@ -149,15 +149,15 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
 
 
 def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, Any]]) -> str:
-    """Record that a job's guests on one node are on another node now.
+    """Record that guests of a job have migrated from one node to another.
 
-    ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests, on
-    the job's first node only.
+    ``node`` is empty if the job keeps other guests there. ``guests`` lists the migrated guests; it
+    is empty except on the job's first node.
     """
     if job := _job(here, key):
         nodes = [to if each == node else each for each in job.kept.facts().get("nodes", ())]
         there = {other: each for other, each in elsewhere(job).items() if other != node}
-        # It may have said so itself before, if who sent them was killed.
+        # The destination may have reported this already, if the sender was killed.
         if guests and all(each["guests"] != guests for each in there.values()):
             there[to] = {"phase": suspend.RUNS, "guests": guests}
         job.kept.add_facts(nodes=nodes, **{ELSEWHERE: there})
@@ -167,16 +167,16 @@ def have_gone(here: Here, key: str, node: str, to: str, guests: list[dict[str, A
 def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
     """Record, on a job's first node, the job's state on a node outside its allocation."""
     if job := _job(here, key):
-        others = elsewhere(job).items()  # a guest that was on another node before is there no more
+        others = elsewhere(job).items()  # drop earlier places of these guests
         there = {other: each for other, each in others if each["guests"] != state["guests"]}
         job.kept.add_facts(**{ELSEWHERE: {**there, node: state}})
     return "noted"
 
 
 def as_asked(here: Here, key: str, word: str) -> str:
-    """Suspend or resume a guest that migrated here, as its job's owner requested.
+    """Suspend or resume a guest that migrated here, on request of the job's owner.
 
-    Returns an error message; empty if it succeeded.
+    Returns an error message, empty on success.
     """
     job = _job(here, key)
     if job is None:

@@ -1,4 +1,4 @@
-"""The options ``resume`` and ``checkpoint`` and their validation. ``vsub`` imports this module."""
+"""The options ``resume`` and ``checkpoint``, and their validation. ``vsub`` imports this module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import Site
 
 BEFORE_WALLTIME, NEVER = 1 << 40, 1 << 41
-"""Values of CHECKPOINT other than seconds. They exceed all of those, so a minimum allows them."""
+"""Values of CHECKPOINT other than seconds. They are larger, so a site's minimum allows them."""
 
 BEGINNING = "none"
-"""The value of RESUME of a job that always starts from the beginning, also when requeued."""
+"""Value of RESUME for a job that always starts from the beginning, even when requeued."""
 
 _WORDS = {"before-walltime": BEFORE_WALLTIME, "never": NEVER}
 _EVERY, _LEAST = "every:", 1  # seconds
@@ -32,7 +32,7 @@ def checkpoint_id(value: str) -> str:
 
 
 def times(value: str) -> int:
-    """Parse a value of CHECKPOINT: seconds between two checkpoints, BEFORE_WALLTIME or NEVER."""
+    """Parse a value of CHECKPOINT: an interval in seconds, BEFORE_WALLTIME or NEVER."""
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]

@@ -5,16 +5,15 @@ The steps of a checkpoint:
 1. Tell the guests that their job shell may disconnect (:func:`_hold`).
 2. One process pauses the guests, gets the session state from the job shell, copies the disks,
    saves the memory, resumes the guests, and syncs all files.
-3. If the job is to end: end the script's guest once all guests are saved. The job shell notices
-   and writes its session state. Notify the requester, then end the job.
+3. If the job must end: end the first guest, which runs the script, once all guests are saved. The
+   job shell notices and writes its session state. Notify the requester, then end the job.
 
-A file in the job's state directory names the requested checkpoint. A new watcher therefore
-continues after a killed one: each step is idempotent, and a save that libvirt completed in the
-meantime counts. A failed checkpoint is not retried: the job continues, or ends if a guest has
-ended.
+A file in the job's state directory names the requested checkpoint, so a new watcher can continue
+after a killed one. Each step is idempotent, and memory that libvirt has saved in the meantime is
+used. A failed checkpoint is not retried: the job continues, or ends if a guest has ended.
 
-The watchers of all nodes save a multi-node job (:mod:`vtorque_survive.together`). No node saves
-memory before all guests are paused.
+A multi-node job is saved by the watchers of all nodes (:mod:`vtorque_survive.together`). No node
+saves memory before all guests are paused.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, Store, manifest_of
 from vtorque_survive.together import DONE, STILL, Lookout, Together, leads, nodes_of
 
-ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
-_LOOKS = 10.0  # seconds to look at disk files of the user's
-_HELD = 20.0  # seconds for a guest to say that it waits for another job shell
-_TIME = 3600.0  # seconds for all of it
-_SAYS = 20.0  # seconds that a job's other nodes leave its first one to say who was late
-_GONE, _TELLS = 10.0, 1.0  # seconds for who has asked to end, and for the batch system to say so
-_ENDS = 120.0  # seconds to have the batch system end the job
-_FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
-_ANSWERS = 60.0  # seconds for the guests of all nodes to stand still
+ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's state directory
+_LOOKS = 10.0  # seconds to examine the user's disk files
+_HELD = 20.0  # seconds for a guest to confirm that its job shell may disconnect
+_TIME = 3600.0  # seconds for a whole checkpoint
+_SAYS = 20.0  # seconds for the first node to name the late nodes
+_GONE, _TELLS = 10.0, 1.0  # seconds for the requester to exit, then for the batch system to notice
+_ENDS = 120.0  # seconds for the batch system to end the job
+_FIRST, _SLOWEST = 60.0, 10.0  # memory may take this many seconds, plus its MiB at this rate
+_ANSWERS = 60.0  # seconds until the guests of all nodes are paused
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
-"""Steps of a checkpoint. ENDS ends the saved job."""
+"""The three steps of a checkpoint. The last one ends the saved job."""
 SAVED = "the job is being saved"
 
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""For tests only: called with the step that comes next or has just been done."""
+"""For tests only: called with the name of the next or the completed step."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Checkpoints:
         return Asked.read(paths, job)
 
     def due(self, paths: Paths, job: RunningJob) -> None:
-        """Request a checkpoint if one is due by time, or if the job's first node requests one."""
+        """Request a checkpoint if it is time, or if the job's first node has requested one."""
         if not leads(job):
             found = self._lookout.asked(job)
             if found and self.asked(paths, job) is None:
@@ -88,14 +87,14 @@ class Checkpoints:
             log.warning("%s cannot be saved: %s", job.job.id, why)
         else:
             self.ask(paths, job, ends=ends)
-        periodic.begun(paths, job)  # who is killed before it is asked for again, not forgotten
+        periodic.begun(paths, job)  # last: if killed before, request it again
 
     @cached_property
     def _lookout(self) -> Lookout:
         return Lookout(self.settings)
 
     def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
-        """Request a checkpoint of a running job. ``ends``: end the job afterwards."""
+        """Request a checkpoint of a running job. With ``ends``, the job ends afterwards."""
         Asked("", ends).write(paths, job)
 
     def give_up(self, paths: Paths, job: RunningJob) -> None:
@@ -103,7 +102,7 @@ class Checkpoints:
         _asked(paths, job).unlink(missing_ok=True)
 
     def why_not(self, job: RunningJob, *, ends: bool) -> str:
-        """Return why the job cannot be saved; empty if it can."""
+        """Return why the job cannot be saved, or an empty string."""
         try:
             _require(job, self.settings, ends=ends)
         except VtorqueError as error:
@@ -117,7 +116,7 @@ class Checkpoints:
         return still and asked is not None and _waits(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
-        """Start the next step for a job, like ``live.suspend.begin``; None if there is none.
+        """Start the next step for a job, like ``live.suspend.begin``. Return None if there is none.
 
         ``asker`` is the pid of the requester, who is notified when the job is saved; 0 for nobody.
         """
@@ -129,7 +128,7 @@ class Checkpoints:
         if phase not in (suspend.RUNS, suspend.PAUSED) or not (asked and waits):
             return None
         if asked.saved and not leads(job) and time.time() < _at(paths, job) + _ENDS:
-            return None  # its first node ends it, if nobody has killed who does that
+            return None  # the first node ends it, unless its watcher was killed
         if asked.saved:
             return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
         return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
@@ -140,9 +139,9 @@ class Asked:
     """A requested checkpoint.
 
     Attributes:
-        id: Empty until it is chosen.
+        id: The checkpoint's id; empty until one is chosen.
         ends: Whether the job ends afterwards.
-        saved: Whether the job is saved, and still has to end.
+        saved: Whether the job is saved already, and only has to end.
     """
 
     id: str
@@ -151,7 +150,7 @@ class Asked:
 
     @classmethod
     def read(cls, paths: Paths, job: RunningJob) -> Self | None:
-        """Return the request for a job."""
+        """Read the request for a job; None if there is none."""
         try:
             does, *name = _asked(paths, job).read_text().split()
         except FileNotFoundError:
@@ -181,7 +180,7 @@ def _first(job: RunningJob) -> RunningGuest:
 
 
 def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
-    """Return whether the guest and the job shell wait, so that the job can be saved.
+    """Return whether the guest and the job shell are ready for saving; see :func:`_hold`.
 
     Always true on nodes without the job shell.
     """
@@ -194,13 +193,13 @@ def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
 
 
 class _Later(HostFault):
-    """All is saved except the session state of a stopped job shell: try again."""
+    """All is saved except the session state, because the job shell is stopped. Retry later."""
 
 
 def _hold(
     paths: Paths, config: Path, job: RunningJob, asked: Asked | None, settings: Settings
 ) -> None:
-    """Make the guest and the job shell wait for each other, or end that."""
+    """Make the guest and the job shell tolerate a disconnect, or end that state."""
     until = time.monotonic() + _HELD
     tell = _first(job).run_dir / TELL
     with _or_not(paths, job):
@@ -216,8 +215,8 @@ def _hold(
             asked.write(paths, job)
             _keep_tools(paths, job)
             _held(paths, job).touch(mode=0o600)
-            store.drop(asked.id)  # of another moment
-            session.make(tell, job.job.uid)  # the job shell looks for it when the guest waits
+            store.drop(asked.id)  # parts of an earlier attempt
+            session.make(tell, job.job.uid)  # the job shell looks for it once the guest waits
         saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
             _held(paths, job).unlink(missing_ok=True)
@@ -233,18 +232,18 @@ def _keep_tools(paths: Paths, job: RunningJob) -> None:
 def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
     """Return an unused id for the next checkpoint.
 
-    If the job continues, the id ends with its number of phases, which only grows.
+    If the job continues, the id ends with the job's number of phases, which only grows.
     """
     number = len(job.phases)
     name = job.job.key if asked.ends else f"{job.job.key}-{number}"
-    while store.has(name):  # of a job that had this id before
+    while store.has(name):  # an earlier job with this id
         name, number = f"{job.job.key}-{number}", number + 1
     return name
 
 
 @contextmanager
 def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Iterator[None]:
-    """Withdraw the request if the job cannot be saved. If this process is killed, it is retried."""
+    """Withdraw the request if the job cannot be saved. A killed process does not withdraw it."""
     try:
         yield
     except _Later:
@@ -296,16 +295,16 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
 
 
 def _end(config: Path, job: RunningJob, asker: int) -> None:
-    """End a saved job, after the requester has exited: it may be a step of the job."""
+    """End a saved job, but first let the requester exit, because it may be a step of the job."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
-        readable([handle], _GONE)  # whose pid it is only they say
+        readable([handle], _GONE)  # the pid is the user's claim, so limit the wait
         time.sleep(_TELLS)
     try:
-        _cancel(config, job)  # before its job shell ends: else it would be one that has failed
+        _cancel(config, job)  # before its job shell ends, otherwise the job counts as failed
     finally:
         on_step("before leave")
-        (_first(job).run_dir / LEAVE).unlink(missing_ok=True)  # now that may end
+        (_first(job).run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
         on_step("after leave")
 
 
@@ -317,10 +316,6 @@ def _cancel(config: Path, job: RunningJob) -> None:
 
 
 def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:
-    """Remove older checkpoints if the job requested them by time, and update the list.
-
-    Best effort.
-    """
     try:
         periodic.trim(paths, job, store, settings.kept_checkpoints)
         listing.publish(paths, store)
@@ -330,8 +325,6 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
 
 @dataclass(frozen=True)
 class _Saving:
-    """A checkpoint in progress of a job's guests on this node."""
-
     paths: Paths
     nodes: Together
     job: RunningJob
@@ -345,7 +338,7 @@ class _Saving:
 
     @property
     def run_dir(self) -> Path:
-        """The run directory of the script's guest, on its node."""
+        """The run directory of this node's first guest, which runs the script on the first node."""
         return self.guests[0].guest.run_dir
 
     @property
@@ -354,7 +347,7 @@ class _Saving:
         return max(_writes(each.guest) for each in self.guests)
 
     def until(self) -> float:
-        """Return the deadline (time.time()) until which guests stay paused for other nodes."""
+        """Return the deadline (time.time()) for other nodes: guests stay paused until then."""
         still = suspend.phase(self.job) == suspend.PAUSED
         since = self.job.phases[-1][1] if still else time.time()
         return since + _ANSWERS + self.settings.query_interval + self.longest
@@ -363,8 +356,8 @@ class _Saving:
 def _make(of: _Saving) -> None:
     paths, nodes, job, ends = of.paths, of.nodes, of.job, of.asked.ends
     clocks, until = None, of.until()
-    # Whose job shell was stopped meanwhile stays still, as one that stood still when we came: by
-    # the watcher, after one before us was killed.
+    # Do not resume guests whose job shell was stopped meanwhile, or that an earlier, killed process
+    # has paused. The watcher resumes them.
     runs = suspend.phase(job) == suspend.RUNS
     try:
         if not nodes.is_written():
@@ -403,14 +396,14 @@ def _writes(guest: RunningGuest) -> float:
 
 
 def _finish(of: _Saving, until: float) -> None:
-    """Sync the written files and turn them into a checkpoint, with the job's other nodes."""
+    """Sync the written files and complete the checkpoint, together with the job's other nodes."""
     nodes, part, ends = of.nodes, of.part, of.asked.ends
     if nodes.several:
         nodes.sync([file for each in of.guests for file in part.glob(f"g{each.guest.rank}.*")])
-        if not ends:  # they run, and it takes a while until all is on disk
+        if not ends:  # syncing takes a while; the guests run meanwhile
             until += of.longest
         if not leads(of.job):
-            nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node then says who was late
+            nodes.wait_whole(until + _SAYS, until + _TIME)  # the first node names the late nodes
             return
         nodes.wait(DONE, until, "the guests were not saved in time")
     if ends:
@@ -427,9 +420,10 @@ def _finish(of: _Saving, until: float) -> None:
 
 
 def _prepare(of: _Saving) -> Manifest:
-    """Do all that can fail or be done early, before the guests are paused; return the manifest.
+    """Do everything that can fail or be done early, before the guests are paused.
 
-    If they are paused already, because this process's predecessor was killed, keep its files.
+    Return the manifest. If the guests are paused already, an earlier process was killed. Then keep
+    its files.
     """
     paths, nodes, job, asked = of.paths, of.nodes, of.job, of.asked
     store = nodes.store
@@ -459,7 +453,7 @@ def _write(of: _Saving, manifest: Manifest) -> None:
             _copy(each.disk, part / f"g{each.guest.rank}.disk")
     with ThreadPoolExecutor(len(guests)) as threads:
         work = [threads.submit(_memory, of, each) for each in guests]
-        if leads(of.job):  # meanwhile: nobody needs one of them for the other
+        if leads(of.job):  # in parallel to the memory
             try:
                 _ask_session(of)
             except (Refused, HostFault) as error:
@@ -476,7 +470,10 @@ def _write(of: _Saving, manifest: Manifest) -> None:
 
 
 def _ask_session(of: _Saving) -> None:
-    """Save the session state. If the job ends, its job shell writes it later: check that it can."""
+    """Save the session state.
+
+    If the job must end, only check that its job shell can write it later.
+    """
     tell, leave = of.run_dir / TELL, of.run_dir / LEAVE
     if not of.asked.ends:
         _take_session(of, tell)
@@ -489,7 +486,7 @@ def _ask_session(of: _Saving) -> None:
 def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]], None]) -> None:
     """Pass the state of the user's disk files to ``then``, in a child process.
 
-    The user's file system may hang or fail; a child that hangs holds no lock of the job.
+    The user's file system may hang or fail. A hanging child holds no lock of the job.
     """
     if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
         then({})
@@ -529,7 +526,7 @@ def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
 
 
 def _require_time(paths: Paths, job: RunningJob) -> None:
-    """Stop retrying after the time limit, which may be why the predecessor was killed."""
+    """Raise HostFault after the time limit, so that retries end."""
     if not _has_time(paths, job):
         raise HostFault(f"the job could not be saved within {_TIME:g} s")
 

@@ -20,8 +20,8 @@ from vtorque_survive.listing import Entry
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
-_STALE = 150.0  # seconds; where a job with guests is, the list is written every minute
-_WAIT = 60.0  # seconds for root's process to remove one
+_STALE = 150.0  # seconds; with a job on the node, the list is written every minute
+_WAIT = 60.0  # seconds for the watcher to remove a checkpoint
 _COLUMNS = ("ID", "JOB", "AGE", "SIZE", "NODE")
 
 

@@ -16,8 +16,8 @@ from vtorque_survive.move_record import ELSEWHERE
 from vtorque_survive.process import Watcher
 
 _WAIT = 60.0  # seconds for the watcher's answer
-_SAVES = 3600.0  # and for that of a checkpoint
-_AT_ONCE = 16  # nodes that are asked at a time
+_SAVES = 3600.0  # seconds for a checkpoint
+_AT_ONCE = 16  # nodes in parallel
 
 _JOB = click.argument("job_id", metavar="JOB")
 _HERE = click.option("--this-node", is_flag=True, hidden=True)
@@ -66,9 +66,9 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
 def _all(
     config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
 ) -> kept_records.Place:
-    """Send a request to the watchers of all nodes; return the job's kept records.
+    """Send a request to the watchers of all the job's nodes. Return the job's kept records.
 
-    This node comes last, because reaching other nodes may take seconds.
+    This node comes last, because reaching the other nodes may take seconds.
     """
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
@@ -80,8 +80,8 @@ def _all(
     if os.geteuid() == 0 and Watcher.of(paths).lost():
         Watcher.of(paths, config).create()
     nodes = facts.get("nodes", [])
-    away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # there this node's root asks
-    # By its first node's watcher the others' save it, too.
+    away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # this node's watcher forwards to these
+    # The first node's watcher also starts the checkpoint on the other nodes.
     alone = this_node or word in (request.CHECKPOINT, request.SAVE)
     others = [] if alone else [str(node) for node in nodes if node not in away]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -96,7 +96,10 @@ def _all(
 
 
 def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
-    """Send the request through ``vmgr`` on another node; return an error message, or nothing."""
+    """Send the request through ``vmgr`` on another node.
+
+    Return an error message, empty on success.
+    """
     argv = service.vmgr(config, word, "--this-node", "--node", node, "--", job_id)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == 0:

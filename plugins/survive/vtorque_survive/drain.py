@@ -1,8 +1,8 @@
 """Drain this node: accept no new jobs, and migrate or requeue the present ones. Runs as root.
 
-The batch system drains the node first, so that no job returns. Then each job is migrated to a
-spare node, saved and requeued, or left running. A job that is requeued continues while it is saved.
-It is requeued only after its checkpoint is on disk, so a refused requeue loses nothing.
+The batch system drains the node first, so that no job returns. Then each job is migrated to a spare
+node, saved and requeued, or left running. A job runs on while it is saved. It is requeued only
+after its checkpoint is on disk, so a refused requeue loses nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
 
 MOVED, REQUEUED, LEFT = "moved", "requeued", "left"
-LOCK = "survive-drain.lock"  # in the run directory, of who is at it
-_TIME = 9000.0  # seconds for one command: a move may take an hour, and wait for one before it
-_MOST = 300  # characters of what another command says
+LOCK = "survive-drain.lock"  # in the run directory; held during a drain
+_TIME = 9000.0  # seconds for one command: a migration takes up to an hour, and may wait for another
+_MOST = 300  # characters of another command's message
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was or would be done with a job, and why."""
+    """What was done or would be done with a job, and why."""
 
     job: str
     owner: str
@@ -66,7 +66,7 @@ class Drain:
 
     @classmethod
     def of(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
-        """Return a drain of this node. ``in_turn``: respect ``max_drained_nodes``."""
+        """Return a drain of this node. With ``in_turn``, it respects ``max_drained_nodes``."""
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)
         return cls(config, site.paths, batch.node(site), site[Settings], reason, in_turn)
@@ -97,7 +97,7 @@ class Drain:
 
         Raises:
             HostFault: If the batch system could not drain the node. Nothing was done.
-            Refused: Likewise.
+            Refused: If the drain is not allowed. Nothing was done.
         """
         lock = take_lock(self.paths.run / LOCK, 0.0)
         try:
@@ -135,7 +135,7 @@ class Drain:
         return Done(job.job.id, job.job.owner, LEFT, "; ".join([*why, wrong]))
 
     def _requeued(self, job: RunningJob) -> tuple[str, str]:
-        """Save and requeue a job; return the checkpoint's id, or why not."""
+        """Save and requeue a job. Return the checkpoint's id, and why it failed; one is empty."""
         if why_not := self._why_not_requeued(job):
             return "", why_not
         saved = save(self.config, job)
@@ -143,7 +143,7 @@ class Drain:
         return saved, ""
 
     def _why_not_requeued(self, job: RunningJob) -> str:
-        """Return why the job cannot be restored on another node; empty if it can."""
+        """Return why the job cannot be restored on another node, or an empty string."""
         if not suspend.phase(job):
             return "its guests are starting or ending"
         if not periodic.goes_on(self.paths, job):
@@ -197,7 +197,7 @@ def _draining(batch: object) -> DrainingAdapter:
 
 
 def save(config: Path, job: RunningJob) -> str:
-    """Save a job, which continues; return the checkpoint's id."""
+    """Save a job and let it continue. Return the checkpoint's id."""
     saved, wrong = _vmgr(config, "checkpoint", "--this-node", "--", job.job.id)
     if wrong:
         raise HostFault(f"not saved: {wrong}")
@@ -217,7 +217,7 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
 
 
 def _vmgr(config: Path, *words: str) -> tuple[str, str]:
-    """Run ``vmgr``; return its output and its error message, of which one is empty."""
+    """Run ``vmgr``. Return its output and its error message; one is empty."""
     try:
         done = subprocess.run(
             service.vmgr(config, *words), stdin=subprocess.DEVNULL, timeout=_TIME,

@@ -1,7 +1,7 @@
 """Check a node's health while it runs jobs with guests, and drain an unhealthy node. Runs as root.
 
 The watcher runs the health command and the drain as separate processes and never waits for them.
-The last result is a file, so it survives watchers of short jobs.
+The last result is a file, because the watcher ends with the node's last job.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
 from vtorque_survive.process import NAME, Watcher
 from vtorque_survive.settings import DOCTOR, Settings
 
-TIME = 120.0  # seconds for the command; one that hangs is a sign, too
+TIME = 120.0  # seconds for the command; a timeout is a failure, too
 IN_A_ROW = 2  # failures until the node is drained
 AGAIN = 3600.0  # seconds after a drain until there may be another one
-_MOST = 300  # characters of what it says
-_LINE = 1000  # of a line of a drain's
-_READ = 1 << 20  # bytes of it that are read
+_MOST = 300  # characters of its message
+_LINE = 1000  # characters of a line of a drain
+_READ = 1 << 20  # bytes of its output
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 log = logging.getLogger(NAME)
 
 
 @dataclass(frozen=True)
 class Said:
-    """The last result: its Unix time, how often in a row it failed, and the message."""
+    """The last result: its Unix time, the number of failures in a row, and the message."""
 
     asked: float = 0.0
     failed: int = 0
@@ -79,7 +79,7 @@ class Health:
         self._child: Child | None = None
         self._drain: tuple[subprocess.Popen[bytes], int] | None = None
         self._back: Child | None = None
-        self._ended = True  # who drained it: it may have been killed while it asked
+        self._ended = True  # a drain of an earlier watcher may have been killed
 
     def look(self) -> None:
         """Run the health command when due, and drain an unhealthy node."""
@@ -92,7 +92,7 @@ class Health:
                 if self._child.check():
                     error, self._child = self._child.error or "", None
                     self._take(error)
-            elif self._back is None and self._is_due():  # so it can be drained
+            elif self._back is None and self._is_due():  # which makes a drain possible
                 self._said = replace(self._said, asked=time.time())
                 argv = _command(self._config, self._settings)
                 self._child = Child(lambda: _ask(argv), TIME)
@@ -112,12 +112,12 @@ class Health:
         self._said.write(self._paths)
 
     def _begin_drain(self) -> None:
-        """Start a process that drains the node, and that outlives the watcher."""
+        """Start a process that drains the node. It may outlive the watcher."""
         if self._drain is not None or self._back is not None:
             return
         log.warning("draining the node")
         place = service.place_of(self._config)
-        says = os.memfd_create("drain")  # no disk, which may be full, nor a reader is needed
+        says = os.memfd_create("drain")  # works with a full disk and without a reader
         try:
             process = subprocess.Popen(
                 place.call(
@@ -151,7 +151,7 @@ class Health:
 def check(site: Site) -> Iterator[HealthResult]:
     """Report the last health result and the last drain to ``vtorque doctor``.
 
-    A failed health command is only a warning here, because the command may be doctor itself.
+    A failed health command is only a warning here, because that command may be doctor itself.
     """
     settings, last, said = site[Settings], Last.read(site.paths), Said.read(site.paths)
     try:
@@ -207,7 +207,7 @@ def _ask(argv: tuple[str, ...]) -> None:
 
 
 def _words(said: str) -> str:
-    """Return doctor's failed checks, or the last line of any other output."""
+    """Return the failed checks in doctor's output, or the last line of any other output."""
     with suppress(ValueError, TypeError, KeyError):
         wrong = [each for each in json.loads(said) if each["status"] == "failed"]
         return "; ".join(f"{each['check']}: {each['message']}" for each in wrong)

@@ -1,8 +1,8 @@
 """Save a running job that is held (``qhold``), and requeue it in the held state. Runs as root.
 
-Torque and OpenPBS only record such a hold and let the job run. The node's watcher therefore starts
-a process that saves the job, which continues, and then has the batch system requeue and hold it.
-If either fails, the job continues to run and its log has the reason.
+If a running job is held, Torque and OpenPBS only record the hold. The node's watcher therefore
+starts a process that saves the job, and then makes the batch system requeue and hold it. If either
+fails, the job continues to run and its log has the reason.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vtorque_survive.asked import BEGINNING, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
-_TIME = 3700.0  # seconds: saving has an hour
+_TIME = 3700.0  # seconds; a checkpoint may take an hour
 log = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class Holding(Protocol):
-    """Methods of a batch system's node adapter if its held jobs keep running."""
+    """Methods that a node adapter has if held jobs of its batch system keep running."""
 
     def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Return the result of :meth:`NodeAdapter.alive`, and which running jobs are held."""
+        """Return the result of :meth:`NodeAdapter.alive`, and the running jobs that are held."""
         ...
 
     def requeue_here(self, job_id: str) -> None:
@@ -41,7 +41,7 @@ class Holding(Protocol):
 
 
 class Holds:
-    """The watcher's handling of holds: each is acted on once."""
+    """The watcher's handling of holds. It acts once on each hold."""
 
     def __init__(self, config: Path) -> None:
         self._config = config
@@ -72,13 +72,13 @@ def start_again(config: Path, job: RunningJob) -> None:
                 raise Refused(
                     f"the requeued job would start from the beginning ({RESUME.key}={BEGINNING})"
                 )
-            node = cast("Holding", batch.node(site))  # it has said that the job is held
+            node = cast("Holding", batch.node(site))  # it reported the hold
             saved = drain.save(config, job)
             store = Store(Path(site[Settings].checkpoints), job.job.uid)
             store.hold(saved)
             try:
                 drain.start_again(node.requeue_here, job, saved)
-            except Exception:  # whatever it is, the job runs on
+            except Exception:  # the job runs on after any error
                 store.let_go(saved)
                 raise
             log.info("held by the batch system: saved as checkpoint %s, and requeued", saved)

@@ -1,4 +1,4 @@
-"""Run a short-lived process now and then, and read its lines without blocking."""
+"""Run a short-lived process at intervals, and read its output lines without blocking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_core.api.children import Child
 
 
 class Lines:
-    """One process at a time, with a timeout in seconds."""
+    """Runs one process at a time, with a timeout in seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -23,9 +23,8 @@ class Lines:
         Start a new process if it is due.
 
         Args:
-            work: Runs in the process. It gets a descriptor that accepts 64 KiB (pipe(7)), then
-                raises
-                BlockingIOError. If it fails, its lines are discarded.
+            work: Runs in the process and writes lines to the given descriptor. After 64 KiB
+                (pipe(7)), writes raise BlockingIOError. If ``work`` fails, its lines are discarded.
             every: Seconds between two processes.
         """
         if self._asking is None and time.monotonic() - self._at >= every:

@@ -1,7 +1,8 @@
 """The list of a user's checkpoints on this node, and requests to remove one.
 
-``<state>/survive/<uid>/`` has a list, which root writes and the user may read, and a FIFO that only
-the user may write to: one id per line. Root's watcher reads it and ignores unknown ids.
+``<state>/survive/<uid>/`` has a list, which root writes and the user may read. It also has a FIFO
+that only the user may write to: one id per line, to remove that checkpoint. Root's watcher reads it
+and ignores unknown ids.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from vtorque_survive.asked import checkpoint_id
 from vtorque_survive.stored import GONE, Store
 
 LIST, FIFO = "list.json", "remove.fifo"
-_MOST = 4096  # bytes that are read of a user's words at a time
-_BEGINS = 10.0  # seconds for the process that a job has just begun with to read
-_REMOVES = 300.0  # seconds to remove one
-_AGAIN = 60.0  # seconds after which the lists are written again, where other nodes save, too
-_LOOK = 0.1  # seconds between two looks at the list
+_MOST = 4096  # bytes of a user's requests that are read at a time
+_BEGINS = 10.0  # seconds for a new job's watcher to open the FIFO
+_REMOVES = 300.0  # seconds to remove a checkpoint
+_AGAIN = 60.0  # seconds between two updates of lists, if other nodes save to the directory
+_LOOK = 0.1  # seconds between two checks
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def entries(store: Store) -> Iterator[Entry]:
     """Yield a user's checkpoints, oldest first. Needs root."""
     for each in store.all():
         size = 0
-        with suppress(FileNotFoundError):  # it is removed meanwhile
+        with suppress(FileNotFoundError):  # removed in the meantime
             for file in (store.directory / each.id).iterdir():
                 size += file.stat(follow_symlinks=False).st_blocks * 512
         yield Entry(each.id, each.job, each.owner, each.node, each.made, size)
@@ -65,7 +66,10 @@ def place(paths: Paths, uid: int) -> Path:
 
 
 def publish(paths: Paths, store: Store) -> None:
-    """Write a user's list and create the FIFO; without checkpoints, remove both. Needs root."""
+    """Write a user's list and create the FIFO. If there are no checkpoints, remove both.
+
+    Needs root.
+    """
     where, found = place(paths, store.uid), [asdict(each) for each in entries(store)]
     if not found:
         with suppress(FileNotFoundError):
@@ -76,7 +80,7 @@ def publish(paths: Paths, store: Store) -> None:
             path.mkdir()
             path.chmod(mode)
     fifo = where / FIFO
-    if not fifo.exists() or fifo.stat().st_uid != store.uid:  # who made it was killed
+    if not fifo.exists() or fifo.stat().st_uid != store.uid:  # its creator was killed
         fifo.unlink(missing_ok=True)
         request.Fifo(str(fifo), store.uid).create()
     replace_file(
@@ -88,7 +92,7 @@ def publish(paths: Paths, store: Store) -> None:
 
 
 def listed(paths: Paths, uid: int) -> list[Entry]:
-    """Return a user's list, as that user."""
+    """Return a user's list. Runs as that user."""
     file = place(paths, uid) / LIST
     try:
         found: list[dict[str, Any]] = json.loads(file.read_bytes())
@@ -107,7 +111,7 @@ def age(paths: Paths, uid: int) -> float:
 
 
 def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
-    """Ask the watcher, as the user, to remove one of the user's checkpoints, and wait.
+    """Ask the watcher to remove one of the calling user's checkpoints, and wait.
 
     Raises:
         Refused: If there is no such checkpoint.
@@ -122,7 +126,7 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
                 f"no vTorque process reads {fifo}. One runs while a job with guests is on this "
                 "node, no matter whose; otherwise ask your administrator to remove the checkpoint"
             )
-        time.sleep(_LOOK)  # that somebody begins to read a FIFO is no event
+        time.sleep(_LOOK)  # no event reports a new reader of a FIFO
     until = time.monotonic() + seconds
     while any(each.id == name for each in listed(paths, uid)):
         if time.monotonic() >= until:
@@ -130,11 +134,11 @@ def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
                 f"the removal of checkpoint {name} is not finished yet; vmgr checkpoints "
                 "shows when it is"
             )
-        time.sleep(_LOOK)  # the directory is root's alone to look into, and so to watch
+        time.sleep(_LOOK)  # only root can read, and so watch, the directory
 
 
 def _written(fifo: Path, line: str) -> bool:
-    """Return whether a process reads the FIFO, and so got the line."""
+    """Write a line to the FIFO; return False if no process reads it."""
     try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -145,7 +149,7 @@ def _written(fifo: Path, line: str) -> bool:
 
 
 def remove(store: Store, name: str) -> None:
-    """Remove a checkpoint, and the rest of interrupted removals. Needs root.
+    """Remove a checkpoint, and leftovers of interrupted removals. Needs root.
 
     The checkpoint is unusable from the first step on.
     """
@@ -164,14 +168,14 @@ def remove(store: Store, name: str) -> None:
 
 def _clear(store: Store) -> None:
     for path in store.directory.glob(f".*{GONE}"):
-        with suppress(FileNotFoundError):  # another one clears, too
+        with suppress(FileNotFoundError):  # another process removes it, too
             shutil.rmtree(path)
 
 
 class Wishes:
     """The watcher's handling of removal requests.
 
-    Only child processes access the checkpoint directory, which may hang.
+    The checkpoint directory may hang, so only child processes access it.
     """
 
     def __init__(self, paths: Paths, top: str, *, shared: bool = False) -> None:
@@ -206,7 +210,7 @@ class Wishes:
             if not _is(fifo, place(self._paths, uid) / FIFO):
                 os.close(self._fifos.pop(uid))
         for uid in _uids(self._paths) - self._fifos.keys():
-            with suppress(OSError):  # it is being made, or removed
+            with suppress(OSError):  # it is being created or removed
                 self._fifos[uid] = request.listen(place(self._paths, uid) / FIFO)
 
 
@@ -236,7 +240,7 @@ def _publish_all(paths: Paths, top: Path) -> None:
 
 def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
     for uid, name in wanted:
-        with suppress(Refused):  # it was written twice
+        with suppress(Refused):  # requested twice
             remove(Store(top, uid), name)
     for uid in {uid for uid, _ in wanted}:
         publish(paths, Store(top, uid))
@@ -245,7 +249,7 @@ def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
 def _names(fifo: int) -> Iterator[str]:
     with suppress(OSError, UnicodeDecodeError):
         *lines, cut = os.read(fifo, _MOST).decode("ascii").split("\n")
-        if cut:  # whoever writes so much is not answered at all
+        if cut:  # too much input: ignore all of it
             _drain(fifo)
             return
         for line in lines:

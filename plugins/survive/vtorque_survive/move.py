@@ -9,8 +9,8 @@ then asks the destination:
 - If one guest fails to migrate, the remaining ones are not sent. Guests that have already migrated
   stay on the destination, and the job keeps both nodes.
 - A guest with its own disk is paused before libvirt sends it, so it is paused on both nodes. A copy
-  that is still here is resumed here, whatever the destination answers. The destination resumes its
-  copy only once the source has none.
+  that is still here is resumed, whatever the destination answers. The destination resumes its copy
+  only once the source has none.
 
 Each step is recorded on disk first (:mod:`vtorque_survive.move_record`), so the watcher can
 continue after a killed process.
@@ -46,17 +46,17 @@ from vtorque_survive import move_disk, move_record, reach
 from vtorque_survive.move_record import AWAY, GONE, Move
 from vtorque_survive.settings import Settings
 
-_READY = 90.0  # seconds that the other node has beside what any start has: its placeholder
+_READY = 90.0  # seconds besides start_timeout, for the placeholder job
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
-_DISK = 1800.0  # seconds for a guest's own disk: less than it is awaited for
-_COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
-_AT_ONCE = 4  # libvirtd reads five calls of a connection (max_client_requests), one breaks off
-_ENDS = 5.0  # seconds between two looks whether the job ends while its guest is sent
+_DISK = 1800.0  # seconds for a guest's own disk; the receiver waits longer
+_COMES, _LOOK = 60.0, 1.0  # seconds until an undecided guest has arrived or not; and between polls
+_AT_ONCE = 4  # of libvirtd's 5 calls per connection (max_client_requests), one must cancel
+_ENDS = 5.0  # seconds between two checks whether the job ends
 CHECKPOINT = "to restart the job on another node, use vmgr checkpoint --stop and vsub -vm resume=ID"
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
-"""For tests only: called with the step that comes next or has just been done."""
+"""For tests only: called with the name of the next or the completed step."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def migrate(here: Here, job_id: str, to: str) -> None:
 
     Raises:
         Refused: If the job or the site does not support it.
-        HostFault: If not all guests have migrated.
+        HostFault: If some guests have not migrated.
     """
     for before in move_record.all_moves(here.paths):
         if before.job == job_id and before.phase != AWAY and _goes(here, before, to):
@@ -140,7 +140,7 @@ def _goes(here: Here, before: Move, to: str) -> bool:
     try:
         settle(here, before)
     except HostFault:
-        if Move.read(here.paths, before.key) is not None:  # it cannot be found out
+        if Move.read(here.paths, before.key) is not None:  # the owner is unknown
             raise
         return False
     return before.to == to
@@ -157,7 +157,7 @@ def _where(here: Here, job_id: str) -> str:
 
 
 def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple[str, ...]:
-    """Return the job's nodes after the migration. Asks no other node.
+    """Return the job's nodes after the migration. Does not contact other nodes.
 
     Raises:
         Refused: If the job cannot be migrated.
@@ -182,7 +182,7 @@ def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple
 
 
 def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
-    """Try to migrate; return an error message. The caller finds out who owns the guests."""
+    """Try to migrate; return an error message. The caller determines which node owns the guests."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
             if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
@@ -211,9 +211,9 @@ def _send_all(
     here: Here, job: RunningJob, guests: Sequence[Saveable], to: str, uri: str,
     xml: Mapping[str, str], over: int,
 ) -> None:  # fmt: skip
-    """Send all guests in parallel; if one fails, stop the others.
+    """Send all guests in parallel. If one fails, stop the others.
 
-    ``over`` becomes readable when the job ends.
+    ``over`` is a descriptor that becomes readable when the job ends.
     """
     seconds = min(_TIME, _FIRST + sum(each.guest.ram_mib for each in guests) / _SLOWEST)
     failed, errors, until = threading.Event(), list[HostFault](), time.monotonic() + _DISK
@@ -241,7 +241,7 @@ def _send_all(
                     if each.disk and moving.state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
-                    fails(error)  # before another one has the worker
+                    fails(error)  # before the worker takes another guest
                     raise
         except HostFault as error:
             fails(error)
@@ -251,7 +251,7 @@ def _send_all(
         done, left = wait(
             [threads.submit(send, each) for each in guests], return_when=FIRST_EXCEPTION
         )
-        while left:  # again and again: of one that libvirt has not begun to send none is given up
+        while left:  # repeat: canceling has no effect before libvirt sends
             _break_off(job)
             left = wait(left, _LOOK).not_done
     for error in errors:
@@ -263,7 +263,7 @@ def _send_all(
 def _disk_sent(
     here: Here, job: RunningJob, to: str, each: Saveable, stop: Callable[[], bool]
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Send a guest's own disk, then have the destination resume the guest; see move_disk."""
+    """Send a guest's own disk, then let the destination resume the guest; see move_disk."""
     argv = reach.argv(here.settings, to, service.vmgr(here.config, "arrival"))
     asked = {"ask": "disk", "job": job.job.id, "key": job.job.key, "guest": each.guest.uuid}
     return move_disk.sent(argv, asked, each.disk, partial(moving.stand_still, each.guest), stop)
@@ -276,9 +276,9 @@ def _break_off(job: RunningJob) -> None:
 
 @contextmanager
 def _while_it_lives(here: Here, job: RunningJob) -> Iterator[int]:
-    """Stop sending guests when their job ends, because its epilogue waits for that.
+    """Stop sending guests when their job ends, because the job's epilogue waits for that.
 
-    Yields a descriptor that is readable from then on.
+    Yields a descriptor that becomes readable when the job ends.
     """
     sent, (over, ends) = threading.Event(), os.pipe()
 
@@ -322,8 +322,8 @@ def _bridge_of(here: Here, key: str) -> Path:
 def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
     """Start the receiver on the destination; yield each guest's XML for that node, by UUID.
 
-    On a clean exit, wait until the destination has finished too. ``over`` becomes readable when
-    nobody should wait any more.
+    On a clean exit, wait until the destination has finished too. ``over`` becomes readable when the
+    job ends, and ends the wait.
     """
     place = service.place_of(here.config)
     argv = reach.argv(here.settings, to, place.hook("receive"))
@@ -345,14 +345,14 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any], over: int) -> Any:
             yield {uuid: str(each) for uuid, each in xml.items()}
             _answer(*answers, over, seconds, to, errors)
         finally:
-            receiver.stdin.close()  # now it ends, if it still waits
+            receiver.stdin.close()  # ends a receiver that still waits
             receiver.kill()
 
 
 def _answer(
     answers: IO[bytes], said: bytearray, over: int, seconds: float, to: str, errors: IO[bytes]
 ) -> dict[str, Any]:
-    """Return the next line from the destination; ``said`` buffers what follows it.
+    """Return the next line from the destination. ``said`` buffers the data after that line.
 
     Raises:
         Refused: If the destination reports a failure.
@@ -383,7 +383,7 @@ def _answer(
 
 
 def settle_all(here: Here, job_id: str) -> None:
-    """Settle a job's unfinished migrations, except those another process works on."""
+    """Settle a job's unfinished migrations, except those that another process works on."""
     for move in move_record.all_moves(here.paths):
         if move.job == job_id and move.phase != AWAY:
             with suppress(Busy):
@@ -391,25 +391,25 @@ def settle_all(here: Here, job_id: str) -> None:
 
 
 def settle(here: Here, move: Move) -> None:
-    """Find out which node owns the guests of an unfinished migration, and act on it.
+    """Determine which node owns the guests of an unfinished migration, and finish or undo it.
 
     Raises:
         Busy: If another process works on the migration.
         HostFault: If guests are still on this node, or the owner is unknown.
     """
-    with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher asks whether one is
+    with move_record.at_work(here.paths, move.key, _LOOK):  # the watcher briefly locks it
         found = Move.read(here.paths, move.key)
         if found is not None:
             _settle(here, found, "the migration was interrupted")
 
 
 def _settle(here: Here, move: Move, why: str) -> None:
-    shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
+    shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of a killed process
     if move.phase == move_record.EITHER:
         job = here.job(move.job)
         stays = f"the guests are still on {move.node}: {why or 'they did not arrive there'}"
-        if job is None or job.job.key != move.key:  # an epilogue was here
-            said = _said(here, move, dict.fromkeys(move.guests, "still"))  # none is to go on there
+        if job is None or job.job.key != move.key:  # an epilogue has released it
+            said = _said(here, move, dict.fromkeys(move.guests, "still"))  # resume none there
             gone, stays = _there(said), f"job {move.job} has ended"
         else:
             gone = _gone(here, move, job, why)
@@ -432,21 +432,21 @@ def _there(said: Mapping[str, str]) -> set[str]:
 
 
 def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
-    """Return the guests that the destination owns. If there are none, all run here."""
+    """Return the guests that the destination owns. If it owns none, all run on this node."""
     both = f"a guest of the job runs on both {move.node} and {move.to}: destroy one with virsh"
-    if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
+    if suspend.phase(job):  # the migration did not begin, or was undone
         if _there(_said(here, move, dict.fromkeys(move.guests, "runs"))):
             raise HostFault(both)
         return set()
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
         raise HostFault("the job's resources on this node are being released")
-    # Not under the job's lock, since an epilogue may need it: nobody moves them meanwhile.
+    # Without the job's lock, which an epilogue may need. No other process migrates these guests.
     mine = {uuid: moving.settled(move.uri, uuid, _TIME) for uuid in move.guests}
     on_step("settled")
     if why and moving.disks(here.paths, move.key):
         _go_on_here(here, job, mine)
     try:
-        # Without a reason why not the other node has just said that they run there.
+        # If no error occurred, the destination has just reported that they run there.
         gone = _there(_said(here, move, mine)) if why else set(move.guests)
     except HostFault as error:
         stay = "PAUSED on this node" if "still" in mine.values() else "as they are"
@@ -457,10 +457,10 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     if any(mine[uuid] == "runs" for uuid in gone):
         raise HostFault(both)
     if gone and not any(mine[uuid] for uuid in mine.keys() - gone):
-        gone = set(mine)  # the others have ended by themselves: nothing stays
+        gone = set(mine)  # the others have ended, so nothing stays here
     with saving.held(here.paths, job, moving.MOVES) as (locked, guests):
         for each in guests:
-            if each.guest.uuid not in gone and mine[each.guest.uuid]:  # else ended by itself
+            if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
                 moving.go_on(each.guest.uri, each.guest.uuid)
         if gone:
             log.info("%d of %d guests have migrated to %s", len(gone), len(mine), move.to)
@@ -477,7 +477,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> N
     """
     with saving.held(here.paths, job, moving.MOVES) as (_, guests):
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
-        with ExitStack() as each_goes_on:  # if one does not, the others do
+        with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
                 each_goes_on.callback(moving.go_on, guest.uri, guest.uuid)
         if stand:
@@ -487,7 +487,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> N
 
 
 def _said(here: Here, move: Move, mine: Mapping[str, str]) -> dict[str, str]:
-    """Return the destination's answer for each guest; ``mine`` has their states on this node."""
+    """Return where each guest is according to the destination. ``mine`` has their states here."""
     until = time.monotonic() + _COMES
     what: dict[str, Any] = {"ask": "settle", "job": move.job, "key": move.key, "node": move.to}
     what["guests"] = dict.fromkeys(move.guests, "") | dict(mine)
@@ -511,7 +511,7 @@ def _part(here: Here, move: Move) -> None:
 
 
 def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
-    """Notify another node of the job where its guests are now; the first node also which ones.
+    """Notify another node of the job of the migrated guests; the first node also which ones.
 
     Best effort: the destination's watcher notifies the first node again.
     """
@@ -524,9 +524,9 @@ def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
 
 
 def _leave(here: Here, move: Move) -> None:
-    """Release the guests' resources here, notify the job's other nodes, and release the node.
+    """Release the guests' resources here, notify the job's other nodes, and release this node.
 
-    Do nothing if the guests have returned or are about to.
+    Do nothing if the guests have returned or are about to return.
     """
     job = here.job(move.job)
     ours = job is not None and job.job.key == move.key
@@ -548,6 +548,6 @@ def _leave(here: Here, move: Move) -> None:
         here.adapter.let_go(move.job, move.node)
         if not here.adapter.over(move.job, move.attempt):
             here.adapter.leave(move.job, move.node)
-    except VtorqueError as error:  # Slurm without slurmdbd says so for ever, or a strange job name
+    except VtorqueError as error:  # permanent without slurmdbd, or for unusual job names
         log.warning("%s stays reserved until job %s ends: %s", move.node, move.job, error)
     on_step("after leave")

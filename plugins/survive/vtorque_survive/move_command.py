@@ -1,4 +1,4 @@
-"""``vmgr migrate``, and the hidden command that other nodes run on this node."""
+"""``vmgr migrate``, and the hidden command that root on another node runs here."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Send a guest's own disk to another node before the guest migrates. Runs as root, on both nodes.
 
-The first pass sends the disk while the guest runs; the second sends the changes once the guest is
-paused. Only then libvirt has the destination's QEMU open the file and migrates the guest, which
-stays paused. The last message on the connection resumes it on the destination.
+The first pass sends the disk while the guest runs. The second pass sends the changes once the guest
+is paused. Only then does libvirt migrate the guest, so that the destination's QEMU opens a complete
+file. The guest stays paused until the last message on the connection resumes it on the destination.
 
 Protocol: the request of :mod:`vtorque_survive.arrival` is followed by parts: offset, length, data.
-A part of length 0 marks the end of the disk and is answered by an empty line. Both passes look like
-this. The resume message follows.
+A part of length 0 marks the end of a pass and is answered by an empty line. After both passes, the
+resume message follows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from vtorque_survive import sparse
 
 _PART = struct.Struct(">QQ")
 _ALL, _GO_ON = b"\n", b"!"
-_HERE = b'{"answer": "here"}\n'  # as of any question
-_BLOCK = 1 << 20  # bytes that are sent again if one of them has changed
-_MOST = 1 << 44  # bytes: where no disk ends
+_HERE = b'{"answer": "here"}\n'  # as for other requests
+_BLOCK = 1 << 20  # bytes that are compared and sent together
+_MOST = 1 << 44  # bytes; larger than any disk
 _LINE = 1 << 16  # bytes of an answer
 REST = 300.0
-"""Seconds for sending the changes, while the guest is paused."""
-_WAIT = 60.0  # seconds for some of it to be taken there, and for an answer
+"""Seconds for the changes, which are sent while the guest is paused."""
+_WAIT = 60.0  # seconds for each part to be accepted, and for an answer
 _LOOK = 0.5  # seconds
 
 
@@ -56,7 +56,7 @@ def sent(
 
     Args:
         argv: Command that runs the receiver on the destination.
-        question: The request to it.
+        question: The request to the receiver.
         disk: The disk file.
         stand_still: Pauses the guest.
         stop: Returns whether to stop sending.
@@ -107,7 +107,7 @@ def _end(there: subprocess.Popen[bytes]) -> None:
 
 
 def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[[], bool]) -> bytes:
-    """Send data; return the answer, or nothing if there is none in time."""
+    """Send data; return the answer, or nothing if there is no answer in time."""
     assert there.stdin is not None and there.stdout is not None  # noqa: S101
     answered, at = threading.Event(), time.monotonic()
 
@@ -119,7 +119,7 @@ def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        with suppress(BrokenPipeError):  # it has said why
+        with suppress(BrokenPipeError):  # its answer has the reason
             for each in what:
                 there.stdin.write(each)
                 at = time.monotonic()
@@ -131,18 +131,21 @@ def _said(there: subprocess.Popen[bytes], what: Iterable[bytes], stop: Callable[
 
 
 def _changed(file: int, had: dict[int, bytes]) -> Iterator[bytes]:
-    """Yield the parts that the destination lacks; ``had`` maps each offset sent to its digest."""
+    """Yield the parts that the destination lacks.
+
+    ``had`` maps the offset of each sent part to a digest.
+    """
     stretches = (range(at - at % _BLOCK, end, _BLOCK) for at, end in sparse.data(file))
     for at in sorted({*itertools.chain.from_iterable(stretches), *had}):
         data = os.pread(file, _BLOCK, at)
-        yield b""  # also what is there already takes time
+        yield b""  # reading unchanged data takes time, too
         digest = hashlib.blake2b(data).digest()
         if data and had.get(at) != digest:
             had[at] = digest
             yield _PART.pack(at, len(data))
             yield data
     size = os.fstat(file).st_size
-    had.update(dict.fromkeys((at for at in had if at + _BLOCK > size), b""))  # it is cut there
+    had.update(dict.fromkeys((at for at in had if at + _BLOCK > size), b""))  # truncated
     yield _PART.pack(size, 0)
 
 

@@ -42,8 +42,8 @@ class Move:
     Attributes:
         uri: The source node's libvirt.
         nodes: The job's nodes after the migration.
-        guests: Addresses, as (pool, item), by UUID.
-        part: Whether other guests of the job stay.
+        guests: Each guest's addresses, as (pool, item), by UUID.
+        part: Whether other guests of the job stay on the source.
     """
 
     job: str
@@ -89,7 +89,7 @@ class Move:
 
 
 def elsewhere(job: RunningJob) -> Mapping[str, Any]:
-    """Return the states of the job on nodes outside its allocation."""
+    """Return phase and guests of the job on each node outside its allocation."""
     found: Mapping[str, Any] = job.kept.facts().get(ELSEWHERE, {})
     return found
 
@@ -136,7 +136,7 @@ def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
 def is_at_work(paths: Paths, key: str) -> bool:
     """Return whether another process holds the lock on a migration. Needs root.
 
-    Acquires the lock for a moment. Returns False on other errors: settling then reports them.
+    Acquires the lock for a moment. Other errors count as False, because settling reports them.
     """
     try:
         with at_work(paths, key):
@@ -146,10 +146,10 @@ def is_at_work(paths: Paths, key: str) -> bool:
 
 
 def comes_back(paths: Paths, key: str) -> None:
-    """Prevent the release of what a guest left here, because it migrates back.
+    """Keep what a guest left here when it migrated, because it migrates back.
 
     Raises:
-        Busy: If it is being released now.
+        Busy: If its resources are being released now.
     """
     with at_work(paths, key):
         if found := Move.read(paths, key):
@@ -157,7 +157,7 @@ def comes_back(paths: Paths, key: str) -> None:
 
 
 def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
-    """Yield the addresses of migrated guests, except those that these guests keep.
+    """Yield the addresses of guests that migrated away, except those that ``guests`` keep.
 
     A restarted job may also reuse the addresses of its own previous attempt.
     """
@@ -169,7 +169,7 @@ def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim
 
 
 def forget_ended(site: Site) -> None:
-    """Remove the records of ended jobs, since no watcher may be running that would.
+    """Remove the records of ended jobs. Usually a watcher does this, but none may be running.
 
     Records of jobs in an unknown state stay.
     """

@@ -1,7 +1,7 @@
-"""The watcher's part in migrations: it settles those whose process was killed.
+"""The watcher's part in migrations: settle those whose process was killed.
 
-It also releases guests that migrated here when their job has ended. No epilogue runs here, because
-this node is not in the job's allocation.
+The watcher also releases guests that migrated here when their job has ended. No epilogue runs on
+this node, because it is not in the job's allocation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record, reach
 from vtorque_survive.move_record import AWAY, all_moves, elsewhere, is_at_work
 
-_EVERY, _TIME = 5.0, 600.0  # seconds between two looks, and for one
-_PASSES = 55.0  # seconds for other nodes to do as the owner asks, who waits a minute
-_SELDOM = 60.0  # seconds until also a job that is there is asked for, whether this attempt is over
-UNHELD = "unheld"  # what is kept of a job whose guest here nothing holds this node for
-_TOLD = "told"  # and the phase that its first node knows
+_EVERY, _TIME = 5.0, 600.0  # seconds between two rounds, and for one process
+_PASSES = 55.0  # seconds for other nodes to act; the owner waits 60
+_SELDOM = 60.0  # seconds between two checks for a new attempt of an existing job
+UNHELD = "unheld"  # fact: this node is no longer reserved for the guest
+_TOLD = "told"  # fact: the phase that the first node knows
 WHY_UNHELD = (
     "its placeholder job was canceled: the batch system may give the guest's cores and "
     "memory to other jobs"
@@ -36,7 +36,7 @@ log = logging.getLogger("survive")
 
 @dataclass
 class Moves:
-    """At most one process for each unfinished migration, and one for all finished ones."""
+    """At most one process for each unfinished migration, and one process for all finished ones."""
 
     config: Path
     every: float = _EVERY
@@ -67,13 +67,16 @@ class Moves:
             self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
     def pass_on(self, job: RunningJob, word: str) -> Child | None:
-        """Forward the owner's request to nodes outside the allocation; None if there are none."""
+        """Forward the owner's request to nodes outside the allocation.
+
+        None if there are no such nodes.
+        """
         nodes = list(elsewhere(job))
         return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
 def apart(config: Path, found: move_record.Move) -> None:
-    """Settle a migration in a process that outlives the watcher, which a release may stop.
+    """Settle a migration in a process that outlives the watcher, because a release may end that.
 
     Raises:
         HostFault: If it cannot be settled now.
@@ -89,7 +92,7 @@ def apart(config: Path, found: move_record.Move) -> None:
 
 
 def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
-    """Release guests that arrived, and remove records of guests that left, of ended attempts.
+    """Release arrived guests, and remove records of departed guests, if their attempts have ended.
 
     With ``seldom``, also check whether a job in the queue has started a new attempt.
 
@@ -107,7 +110,7 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
                 _look_at(here, key, job_id, seldom=seldom)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
-        except (LookupError, OSError) as error:  # of what is kept of it
+        except (LookupError, OSError) as error:  # its kept records are invalid
             wrong = f"{key}: {error!r}"
     if wrong:
         raise HostFault(wrong)
@@ -129,17 +132,17 @@ def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
         job.kept.add_facts(**{UNHELD: not held})
         if not held:
             with kept.logging_for(here.paths, job.job):
-                logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive" is the watcher's own
+                logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive": the watcher's
 
 
 def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
-    """Report the phase to the job's first node, which receives the owner's commands."""
+    """Report the phase on this node to the job's first node, which gets the owner's commands."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
     if not job.guests or (not again and facts.get(_TOLD, suspend.RUNS) == phase):
-        return  # that they run here, who sent them has told
+        return  # the sender has reported that they run here
     guests = move_record.told(job.guests)
     what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
-    with suppress(HostFault):  # it only says what is where; it is told again
+    with suppress(HostFault):  # informative only, and repeated
         reach.ask(
             here.config,
             here.settings,

@@ -1,4 +1,4 @@
-"""Hook implementations: what a job's start, its end and ``vtorque doctor`` need on a node."""
+"""Hook implementations for a job's start, its end and ``vtorque doctor`` on a node."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vtorque_core.api.node_job import NodeJob, ReceivingNode, Site
 from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
 
-# The batch system waits while the hooks up to vtorque_reserved run, and importing this plugin takes
-# a tenth of a job's start. The hooks therefore import what the job at hand needs.
+# Importing all of this plugin would take a tenth of a job's start, and the batch system waits for
+# the hooks up to vtorque_reserved. The hooks therefore import only what the job needs.
 
 
 @hookimpl
 def vtorque_boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[BootSource]:
-    """Yield the guests of the checkpoint that the job is restored from."""
+    """Yield the saved guests if the job is restored from a checkpoint."""
     if job.attempt or request[RESUME] or site[Settings].checkpoints_shared:
         from vtorque_survive import restore  # noqa: PLC0415 - few jobs are restored
 
@@ -36,7 +36,7 @@ def vtorque_boot_sources(
 
 @hookimpl
 def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints and of guests that have migrated to other nodes."""
+    """Yield the addresses of guests that are saved or have migrated to other nodes."""
     if site[Settings].checkpoints:
         from vtorque_survive import shared  # noqa: PLC0415 - few sites keep checkpoints
 
@@ -50,7 +50,7 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolCl
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Give guests that may be saved the site's CPU model. A restored guest keeps its own."""
+    """Use the site's CPU model if a guest may be saved. A restored guest keeps its model."""
     model = site[Settings].cpu_model
     if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
         yield CpuModel(model)
@@ -60,7 +60,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Create the job shell's lock file and the owner's FIFO, and start the node's watcher.
 
-    The watcher starts while the guests boot, so nobody waits for it.
+    The watcher starts while the guests boot, so it does not delay the job.
     """
     from vtorque_survive import (  # noqa: PLC0415 - after the batch system's answer
         move_record,
@@ -100,7 +100,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
     """Record that the job was restored successfully."""
     from vtorque_survive import move_record, placeholder, restore  # noqa: PLC0415 - as above
 
-    if placeholder.comes(job):  # it may have been here before
+    if placeholder.comes(job):  # a record of an earlier migration from here
         move_record.forget(job.site.paths, job.guests[0].job.key)
     else:
         restore.works(job)
@@ -131,7 +131,7 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 @hookimpl
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the classes that release this plugin's journal records."""
+    """Return the resource classes of this plugin, which teardown loads."""
     from vtorque_survive import restore, shared  # noqa: PLC0415 - only a teardown needs them
     from vtorque_survive.placeholder import Placeholder  # noqa: PLC0415 - as above
     from vtorque_survive.process import Watcher  # noqa: PLC0415 - as above

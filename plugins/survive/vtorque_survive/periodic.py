@@ -1,6 +1,6 @@
 """Save jobs automatically, as requested with ``-vm checkpoint=``. Runs as root, in the watcher.
 
-A file in the job's state directory has the request. Its modification time is that of the last
+The request is a file in the job's state directory. Its modification time is the time of the last
 attempt to save the job, so a new watcher can continue after a killed one.
 """
 
@@ -23,7 +23,7 @@ from vtorque_survive.asked import BEFORE_WALLTIME, BEGINNING, CHECKPOINT, NEVER,
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
-_AGAIN = 60.0  # seconds after which one before the walltime's end that has failed is tried again
+_AGAIN = 60.0  # seconds until a failed checkpoint before the walltime's end is retried
 
 
 def plan(job: NodeJob) -> None:
@@ -51,7 +51,7 @@ def begins_again(job: RunningJob) -> bool:
 
 
 def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
-    """Return whether a job that is due must end after it is saved; None if it is not due."""
+    """Return None if no checkpoint is due, otherwise whether the job must end after it."""
     if suspend.phase(job) != suspend.RUNS:
         return None
     file = _file(paths, job.job.key)
@@ -84,7 +84,7 @@ def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
 
 
 def _before_end(job: RunningJob, before: float) -> float:
-    """Return when to save the job (Unix time): never in the first half of its script's time."""
+    """Return when to save the job (Unix time), at the earliest after half of its script's time."""
     facts = job.kept.facts()
     seconds = _seconds(facts)
     if not seconds:

@@ -22,7 +22,7 @@ class Placeholder(Resource):
     config: str
 
     def create(self) -> None:
-        """Do nothing: the receiver has created it."""
+        """Do nothing: the batch system has created it."""
 
     def release(self) -> None:
         """End the placeholder. Idempotent."""
@@ -33,7 +33,7 @@ class Placeholder(Resource):
 
 
 def comes(job: NodeJob) -> bool:
-    """Return whether the starting job's guests migrate from another node."""
+    """Return whether the guests of the starting job migrate from another node."""
     return job.guests[0].source.remote
 
 

@@ -1,4 +1,4 @@
-"""The plugin's commands, ``-vm`` options and settings."""
+"""Register the plugin's commands, ``-vm`` options and settings."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from vtorque_survive.settings import Settings
 
 _WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_ANSWER = 120.0  # seconds: of a release, too
-_ENDS = 5.0  # seconds for what carried a connection that is closed
+_ANSWER = 120.0  # seconds; the answer may follow a release
+_ENDS = 5.0  # seconds for the helper of a closed connection to end
 
 
 def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
@@ -49,7 +49,7 @@ def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
 
 
 def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) -> Any:
-    """Send a request to :mod:`vtorque_survive.arrival` on another node; return the answer."""
+    """Send a request to :mod:`vtorque_survive.arrival` on another node, and return the answer."""
     command = argv(settings, node, service.vmgr(config, "arrival"))
     try:
         done = subprocess.run(
@@ -70,8 +70,8 @@ def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) ->
 class Bridge:
     """A context manager for a local socket that connects to another node's libvirtd.
 
-    For each connection, the site's command runs libvirt's ``virt-ssh-helper`` on that node. These
-    processes outlive this one, as does libvirtd, which uses them to migrate a guest.
+    For each connection, the site's command runs libvirt's ``virt-ssh-helper`` on that node. If this
+    process is killed, these processes and libvirtd, which migrates a guest through them, continue.
     """
 
     def __init__(self, settings: Settings, node: str, uri: str, directory: Path) -> None:

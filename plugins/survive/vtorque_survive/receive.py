@@ -2,7 +2,7 @@
 
 The sender writes one line that describes the guests. This process answers with each guest's XML for
 this node once all their resources are acquired, and again once they run here. After the first
-answer nothing is released here, because only the sender can find out which node owns a guest
+answer nothing is released here, because only the sender can determine which node owns a guest
 (:mod:`vtorque_survive.move`). If the sender disconnects before that, nothing was sent and all is
 released. If it disconnects later, this process ends and everything stays.
 """
@@ -27,19 +27,19 @@ from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import ReceivingNode
 from vtorque_core.live import moving
 
-_MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
-_ARRIVES = 3660.0  # seconds for a guest: more than its sender allows, less than the core waits
-_LOOK = 0.05  # seconds; that a domain runs is an event of libvirt's only for who runs its loop
+_MOST, _TELLS = 1 << 20, 30.0  # bytes of the sender's line, and seconds for it
+_ARRIVES = 3660.0  # seconds for a guest: more than for the sender, less than for the core
+_LOOK = 0.05  # seconds; libvirt's events would need its event loop
 log = logging.getLogger(__name__)
 
 
 class LeftAlone(BaseException):
-    """The sender has disconnected, and settles which node owns the guests."""
+    """The sender has disconnected. It will determine which node owns the guests."""
 
 
 @dataclass(frozen=True)
 class ArrivingGuest(Identity):
-    """A guest on the source node: its directories there and its libvirt XML."""
+    """A guest on the source node: its directories on that node and its libvirt XML."""
 
     state_dir: Path
     run_dir: Path
@@ -130,14 +130,13 @@ class _Sender:
         xml: str,
         failed: threading.Event,
     ) -> None:
-        """Request a guest once all are ready; return when it runs here.
+        """Request a guest from the sender once all guests are ready.
 
-        Runs in one thread per guest.
+        Return when the guest runs here. Runs in one thread per guest.
 
         Raises:
-            LeftAlone: If the sender has disconnected, or after an hour: a node that lost power
-                never
-                closes its connection.
+            LeftAlone: If the sender has disconnected, or after an hour, because a node that lost
+                power never closes its connection.
         """
         self._require_there(0.0)
         with self._lock:
@@ -171,11 +170,11 @@ class Migration(BootSource):
 
     @property
     def identity(self) -> Identity:
-        """The identity, which stays the same."""
+        """The guest's identity, which does not change."""
         return self.guest
 
     def start(self, boot: Boot) -> None:
-        """Send the guest's XML for this node to the sender; return when the guest runs here."""
+        """Send the guest's XML for this node to the sender. Return when the guest runs here."""
         xml = boot.moved(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
         self.arrive(self.guest.uuid, xml, boot.failed)
 

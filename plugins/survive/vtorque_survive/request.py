@@ -1,8 +1,8 @@
 """Requests from a job's owner to root's watcher, and the answers.
 
 The owner writes a line to a FIFO (fifo(7)) in root's directory for the job. Only the owner may
-write to it. A FIFO passes no file descriptors, and root never blocks on it. The answer is a file
-among the job's kept records, which root writes.
+write to it. A FIFO passes no file descriptors, and root never blocks on it. Root writes the answer
+to a file among the job's kept records.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes
 
-SUSPEND, RESUME, CHECKPOINT, SAVE = "suspend", "resume", "checkpoint", "save"  # the job goes on
+SUSPEND, RESUME, CHECKPOINT, SAVE = "suspend", "resume", "checkpoint", "save"  # job continues
 ANSWER = "suspend.json"
 _LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16}) ([0-9]{1,9})\n")
-_MOST = 4096  # bytes that are read at a time; what else there is is lost
+_MOST = 4096  # bytes that are read at a time; the rest is dropped
 _LAST = 5.0  # seconds for the answer once the job has ended
-_BEGINS = 60.0  # seconds until a watcher listens to a job that begins, or was started for it
-_LOOK = 0.05  # seconds between two looks for the FIFO of a job that begins
+_BEGINS = 60.0  # seconds until a watcher listens for a new job
+_LOOK = 0.05  # seconds between two checks for a new job's FIFO
 
 
 def path_of(paths: Paths, key: str) -> Path:
@@ -66,7 +66,7 @@ class Fifo(Resource):
 def listen(path: Path) -> int:
     """Open a FIFO in one of root's directories.
 
-    It is opened for reading and writing, so that it never reaches end of file.
+    It is opened for reading and writing, so that reads never reach the end of file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -86,7 +86,7 @@ def taken(descriptor: int) -> tuple[str, str, int] | None:
 
 
 def answer(place: Place, token: str, text: str, made: str = "") -> None:
-    """Answer a request, if the answer can be written; ``made`` is a checkpoint's id."""
+    """Answer a request if possible. ``made`` is a checkpoint's id."""
     with suppress(OSError, HostFault):
         place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
 
@@ -102,10 +102,10 @@ def made(place: Place) -> str:
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
-    """Send a request, as the job's owner or root; return an error message, or nothing on success.
+    """Send a request, as the job's owner or root. Return an error message, empty on success.
 
-    Wait ``patience`` seconds for a watcher to listen, which it does once the guests are ready, and
-    ``seconds`` for its answer.
+    Wait up to ``patience`` seconds for a watcher to listen, which it does once the guests are
+    ready, and up to ``seconds`` for its answer.
 
     Raises:
         HostFault: If no watcher listens, the job has ended, or there is no answer in time.
@@ -128,14 +128,14 @@ def _opened(path: Path, place: Place, events: int, until: float) -> int:
     """Open the FIFO once a watcher listens (fifo(7))."""
     found, told = os.pipe()
 
-    def opens() -> None:  # in a thread: open(2) waits for who listens, and for nothing else
+    def opens() -> None:  # in a thread, because open(2) blocks until a watcher listens
         flags, number = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, -errno.ENOENT
         while number == -errno.ENOENT and time.monotonic() < until:
             try:
                 number = os.open(path, flags)
             except OSError as error:
                 number = -(error.errno or errno.EIO)
-                time.sleep(_LOOK)  # nobody but root sees it come
+                time.sleep(_LOOK)  # only root can watch the directory
         if number != -errno.ENOENT:
             os.write(told, b"%d" % number)
 

@@ -39,9 +39,9 @@ from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, SavedGuest, Store
 
-_TRIES = 2  # starts that may fail before a job that is started again begins anew
-_LOOKS = 10.0  # seconds to look at disk files of the user's
-_RELEASED = 60.0  # seconds for the job that was saved to be released
+_TRIES = 2  # failed restores until a requeued job starts from the beginning
+_LOOKS = 10.0  # seconds to examine the user's disk files
+_RELEASED = 60.0  # seconds until the saved job is released
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class Disk(Resource):
     """A guest's own disk, copied from a checkpoint.
 
-    Without a ``source`` it starts empty and :mod:`vtorque_survive.move_disk` fills it.
+    Without a ``source`` it starts empty, and :mod:`vtorque_survive.move_disk` writes its content.
     """
 
     kind = "survive-disk"
@@ -102,7 +102,7 @@ def _unlink(path: str) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint(BootSource):
-    """A guest of a checkpoint. It resumes once those of the job's other nodes can, too."""
+    """A guest in a checkpoint. It resumes only when the job's guests on other nodes can, too."""
 
     saved: SavedGuest
     gate: shared.Gate | None = None
@@ -112,11 +112,11 @@ class Checkpoint(BootSource):
 
     @property
     def identity(self) -> Identity:
-        """The identity that the guest had when it was saved."""
+        """The guest's identity when it was saved."""
         return self.saved
 
     def start(self, boot: Boot) -> None:
-        """Restore the guest's memory, paused.
+        """Restore the guest's memory. The guest stays paused.
 
         Raises:
             Refused: If the job requests other hardware than the guest has.
@@ -138,7 +138,7 @@ class Checkpoint(BootSource):
 def boot_sources(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[BootSource]:
-    """Yield the guests of the checkpoint that the job is restored from."""
+    """Yield the saved guests if the job is restored from a checkpoint."""
     settings = site[Settings]
     if settings.checkpoints_shared:
         shared.require_seen(Path(settings.checkpoints))
@@ -205,7 +205,7 @@ def saved_guest(guest: GuestPlan) -> SavedGuest | None:
 
 
 def works(job: NodeJob) -> None:
-    """Forget failed starts, now that the guests run."""
+    """Reset the count of failed starts: the guests run."""
     saved = saved_guest(job.guests[0])
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)
@@ -216,8 +216,8 @@ def works(job: NodeJob) -> None:
 def _others(
     job: BatchJob, image: Image, found: Manifest, user: JobUser, site: Site
 ) -> Iterator[Refusal]:
-    """Yield the differences from the saved job that prevent a restore."""
-    if found.owner != user.name:  # a uid may be given to another user
+    """Yield a refusal for each difference from the saved job that prevents a restore."""
+    if found.owner != user.name:  # uids may be reassigned
         yield Refusal(f"is a checkpoint of user {found.owner}", RESUME.key, found.id)
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
@@ -262,7 +262,7 @@ def bring(job: NodeJob) -> None:
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
     cpu = settings.cpu_model if asks else ""
-    if settings.checkpoints and not first.job.attempt and not first.rank:  # once, before it has any
+    if settings.checkpoints and not first.job.attempt and not first.rank:  # once, at first
         _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
     if (saved := saved_guest(first)) is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)
@@ -288,9 +288,9 @@ def bring(job: NodeJob) -> None:
 
 
 def _require_disks(job: NodeJob, found: Manifest) -> None:
-    """Refuse a user's disk files that have changed since the job was saved.
+    """Refuse disk files of the user that have changed since the job was saved.
 
-    The files are open, and so locked: no other job can change them any more.
+    The files are open, and therefore locked, so no other job can change them now.
     """
 
     def compare() -> None:
@@ -325,13 +325,13 @@ def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
         content = source.read_bytes()
     except OSError as error:
         raise HostFault(f"{source}: {error.strerror}") from None
-    there = str(guest.state_dir / LEFT)  # on disk: it may have 96 MiB, which nobody counts
+    there = str(guest.state_dir / LEFT)  # on disk: up to 96 MiB are too much for /run
     job.acquire(File(there, mode=0o400, reader=job.user.uid, content=content), guest=guest)
     job.acquire(Link(str(guest.run_dir / LEFT), there), guest=guest)
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:
-    """Wait until the previous owner of these guests is released, which ends domains by UUID."""
+    """Wait until the previous job of these guests is released: teardown ends domains by UUID."""
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED
     running, events = Running(paths), changes.events()

@@ -10,7 +10,7 @@ from vtorque_core.live.saving import Saveable
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import RESERVED, Store, taken
 
-_OVERHEAD = 64  # MiB of a guest's file beside its memory
+_OVERHEAD = 64  # MiB in a guest's file besides its memory
 _MIB = 1 << 20
 
 
@@ -26,7 +26,7 @@ def require_few(store: Store, job_id: str, settings: Settings) -> None:
 
 
 def require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
-    """Reserve space for the checkpoint, also against concurrent ones.
+    """Reserve disk space for the checkpoint, so that concurrent ones cannot use it.
 
     Raises:
         Refused: If the user's quota is too small.
@@ -54,7 +54,6 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
 
 
 def _reserved(part: Path, guests: list[Saveable]) -> Path:
-    """Return the file that records the reservation of one of the job's nodes."""
     return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
@@ -64,7 +63,7 @@ def _need(guests: list[Saveable]) -> int:
 
 
 def require_no_more(part: Path) -> None:
-    """Raise Refused if the checkpoint is larger than reserved, as with very many open files."""
+    """Raise Refused if the checkpoint is larger than reserved, for example with many open files."""
     had, reserved = taken(part)
     if had > reserved:
         most = show_mib(reserved // _MIB)

@@ -1,4 +1,4 @@
-"""Get the session state of a job shell, for a later one. Runs as root, in the watcher.
+"""Get the session state of a job shell, for a later job shell. Runs as root, in the watcher.
 
 The state comes through a FIFO in the guest's run directory. It is the user's data: root stores it
 without parsing it.
@@ -14,13 +14,13 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.children import readable
 
-_LEAVES = 20.0  # seconds for the job shell to say what another one needs
-_LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
-_MOST = 96 << 20  # bytes of that: twice what a session may have in flight
+_LEAVES = 20.0  # seconds for the job shell to write its state
+_LOOK = 0.05  # seconds between two reads of a FIFO without a writer
+_MOST = 96 << 20  # bytes of the state: twice what a session may have in flight
 
 
 def make(fifo: Path, uid: int) -> None:
-    """Create a FIFO to a job shell. Only its user may write to it."""
+    """Create a FIFO to a job shell. Only the job shell's user may write to it."""
     try:
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)
@@ -45,20 +45,20 @@ def said(fifo: Path) -> bytes:
 
 
 def _line(fifo: Path) -> bytes:
-    """Return the last complete line, with a timeout, whatever the user does with the FIFO."""
+    """Return the last complete line. A timeout applies, whatever the user does with the FIFO."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     until, said = time.monotonic() + _LEAVES, bytearray()
     try:
         while (left := until - time.monotonic()) > 0:
             data = None
-            with suppress(BlockingIOError):  # another has come just now
+            with suppress(BlockingIOError):  # another writer has just opened it
                 data = os.read(descriptor, 1 << 20) if readable([descriptor], left) else None
             said += data or b""
-            if data == b"":  # it is closed, and poll(2) will not wait until it is opened again
+            if data == b"":  # no writer: poll(2) would return at once
                 _, begins, line = bytes(said).removesuffix(b"\n").rpartition(b"\n")
                 if begins and said.endswith(b"\n"):
                     return line
-                said.clear()  # who has written this, or had read before us, was killed
+                said.clear()  # the rest of a killed writer or reader
                 time.sleep(_LOOK)
             if len(said) > _MOST:
                 raise HostFault("the job shell's answer is too long")

@@ -1,4 +1,4 @@
-"""``[plugin.survive]``."""
+"""``[plugin.survive]``: site settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtorque_core.api import Paths, setting
 
-DOCTOR = "doctor"  # in place of a health command
+DOCTOR = "doctor"  # value instead of a health command
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Checkpoints in a directory that all nodes mount: who uses a checkpoint, and its addresses.
+"""Checkpoints in a directory that all nodes mount: their users and their addresses.
 
 Nodes do not communicate directly, but through files in that directory. A checkpoint keeps its
-addresses while it exists. A file names the job that was restored from it. The batch system knows
-whether that job has ended.
+network addresses while it exists. A file names the job that was restored from it. Whether that job
+has ended is known to the batch system.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vtorque_core.live.placement import walk
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 
-# Those of one machine (proc(5), filesystems). Of any other kind others may be able to read it.
+# File systems of one machine (proc(5), filesystems). Other hosts may be able to read all others.
 _OWN = {
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs",
     "zfs",
@@ -38,10 +38,10 @@ _OWN = {
 SEEN = ".vtorque-checkpoints"
 """A marker file in the shared directory. It is missing if the directory is not mounted."""
 
-_OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for one
-_READ = 30.0  # seconds to read whose addresses are whose
-_GATE = 0.1  # seconds; that guests on another node stand there is no event
-_LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
+_OVER, _LOOK = 60.0, 5.0  # seconds for a job on another node to end, and between two queries
+_READ = 30.0  # seconds to read the addresses of all checkpoints
+_GATE = 0.1  # seconds; other nodes send no events
+_LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
 def require_not_shared(settings: Settings) -> None:
@@ -69,9 +69,9 @@ def require_seen(top: Path) -> None:
 
 
 def on_any_node(site: Site) -> bool:
-    """Return whether a checkpoint can be restored on another node than the one that saved it.
+    """Return whether any node can restore a checkpoint, not only the node that saved it.
 
-    Only some batch systems know whether the saved job has ended on that node.
+    This requires a batch system that knows whether the saved job has ended on that node.
     """
     return site[Settings].checkpoints_shared and service.batch_system(site.path)[1].knows_all_nodes
 
@@ -93,9 +93,9 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Held(Resource):
-    """The file that names the job and the node that a checkpoint's guests are in use by.
+    """The file that names the job, and its node, that uses the guests of a checkpoint.
 
-    ``over`` lists jobs that the batch system no longer knows.
+    ``over`` lists earlier jobs that have ended, according to the batch system.
     """
 
     kind = "survive-held"
@@ -122,7 +122,7 @@ class Held(Resource):
             replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
     def release(self) -> None:
-        """Remove the file, if it is still this job's. Idempotent."""
+        """Remove the file, if it still names this job. Idempotent."""
         with _locked(self.path, "remove"):
             found = _read(Path(self.path))
             if {key: found.get(key) for key in self._said()} == self._said():
@@ -148,8 +148,8 @@ def _locked(path: str, verb: str) -> Iterator[None]:
 class Gate:
     """A barrier: no guest of a restored multi-node job resumes before all are restored.
 
-    Each node's Held file records when its guests are ready. A node that times out takes that back
-    under the lock of the node that writes it. So either all guests resume, or none.
+    Each node records in its Held file that its guests are ready. A node that times out withdraws
+    its record, under the lock that protects writes to it. So either all guests resume, or none.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class Gate:
     def _require_going_on(self) -> None:
         config, batch = service.batch_system(self._config)
         adapter, over = batch.node(config), False
-        with suppress(HostFault):  # it does not answer now
+        with suppress(HostFault):  # the batch system does not answer now
             if isinstance(adapter, MovingAdapter):
                 over = adapter.over(self._job.id, self._job.attempt)
         if over:
             raise InUse("the job has ended or is being restarted by the batch system")
 
     def _missing_nodes(self, seen: set[str]) -> list[str]:
-        """Return the nodes whose guests are not ready; raise InUse if a start has failed."""
+        """Return the nodes whose guests are not ready. Raise InUse if a node's start has failed."""
         said = {node: _read(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:
@@ -210,7 +210,7 @@ class Gate:
         return [node for node in said if node not in ours or not said[node].get("ready")]
 
     def _missing_at_last(self) -> list[str]:
-        """Check again under the lock, so that no node can time out at the same moment."""
+        """Check again under the lock, so that this node cannot time out at the same moment."""
         with _locked(self._mine, "read"):
             return self._missing_nodes(set())
 
@@ -227,7 +227,7 @@ class Gate:
 
 
 def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
-    """Return the Held file of a job, after waiting for other users of the checkpoint to end.
+    """Return the Held file of a job, after other jobs that use the checkpoint have ended.
 
     The node that saved the job knows without the batch system whether that job has ended.
 
@@ -251,7 +251,7 @@ def _held(store: Store, found: Manifest) -> Path:
 
 
 def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
-    """Poll until the batch system no longer knows the job; it sends no events."""
+    """Poll until the batch system no longer knows the job, because it sends no events."""
     config, batch = service.batch_system(site.path)
     until = time.monotonic() + _OVER
     while batch.node(config).alive([job_id])[job_id] is not Life.GONE:
@@ -261,16 +261,16 @@ def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
 
 
 def in_use(text: str, stage: str | None = None) -> HostFault:
-    """Return a HostFault that does not blame the node."""
+    """Return a HostFault for which the node is not to blame."""
     fault = HostFault(text, stage)
     fault.blames_node = False
     return fault
 
 
 def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
-    """Yield the addresses of checkpoints, except those that these guests restore.
+    """Yield the addresses of checkpoints, except those that ``guests`` restore.
 
-    The addresses of running guests on this node count too: their next checkpoint will keep them.
+    Addresses of guests that run on this node count too, because their next checkpoint keeps them.
 
     Raises:
         HostFault: If the directory is missing or hangs.
@@ -289,7 +289,7 @@ def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
 
 
 def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
-    """Return the addresses of all checkpoints, read by a child process because that may hang."""
+    """Return the addresses of all checkpoints. A child process reads them because it may hang."""
     answer, told = os.pipe()
     said, until = b"", time.monotonic() + seconds
     with os.fdopen(answer, "rb", buffering=0) as reads:
@@ -317,7 +317,7 @@ def _tell(top: Path, to: BinaryIO) -> None:
 
 
 def _kept(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a user's checkpoints, and of guests restored from removed ones."""
+    """Yield the addresses of a user's checkpoints, and of guests from removed checkpoints."""
     for found in Store(directory.parent, int(directory.name)).all():
         for guest in found.guests:
             yield from guest.leased
@@ -331,7 +331,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    except OSError as error:  # the place's, and not this node's
+    except OSError as error:  # a fault of the directory, not of this node
         raise in_use(f"{path}: {error.strerror}") from None
     fits = isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("job", "node"))
     return found if fits else {}

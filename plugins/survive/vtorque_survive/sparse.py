@@ -12,7 +12,7 @@ def copy_data(source: int, to: int) -> None:
     os.ftruncate(to, os.fstat(source).st_size)
     for begin, end in data(source):
         at = begin
-        os.lseek(to, at, os.SEEK_SET)  # for _copied
+        os.lseek(to, at, os.SEEK_SET)  # where _copied writes
         while at < end:
             sent = _copied(source, to, end - at, at)
             if not sent:
@@ -21,13 +21,13 @@ def copy_data(source: int, to: int) -> None:
 
 
 def data(file: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each data extent (lseek(2), SEEK_DATA)."""
+    """Yield the start and end of each data extent of a file (lseek(2), SEEK_DATA)."""
     at, size = 0, os.fstat(file).st_size
     while at < size:
         try:
             at = os.lseek(file, at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # that there is no more
+            if error.errno != errno.ENXIO:  # no more data
                 raise
             return
         end = os.lseek(file, at, os.SEEK_HOLE)
@@ -36,10 +36,10 @@ def data(file: int) -> Iterator[tuple[int, int]]:
 
 
 def _copied(source: int, to: int, count: int, at: int) -> int:
-    """Copy some bytes, within one file system without reading them; return their number."""
+    """Copy some bytes and return their number. Within one file system, the kernel copies them."""
     try:
         return os.copy_file_range(source, to, count, at, at)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return os.sendfile(to, source, at, count)  # to where ``to`` stands
+        return os.sendfile(to, source, at, count)  # at the offset of ``to``

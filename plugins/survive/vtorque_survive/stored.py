@@ -1,8 +1,8 @@
 """A user's checkpoints on disk: root's directories in the site's checkpoint directory.
 
-``<checkpoints>/<uid>/<job key>/`` has the memory of each guest (``g0.memory``, by rank, in
-libvirt's format), its own disk (``g0.disk``), the job shell's session state (``session``), and
-``manifest.json``, which is written last. An unfinished directory has another name and is never
+``<checkpoints>/<uid>/<job key>/`` contains each guest's memory in libvirt's format (``g0.memory``,
+by rank) and own disk (``g0.disk``). It also contains the job shell's session state (``session``),
+and ``manifest.json``, which is written last. An unfinished directory has another name and is never
 used. Only root may read them, because memory contains users' secrets.
 """
 
@@ -37,29 +37,29 @@ SCHEMA = 1
 
 
 class Unreachable(HostFault):
-    """The checkpoint directory cannot be read; the node is not to blame."""
+    """The checkpoint directory cannot be read, and the node is not to blame."""
 
     blames_node = False
 
 
 MANIFEST, SESSION = "manifest.json", "session"
-OVER = "over"  # the job that was saved is; another one has its id now
-HELD = "held"  # the job was held with it, and goes on with it
-RESERVED = "reserved"  # how holes are called as large as what a node makes may become
-_PART, _LOST = ".part", ".lost"  # how names end of what is made, and what nodes gave up
-GONE = ".gone"  # how names end of what is being removed
-_LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
-_LOCK = 60.0  # seconds for others that look for room
-_MOST = 64 << 20  # bytes of a manifest: 450 of each guest
+OVER = "over"  # mark: the saved job has ended, and its id may be another job's
+HELD = "held"  # mark: the job was held, and is restored from this checkpoint
+RESERVED = "reserved"  # suffix of sparse files with the size that a node may still need
+_PART, _LOST = ".part", ".lost"  # suffixes of unfinished and of abandoned checkpoints
+GONE = ".gone"  # suffix of checkpoints that are being removed
+_LEFT = 2 * 3600.0  # seconds without a write after which a node counts as dead
+_LOCK = 60.0  # seconds for other jobs that reserve space
+_MOST = 64 << 20  # bytes of a manifest: 450 per guest
 
 
 @dataclass(frozen=True)
 class SavedGuest(Identity):
-    """A guest of a checkpoint.
+    """A guest in a checkpoint.
 
     Attributes:
         state_dir: Its state directory when it was saved.
-        run_dir: Its run directory then.
+        run_dir: Its run directory when it was saved.
         memory: The file written by libvirt, readable by root only.
     """
 
@@ -68,12 +68,12 @@ class SavedGuest(Identity):
     memory: Path
 
 
-_OLDER = ("xml", "arrive", "gate")  # in manifests of the first version, always empty
+_OLDER = ("xml", "arrive", "gate")  # always empty, in manifests of the first version
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a checkpoint, and the versions that a restore requires."""
+    """The description of a checkpoint, and the tools' versions that a restore requires."""
 
     id: str
     uid: int
@@ -84,12 +84,12 @@ class Manifest:
     sha256: str
     tools: Mapping[str, str]
     guests: tuple[SavedGuest, ...]
-    job: str = ""  # the batch system's id of the job that was saved
-    disks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # as tools.disks
-    nodes: int = 1  # of the job; its guests are in order of their ranks
+    job: str = ""  # the batch system's id of the saved job
+    disks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # result of tools.disks
+    nodes: int = 1  # of the job; guests are in rank order
 
     def of_node(self, index: int) -> Self:
-        """Return the part of one of the job's nodes, from 0. The user's disks are in the first."""
+        """Return one node's part, by its index from 0. Part 0 includes the user's disks."""
         count = len(self.guests) // self.nodes
         disks = {} if index else self.disks
         return replace(self, guests=self.guests[index * count :][:count], disks=disks)
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, place: Path) -> Self:
-        """Parse a manifest; ``place`` is the checkpoint's present directory."""
+        """Parse a manifest. ``place`` is the checkpoint's present directory."""
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("schema") != SCHEMA:
@@ -122,7 +122,7 @@ class Manifest:
 def manifest_of(
     place: Path, job: RunningJob, guests: Sequence[Saveable], tools: Mapping[str, str]
 ) -> Manifest:
-    """Return the manifest of a job's guests on this node; ``place`` is the final directory."""
+    """Return the manifest of a job's guests on this node. ``place`` is the final directory."""
     facts = job.kept.facts()
     return Manifest(
         id=place.name,
@@ -195,14 +195,14 @@ class Store:
         """Return the directory of a checkpoint that another node has begun.
 
         Raises:
-            ConfigError: If others have created it, as is possible below a directory like /tmp.
+            ConfigError: If another user created it, as is possible below a directory like /tmp.
         """
         require_root_owned(self.part(name), uid=os.geteuid())
         return self.part(name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock under which jobs of all users reserve space."""
+        """Hold the lock under which the jobs of all users reserve space."""
         descriptor = take_lock(self.top / ".lock", _LOCK)
         try:
             yield
@@ -210,7 +210,7 @@ class Store:
             os.close(descriptor)
 
     def write(self, manifest: Manifest) -> None:
-        """Write the manifest, which marks the checkpoint as complete but not yet synced."""
+        """Write the manifest: the checkpoint is then complete but not yet synced."""
         part = self.part(manifest.id)
         with _naming("write", part):
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
@@ -220,7 +220,7 @@ class Store:
         return (self.part(name) / MANIFEST).exists()
 
     def finish(self, name: str) -> None:
-        """Sync all files and turn them into a checkpoint."""
+        """Sync all files of an unfinished checkpoint, which then becomes a finished one."""
         part = self.part(name)
         with _naming("finish", part):
             sync(*part.iterdir(), part)
@@ -239,7 +239,7 @@ class Store:
         """Return the names of a job attempt's unfinished checkpoints."""
         if not self.directory.is_dir():
             return []
-        ends = (_PART, _LOST)  # as long as each other
+        ends = (_PART, _LOST)  # of equal length
         found = [path.name[1:-5] for path in self.directory.iterdir() if path.suffix in ends]
         return [name for name in found if name == key or name.startswith(f"{key}-")]
 
@@ -295,7 +295,7 @@ class Store:
         return [found for found in named if not (self.directory / found.id / OVER).exists()]
 
     def disown(self, job_id: str) -> None:
-        """Mark all checkpoints of this job id as those of an ended job.
+        """Mark all checkpoints with this job id as those of an ended job.
 
         A batch system that is reinstalled or runs out of numbers assigns job ids again.
         """
@@ -303,19 +303,19 @@ class Store:
             (self.directory / found.id / OVER).touch(mode=0o600)
 
     def hold(self, name: str) -> None:
-        """Mark a checkpoint from which its held job is restored by default."""
+        """Mark a checkpoint: its held job is restored from it by default."""
         (self.directory / name / HELD).touch(mode=0o600)
 
     def let_go(self, name: str) -> None:
-        """Remove the mark."""
+        """Remove the mark of :meth:`hold`."""
         (self.directory / name / HELD).unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
-        """Return whether the checkpoint has the mark."""
+        """Return whether the checkpoint has the mark of :meth:`hold`."""
         return (self.directory / name / HELD).exists()
 
     def tries(self, name: str) -> Path:
-        """Return the file with one line for each failed start from a checkpoint."""
+        """Return the file that contains one line for each failed start from a checkpoint."""
         return self.directory / f".{name}.tries"
 
     def promised(self) -> int:
@@ -330,8 +330,8 @@ class Store:
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
-    """Return the attempt and its phases as a sort key. An attempt's last one has no number."""
-    key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the job's attempt
+    """Return the attempt and its number of phases as a sort key. The last has no number."""
+    key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
 
@@ -339,7 +339,7 @@ def _newness(manifest: Manifest) -> tuple[int, int]:
 def _is_left(place: Path) -> bool:
     """Return whether a dead node left this unfinished checkpoint or removal behind.
 
-    The node removes it when it is back. Until then it does not count against the user's quota.
+    The node removes it when it is back. Until then, it does not count against the user's quota.
     """
     if place.suffix not in (_PART, _LOST, GONE):
         return False
@@ -350,11 +350,11 @@ def _is_left(place: Path) -> bool:
 
 
 def taken(place: Path) -> tuple[int, int]:
-    """Return the bytes that a directory's files use on disk, and those it has reserved."""
+    """Return the bytes that a directory's files use on disk, and their reserved bytes."""
     had = reserved = 0
-    with contextlib.suppress(FileNotFoundError):  # it is finished or dropped
+    with contextlib.suppress(FileNotFoundError):  # finished or dropped meanwhile
         for file in place.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another node has just renamed it
+            with contextlib.suppress(FileNotFoundError):  # renamed by another node meanwhile
                 found = file.stat(follow_symlinks=False)
                 had += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
                 reserved += found.st_size if file.name.startswith(RESERVED) else 0

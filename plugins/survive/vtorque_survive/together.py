@@ -1,10 +1,9 @@
-"""Save a multi-node job: all nodes' parts become one checkpoint, or none.
+"""Save a multi-node job: the parts of all nodes become one checkpoint, or none.
 
 Runs as root, in the watcher. Nodes communicate only through files in the unfinished checkpoint,
-which all nodes can see. The
-job's first node begins and completes it; the others follow. A node that fails or times out renames
-the directory. Completing the checkpoint renames it too, and only one of the two can succeed. So
-either all nodes have saved the job, or it continues on all.
+which all nodes can see. The job's first node begins and completes it; the others follow. A node
+that fails or times out renames the directory. Completing the checkpoint renames it too, and only
+one of the two can succeed. So either all nodes have saved the job, or it continues on all.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store, sync
 
 ASKS, WHY, ENDS = "asks.json", "why", "ends"
-STILL, DONE, _HAS = "still", "done", "json"  # how a node's files are called after its number
-_LOOK = 0.1  # seconds; that another node has come so far is no event
-_TIME = 60.0  # seconds for one look for what other nodes ask
+STILL, DONE, _HAS = "still", "done", "json"  # suffixes of a node's files
+_LOOK = 0.1  # seconds; other nodes send no events
+_TIME = 60.0  # seconds for one read of other nodes' requests
 
 
 def leads(job: RunningJob) -> bool:
-    """Return whether this node leads the checkpoint: it has the job's first guest."""
+    """Return whether this node leads the checkpoint, because it has the job's first guest."""
     return min(guest.rank for guest in job.guests) == 0
 
 
@@ -42,7 +41,7 @@ def nodes_of(job: RunningJob) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Together:
-    """This node's part in a checkpoint; does nothing for a job on one node.
+    """This node's part in a checkpoint. For a job on one node, it does nothing.
 
     Attributes:
         number: This node's index among the job's nodes.
@@ -83,7 +82,7 @@ class Together:
         return self.store.begun(self.name)
 
     def begin(self, tools: Mapping[str, str], *, ends: bool) -> None:
-        """Publish the request on the first node, and compare the tools' versions on the others.
+        """On the first node, publish the request. On others, compare the versions of tools.
 
         Raises:
             HostFault: If the versions differ.
@@ -105,7 +104,7 @@ class Together:
                 )
 
     def has(self, kind: str) -> bool:
-        """Return whether this node has reached a state."""
+        """Return whether this node has reached a state (``kind``)."""
         return self._file(kind).exists()
 
     def tell(self, kind: str) -> None:
@@ -114,7 +113,7 @@ class Together:
             self._touch(self._file(kind))
 
     def wait(self, kind: str, until: float, why: str) -> None:
-        """Wait until all nodes have reached a state; ``until`` is a time.time().
+        """Wait until all nodes have reached a state. ``until`` is a time.time().
 
         Raises:
             HostFault: If nodes are late; the message names them.
@@ -132,7 +131,7 @@ class Together:
             time.sleep(_LOOK)
 
     def end(self) -> None:
-        """Record that the job's first guest ends: the others can no longer abandon the checkpoint.
+        """Record that the job's first guest ends. Other nodes can no longer abandon the checkpoint.
 
         A node that abandons it at the same moment sees this record, or this node sees the rename.
         """
@@ -141,13 +140,13 @@ class Together:
             self._require_there()
 
     def wait_whole(self, until: float, longest: float) -> None:
-        """Wait for the first node to complete the checkpoint, until a time.time().
+        """Wait until the first node has completed the checkpoint. ``until`` is a time.time().
 
-        ``longest`` is the deadline once the job's first guest ends: the job shell may be stopped,
-        or the first node's watcher killed.
+        ``longest`` is the deadline once the job's first guest ends, because the job shell may be
+        stopped, or the first node's watcher killed.
 
         Raises:
-            HostFault: If it is late.
+            HostFault: If the first node is late.
         """
         while not self.store.has(self.name):
             if not self._part.exists() and not self.store.has(self.name):
@@ -169,7 +168,7 @@ class Together:
         replace_file(str(self._file(_HAS)), manifest.encode(), mode=0o600)
 
     def sync(self, files: Sequence[Path]) -> None:
-        """Sync this node's part, and record that."""
+        """Sync this node's files to disk, and record that."""
         if self.has(DONE):
             return
         try:
@@ -190,14 +189,14 @@ class Together:
         return replace(parts[0], guests=guests, nodes=len(self.nodes))
 
     def given_up(self, error: Exception) -> Exception:
-        """Abandon the checkpoint after an error; return the original error of another node, if any.
+        """Abandon the checkpoint after an error. Return the error of the node that failed first.
 
         If the job's first guest ends at this moment (:meth:`end`), the checkpoint stays.
         """
         if not self.several:
             return error
         if self._part.exists():
-            with suppress(OSError, HostFault):  # a full disk
+            with suppress(OSError, HostFault):  # the disk is full
                 said = str(error) if self.number == 0 else f"{self.nodes[self.number]}: {error}"
                 replace_file(str(self._part / WHY), said.encode(), mode=0o600)
         try:
@@ -239,12 +238,12 @@ class Together:
 
 
 class Lookout:
-    """Requests from the first nodes of jobs, read by a process because the directory may hang."""
+    """Reads requests of jobs' first nodes, in a child process because the directory may hang."""
 
     def __init__(self, settings: Settings) -> None:
         self._top = settings.checkpoints if settings.checkpoints_shared else ""
         self._every, self._lines = settings.query_interval, Lines(_TIME)
-        self._jobs: dict[str, tuple[int, float]] = {}  # whose, and when it was here last
+        self._jobs: dict[str, tuple[int, float]] = {}  # uid, and time of the last call
         self._asked: dict[str, tuple[str, bool]] = {}
 
     def asked(self, job: RunningJob) -> tuple[str, bool] | None:
@@ -266,6 +265,6 @@ def _look(top: Path, jobs: Mapping[str, int], to: int) -> None:
     for key, uid in jobs.items():
         store = Store(top, uid)
         for name in store.unfinished(key):
-            with suppress(FileNotFoundError, ConfigError):  # it is over, or not root's
+            with suppress(FileNotFoundError, ConfigError):  # it has ended, or is not root's
                 ends = json.loads((store.begun(name) / ASKS).read_bytes())["ends"]
                 os.write(to, f"{key} {name} {'ends' if ends else 'stays'}\n".encode())

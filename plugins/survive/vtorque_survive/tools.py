@@ -1,4 +1,4 @@
-"""Which jobs this node can save, and the tools' versions, which a restore requires unchanged."""
+"""Which jobs this node can save, and the versions of tools that a restore requires."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL = "model "
 
 
 def require_saveable(job: RunningJob, *, ends: bool) -> None:
-    """Raise Refused if this node cannot save the job. ``ends``: the job ends afterwards."""
+    """Raise Refused if this node cannot save the job. With ``ends``, the job ends afterwards."""
     facts = job.kept.facts()
     lacking = facts.get("unsaveable")
     if lacking is None:
@@ -40,7 +40,7 @@ def require_saveable(job: RunningJob, *, ends: bool) -> None:
 def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
     """Return the state of the users' disk files, by guest and name; see user_disks.
 
-    A file's state is its inode number, which all nodes see, size, and modification time (ns).
+    A state is the inode number, which is the same on all nodes, size, and modification time (ns).
     """
     return {
         f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
@@ -50,7 +50,7 @@ def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def is_whole(file: Path) -> bool:
-    """Return whether libvirt has completed a save file (libvirt's qemu_saveimage.h)."""
+    """Return whether libvirt has completed a file with a guest's memory (qemu_saveimage.h)."""
     try:
         with file.open("rb") as saved:
             return saved.read(16) == b"LibvirtQemudSave"
@@ -61,7 +61,7 @@ def is_whole(file: Path) -> bool:
 def tools(cpu: str = "") -> Mapping[str, str]:
     """Return the versions that must be the same for a restore, by name.
 
-    They include the processor. With a libvirt CPU model ``cpu``, libvirt checks the model itself.
+    They include the processor, or the libvirt CPU model ``cpu``, which libvirt checks itself.
     """
     from importlib import metadata  # noqa: PLC0415 - a reader of mail, and each job's start waits
 
@@ -75,7 +75,7 @@ def tools(cpu: str = "") -> Mapping[str, str]:
 
 
 def cpu_model(tools: Mapping[str, str]) -> str:
-    """Return the CPU model of guests with these tools; empty for the node's processor."""
+    """Return the CPU model in such versions; empty if guests have the node's processor."""
     name = tools.get("processor", "")
     return name.removeprefix(_MODEL) if name.startswith(_MODEL) else ""
 

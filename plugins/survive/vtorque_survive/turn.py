@@ -2,8 +2,8 @@
 
 A node first requests the drain with a mark in the batch system, then counts the other marked nodes.
 It drains only if there are fewer than the limit, requests included. The last node to set its mark
-has counted all others, so no clock is needed. Of the requesting nodes, the first by name count
-again while there is room, and the others remove their mark. So they do not all give up.
+sees all others, so no clock is needed. If too many nodes request a drain, the first ones by name
+count again while there is room, and the others remove their mark. So not all give up.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Protocol, runtime_checkable
 from vtorque_core.api import Refused, VtorqueError
 
 ASKS = "requests a drain: "
-_LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and until it is given up
+_LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and in total
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """Methods of a batch system's node adapter if its drains can be counted.
+    """Methods that a node adapter has if its batch system can count drained nodes.
 
     All raise HostFault if the batch system does not respond.
     """
 
     def drain(self, reason: str) -> None:
-        """Drain like :class:`DrainingAdapter`; a new reason replaces vTorque's old one."""
+        """Drain like :class:`DrainingAdapter`. A new reason replaces vTorque's previous one."""
         ...
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
         """Return this node's name, and the reasons of all nodes drained by :meth:`drain`, by name.
 
-        Nodes with a note of the site's own are not included.
+        Nodes with a note by the site are not included.
 
         Raises:
             Refused: If this node has such a note and gets jobs, so that its drain would not count.
@@ -46,7 +46,7 @@ class Counting(Protocol):
 
 
 def take(batch: object, most: int, reason: str) -> None:
-    """Drain this node if the limit allows; a node that vTorque has drained already stays drained.
+    """Drain this node if the limit allows it. Do nothing if vTorque has drained it already.
 
     Raises:
         Refused: If the limit is reached. Nothing is changed.
@@ -62,7 +62,7 @@ def take(batch: object, most: int, reason: str) -> None:
     try:
         _await_turn(batch, most)
     except VtorqueError:
-        with suppress(VtorqueError):  # it stays, and the next one goes on with it
+        with suppress(VtorqueError):  # a mark that stays is used by the next attempt
             batch.undrain()
         raise
     batch.drain(reason)

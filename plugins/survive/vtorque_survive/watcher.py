@@ -3,7 +3,7 @@
 The batch system decides whether a job is suspended. Query it often only with a reason: the job
 shell on this node is stopped, runs on another node, or the job was suspended. Guests are paused at
 once when their job shell is stopped or their owner requests it (``request``). Batch systems run no
-hook when they suspend a job, and SIGSTOP cannot be caught.
+hook when they suspend a job, and the job shell cannot catch SIGSTOP.
 
 The watcher may be killed at any time, because it keeps no state of its own: the owner's requests
 are files, and completed actions are in the job's journal.
@@ -37,37 +37,40 @@ from vtorque_survive.move_watch import Moves
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
-_IDLE = 60.0  # seconds between two looks while there is no job here
-_SELDOM = 60.0  # seconds between two questions to the batch system without a reason
-_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is tried again
+_IDLE = 60.0  # seconds between two looks without a job on the node
+_SELDOM = 60.0  # seconds between two queries to the batch system without a reason
+_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a failed change is retried: first, longest
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
-_MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
-_HELD = "held"  # what is said of a job beside its Life
+_MOST_PHASES = 1000  # of a job; after that, only the batch system can suspend it
+_HELD = "held"  # of a job, reported in addition to its Life
 _NO_MORE = (
     f"the job was suspended or saved too often ({_MOST_PHASES} phases): further requests are "
     "ignored"
 )
 _OWNER = "requested by its owner"
-ASKED = "paused-by-owner"  # a file in the job's directory of state
+ASKED = "paused-by-owner"  # a file in the job's state directory
 log = logging.getLogger(NAME)
 
 
 class Batch:
     """The batch system's view of the jobs on this node.
 
-    A child process queries it, so the watcher never blocks. The last answer counts.
+    A child process queries it, so the watcher never blocks. Meanwhile the last answer is used.
     """
 
     def __init__(self, config: Path, seconds: float) -> None:
         self._config, self._seconds = config, seconds
         self._lines = Lines(_BATCH_TIME)
         self._known: dict[str, Life] = {}
-        self.held: set[str] = set()  # of those that run
+        self.held: set[str] = set()  # ids of running jobs
 
     def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
-        """Return the last known states of these jobs. ``soon``: query without a long delay."""
+        """Return the last known states of these jobs.
+
+        With ``soon``, query again without a long delay.
+        """
         self._known = {each: self._known[each] for each in ids if each in self._known}
-        self.held &= set(ids)  # one that starts again is not held because it was
+        self.held &= set(ids)  # an earlier attempt's hold does not count
         wait = float("inf") if not ids else self._seconds if soon else _SELDOM
         lines = self._lines.told(lambda told: self._ask(ids, told), wait) or ()
         pairs = [(each, life) for each, _, life in (line.rpartition(" ") for line in lines)]
@@ -85,25 +88,25 @@ class Batch:
             lives, held = node.alive(ids), ()
         said = [(each, life.value) for each, life in lives.items() if life is not Life.UNKNOWN]
         for each, word in (*said, *((each, _HELD) for each in held)):
-            with contextlib.suppress(BlockingIOError):  # of 2,000; the rest is not known
+            with contextlib.suppress(BlockingIOError):  # at 2,000 jobs; the rest is unknown
                 os.write(told, f"{each} {word}\n".encode())
 
 
 @dataclass
 class Watched:
-    """A job whose script runs on this node, and the FIFO for its owner's requests.
+    """A job with guests on this node, and the FIFO for its owner's requests.
 
     Attributes:
         change: The process that pauses, resumes or saves the guests.
-        to: The phase that this process leads to.
-        token: The request to answer when the process has ended.
+        to: The job's phase after that process.
+        token: The request to answer after that process.
         made: The checkpoint's id for that answer.
         asker: The pid that made the request.
         again: When to retry after failures; ``pause`` is the next delay.
-        clocks: The process that sets clocks; ``late``: it must run.
+        clocks: The process that sets the guests' clocks; ``late`` if it still has to run.
         passed: The process that forwards the request to nodes outside the allocation.
-        wrong: Its error.
-        answer: The answer to the owner when it has ended.
+        wrong: The error of ``passed``.
+        answer: The answer to the owner, sent after ``passed``.
         stopped: Whether the job shell is stopped; None if it is not on this node.
     """
 
@@ -131,7 +134,7 @@ class Watched:
 
 @dataclass
 class Loop:
-    """All jobs of the node. An error of one does not delay the others."""
+    """All jobs of the node. An error of one job does not delay the others."""
 
     paths: Paths
     batch: Batch
@@ -154,7 +157,7 @@ class Loop:
         for watched in self.jobs.values():
             try:
                 self._bring(watched, lives.get(watched.job.job.id))
-            except Exception as error:  # a full disk, no more processes, a defect
+            except Exception as error:  # e.g. a full disk, or a bug
                 self._failed(watched, f"{type(error).__name__}: {error}")
         if self.wishes is not None:
             self.wishes.look()
@@ -171,7 +174,7 @@ class Loop:
         return look if self._running is None or self._running.jobs() else _IDLE
 
     def waits_for(self) -> list[int]:
-        """Return descriptors that are readable when a change has ended."""
+        """Return descriptors that become readable when a process for a job ends."""
         both = (child for w in self.jobs.values() for child in (w.change, w.passed))
         return [child.fileno() for child in both if child is not None]
 
@@ -186,7 +189,7 @@ class Loop:
             if key in self.jobs:
                 self.jobs[key].job = job
                 continue
-            with contextlib.suppress(OSError):  # it is being torn down
+            with contextlib.suppress(OSError):  # its teardown has begun
                 fifo = request.listen(request.path_of(self.paths, key))
                 self.jobs[key] = Watched(job, fifo)
 
@@ -212,10 +215,10 @@ class Loop:
         if error and watched.to not in (HOLDS, SAVES, ENDS):
             self.checkpoints.give_up(self.paths, watched.job)
         asked = self.checkpoints.asked(self.paths, watched.job)
-        more = asked is not None  # a killed one is done again, and one that is saved ends
+        more = asked is not None  # a killed process is restarted, a saved job must end
         watched.made = asked.id if asked is not None else watched.made
         if error:
-            watched.late = watched.late or watched.to == SAVES  # it may have let it go on
+            watched.late = watched.late or watched.to == SAVES  # it may have resumed the guests
             watched.to = ""
             self._failed(watched, error)
         else:
@@ -291,7 +294,7 @@ class Loop:
         return word
 
     def _begin_checkpoint(self, watched: Watched) -> bool:
-        """Start the next step of a checkpoint, or of cleaning up; return whether there was one."""
+        """Start the next step of a checkpoint or of its cleanup; return whether there was one."""
         if time.monotonic() < watched.again:
             return False
         begun = self.checkpoints.begin(self.paths, watched.job, watched.asker)
@@ -308,7 +311,7 @@ class Loop:
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
         """Return the phase that the job should have, and why."""
         if self.checkpoints.stands_still(self.paths, watched.job):
-            return suspend.PAUSED, SAVED  # its guests are not there to be suspended
+            return suspend.PAUSED, SAVED  # its guests are saved, so they cannot be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is Life.SUSPENDED or unknown:
             return suspend.SUSPENDED, "suspended by the batch system"
@@ -323,23 +326,23 @@ class Loop:
 
 
 def _plays(watched: Watched) -> bool:
-    """Return whether the job had so many phases that its owner's requests are ignored."""
+    """Return whether the job had too many phases, so that its owner's requests are ignored."""
     return len(watched.job.phases) >= _MOST_PHASES
 
 
 def _is_reason(watched: Watched) -> bool:
-    """Return whether the job may have been suspended or resumed."""
+    """Return whether to query the batch system often: the job may be suspended or resumed."""
     if watched.stopped is None:
         return len(watched.job.kept.facts().get("nodes", ())) > 1
     return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
 
 
 def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> None:
-    """Run the loop until it is no longer needed."""
+    """Run the loop until the watcher is no longer needed."""
     while needed():
         try:
             loop.look()
-        except Exception:  # a defect must not leave jobs suspended for ever
+        except Exception:  # a bug must not leave jobs suspended forever
             log.exception("look")
         waiting = select.poll()
         for descriptor in (events, *loop.waits_for()):
