@@ -21,20 +21,20 @@ from vtorque_linux_guest.agent.build import build_agent
 from vtorque_testing.guest import ShellScripts
 from vtorque_testing.planned import guest_plan
 
-_LONG = 120.0  # seconds in which even a busy machine gets round to it
+_LONG = 120.0  # seconds that suffice even on a busy machine
 _NOBODY = 65534
 
 
 class LocalAgent:
-    """The agent ``binary`` with its own configuration. A context manager.
+    """A running agent, with its own configuration. A context manager.
 
     If the caller is root, jobs run as nobody (65534) with the given groups; otherwise as the
-    caller. ``setup`` is the text of a setup script, and ``extra`` are further lines of the
-    configuration. The exit raises AssertionError if the agent has crashed or a sanitizer has
-    reported an error.
+    caller. ``binary`` is the agent's program, ``setup`` is the text of a setup script, and
+    ``extra`` are further lines of the configuration. Leaving the context raises AssertionError if
+    the agent has crashed or a sanitizer has reported an error.
     """
 
-    def __init__(  # noqa: PLR0913 - each test varies another one
+    def __init__(  # noqa: PLR0913 - tests vary different ones
         self,
         binary: Path,
         setup: str | None = None,
@@ -46,7 +46,7 @@ class LocalAgent:
         user: str = "tester",
         shell: str = "/bin/sh",
     ) -> None:
-        # Not pytest's directory: it is closed to other users, and the job is one.
+        # Not pytest's directory, because other users, such as the job's, cannot enter it.
         self.path = Path(tempfile.mkdtemp(prefix="vtorque-agent-"))
         self.path.chmod(0o755)
         self.home = self.path / "home"
@@ -131,7 +131,7 @@ class LocalAgent:
 
 
 class AgentHarness:
-    """Harness of an ``AgentDriver``: :class:`vtorque_testing.guest.GuestHarness`.
+    """A :class:`vtorque_testing.guest.GuestHarness` for an ``AgentDriver``.
 
     Call :meth:`close` at the end.
 
@@ -164,7 +164,7 @@ class AgentHarness:
         self._agent = None
 
     def connect(self, port: str) -> socket.socket:
-        """Return the agent's next connection to this port."""
+        """Return the agent's next connection to the port with this name."""
         if self._agent is None:
             raise OSError("there is no guest")
         return self._agent.status() if port == self.ready_port else self._agent.connect()
@@ -178,5 +178,5 @@ def _built(directory: Path) -> Path:
     binary = directory / "vtorque-agent"
     if not binary.exists():
         build_agent(directory / f"agent-{os.getpid()}", "gcc", ("-O1",))
-        (directory / f"agent-{os.getpid()}").rename(binary)  # others may build it, too
+        (directory / f"agent-{os.getpid()}").rename(binary)  # other processes may build it, too
     return binary

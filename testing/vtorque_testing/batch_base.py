@@ -43,14 +43,14 @@ def hooked(harness: BatchHarness) -> HookCall:
 def attempt(
     harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
 ) -> tuple[Ended, Submission | None]:
-    """Submit a job; return the result and the submit command's input, if it was started."""
+    """Submit a job; return the result and the submit command's input, None if it was not called."""
     harness.received()
     ended = run_vsub(harness, argv, stdin=stdin, blob=blob)
     return ended, harness.received()
 
 
 def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh") -> str:
-    """Write a script into the directory of submission; return its file name."""
+    """Write a script into the directory of submissions; return its file name."""
     (harness.directory / name).write_bytes(content)
     return name
 
@@ -93,6 +93,6 @@ def added(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_within(words: Sequence[str], others: Iterable[str]) -> bool:
-    """Return True if ``others`` contains all ``words`` in this order."""
+    """Return True if ``others`` contains all ``words`` in this order, possibly with gaps."""
     rest = iter(others)
     return all(word in rest for word in words)

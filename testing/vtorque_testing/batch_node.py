@@ -65,7 +65,7 @@ class NodeContract(ContractBase):
     def test_each_outcome_is_told_in_the_batch_systems_way(
         self, harness: BatchHarness, outcome: Outcome, reasons: Sequence[str]
     ) -> None:
-        """``finish()`` must return the documented exit status, for any reason text.
+        """``finish()`` must return the documented exit status, whatever the text of the reason.
 
         It must not raise if the batch system's server is down.
         """
@@ -84,9 +84,9 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_which_jobs_are_alive(self, harness: BatchHarness) -> None:
-        """``alive()`` must return ``GONE`` only if the server reports it.
+        """``alive()`` must return ``GONE`` only for jobs that the server reports as gone.
 
-        The reaper tears down every job that is ``GONE``.
+        vTorque's reaper tears down every job that is ``GONE``.
         """
         got = submit(harness, *VM, script(harness))
         call = harness.start(got).hooks[0]
@@ -136,13 +136,13 @@ class NodeContract(ContractBase):
             harness.serve(True)
 
     def test_the_node_is_drained_and_a_job_starts_again(self, harness: BatchHarness) -> None:
-        """``drain()`` must be idempotent, and failures of it and of ``requeue()`` must be reported.
+        """``drain()`` must be idempotent. It and ``requeue()`` must report failures.
 
-        Refused is allowed at any time. HostFault is allowed only if the server is down.
+        They may raise Refused at any time, and HostFault only if the server is down.
         """
         call = hooked(harness)
         if not isinstance(call.adapter, DrainingAdapter):
-            return  # its batch system does neither
+            return  # the batch system supports neither
         drain = partial(call.adapter.drain, "its disk's slow")
         requeue = partial(call.adapter.requeue, call.job().id)
         up_or_not = (
@@ -218,7 +218,7 @@ class NodeContract(ContractBase):
             assert 0 <= call.adapter.finish(each, Outcome.READY, "", hook_waits=False) <= 255
 
     def test_setup_goes_in_and_out_any_number_of_times(self, harness: BatchHarness) -> None:
-        """``apply()`` and ``undo()`` must be idempotent; ``undo()`` restores every byte."""
+        """A setup step must be idempotent, and its ``undo()`` must restore every byte."""
         root = harness.setup_root()
         if root is None:
             pytest.skip("its setup steps cannot work in a directory")
@@ -264,7 +264,7 @@ class ShellContract(ContractBase):
         assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}
 
     def test_a_command_on_every_node(self, harness: BatchHarness) -> None:
-        """The batch system's command must end with the given words, unchanged."""
+        """``on_every_node()`` must return a command that ends with the given words, unchanged."""
         job = harness.start(submit(harness, *VM, script(harness)))
         words = ["/usr/libexec/vtorque-jobshell", "--await-job", "1[2].x y"]
         found = harness.system.shell().on_every_node(words, job.shell.environ)

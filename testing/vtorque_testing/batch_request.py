@@ -33,7 +33,7 @@ FORGED = [
     "vt1:AAAA", "vt1:AXic", "vt1:é", "vt1:AA==", "vt1:\x7f", "vt1:AAvt1:AA", "vt1:AGFi",
     "vt1:" + "A" * 1500,
 ]  # fmt: skip
-# what a user may write after -vm: no comma, no NUL, some text left when blanks are taken off
+# Valid values of -vm: without commas and NUL, and not only blanks.
 VALUES = st.text(
     st.characters(exclude_characters=",\0", exclude_categories=["Cs"]), min_size=1, max_size=60
 ).filter(lambda value: value.strip() != "")
@@ -57,7 +57,7 @@ class RequestContract(ContractBase):
         assert harness.start(got).hooks[0].job().blob == blob
 
     def test_a_users_file_arrives(self, harness: BatchHarness) -> None:
-        """A file option must be read at submission and travel with its content."""
+        """A file that an option names must be read at submission, and sent with the request."""
         content = bytes(range(256))
         (harness.directory / "pro'logue").write_bytes(content)
         got = submit(harness, "-vm", "script=pro'logue", script(harness))
@@ -83,7 +83,7 @@ class RequestContract(ContractBase):
     def test_a_request_arrives_whole_or_is_refused(self, harness: BatchHarness, size: int) -> None:
         """A request that is too long must be refused at submission, with the limit.
 
-        A job must never be created without its request, or with a part of it.
+        A job must never be created without its request, or with only a part of it.
         """
         blob = noise(size)
         ended, got = attempt(harness, script(harness), blob=blob)
@@ -107,14 +107,14 @@ class RequestContract(ContractBase):
             assert request_of(harness, got).pairs == (("ram", "1G"),)
 
     def test_a_bare_metal_job_carries_nothing(self, harness: BatchHarness) -> None:
-        """Root must see no request in a bare-metal job, with or without user values."""
+        """Root must see no request in a bare-metal job, even if the user sets values there."""
         name = script(harness)
         for argv in ((), *(own.argv for own in harness.dialect.own)):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()
             assert (job.blob, job.bad_request) == (None, "")
 
     def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness) -> None:
-        """A forged request must be a bad request; ``job()`` must not raise.
+        """``job()`` must report a forged request as bad, and must not raise.
 
         A damaged request must never turn a VM job into a bare-metal job.
         """
@@ -145,7 +145,7 @@ class RequestContract(ContractBase):
     @EXAMPLES
     @given(cut=st.integers(1, 40), at=st.floats(0, 1))
     def test_a_request_that_lost_bytes(self, harness: BatchHarness, cut: int, at: float) -> None:
-        """A truncated request, or one with missing bytes, must be a bad request."""
+        """A request that is truncated or lacks bytes must be reported as bad."""
         token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
         place = 4 + int(at * (len(token) - 5))
         forged = token[:place] + token[place + cut :]
@@ -154,7 +154,7 @@ class RequestContract(ContractBase):
         assert is_bad(job.blob, job.bad_request)
 
     def submitted(self, harness: BatchHarness) -> Submission:
-        """Return a VM job, submitted once per test and reused by all examples."""
+        """Return a VM job that is submitted once per test, for all examples of Hypothesis."""
         if getattr(self, "_submitted", None) is None:
             self._submitted = submit(harness, *VM, script(harness))
         return self._submitted

@@ -77,7 +77,7 @@ class SubmissionContract(ContractBase):
         assert script_in_guest(harness, got) == SCRIPT
 
     def test_options_after_the_script_count(self, harness: BatchHarness) -> None:
-        """Options after the script must count if the submit command accepts them there."""
+        """Options after the script must take effect if the submit command accepts them there."""
         options, name = harness.dialect.options, script(harness)
         if not harness.dialect.permutes:
             pytest.skip("this submit command takes what follows the script as its arguments")
@@ -106,7 +106,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.parametrize("prefix", ["#VSUB", "#PBS"])
     def test_vm_lines_in_the_script(self, harness: BatchHarness, prefix: str) -> None:
-        """``#VSUB -vm`` and the old ``#PBS -vm`` must count; the command line takes precedence."""
+        """``#VSUB -vm`` and the old ``#PBS -vm`` must work; the command line takes precedence."""
         text = f"#!/bin/sh\n# note\n\n{prefix} -vm ram=1G,note=x\necho hello\n".encode()
         name = script(harness, text)
         got = submit(harness, *harness.dialect.options, name)
@@ -209,7 +209,7 @@ class SubmissionContract(ContractBase):
         self.all_go_through(harness, self.rarely)
 
     def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:
-        """Submit all scripts. Raise AssertionError naming each one that does not arrive."""
+        """Submit all scripts. Raise AssertionError with the name of each one that fails."""
         faults = {}
         for wild in scripts:
             try:
@@ -219,7 +219,7 @@ class SubmissionContract(ContractBase):
         assert faults == {}
 
     def goes_through(self, harness: BatchHarness, wild: WildScript) -> None:
-        """Submit one script and check what arrives."""
+        """Submit one script. Check that the guest runs it unchanged, or that it is refused."""
         name = script(harness, wild.content, wild.name)
         ended, got = attempt(harness, *VM, name)
         assert (ended.code != 0) == (wild.name in self.refused), ended
@@ -233,7 +233,7 @@ class SubmissionContract(ContractBase):
         (harness.directory / name).unlink()
 
     def split(self, harness: BatchHarness, *argv: str) -> SubmitArgs:
-        """Split a command line in the directory of submission."""
+        """Split a command line with the directory of submissions as the working directory."""
         submitter = harness.system.submitter(harness.site)
         with contextlib.chdir(harness.directory):
             return submitter.split(argv)

@@ -23,7 +23,7 @@ from vtorque_core.api import HostFault
 from vtorque_telemetry.api import Sample, Sink
 from vtorque_testing.far_end import ends, until
 
-_LIMIT = 2.0  # seconds for a write to an end that does not answer
+_LIMIT = 2.0  # seconds for a write to a receiver that does not answer
 AWKWARD = 'a "b" \\c, d=e {f} é'
 
 

@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-_WAIT = 60.0  # seconds until what was sent is there
+_WAIT = 60.0  # seconds until sent data must have arrived
 
 
 def until(harness: object, done: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Check that all sent data has arrived. Raises AssertionError with ``what()``.
+    """Check that all sent data has arrived. Otherwise raise AssertionError with ``what()``.
 
     If ``harness.asynchronous`` is true, wait up to one minute; otherwise check once.
     """

@@ -50,7 +50,7 @@ class Run:
 
 
 class Looks(Protocol):
-    """Surroundings of a job that can be observed."""
+    """The surroundings of a job, whose state can be observed."""
 
     def look(self) -> Mapping[str, object]:
         """Return the observable state, which must be the same before and after the job."""
@@ -74,7 +74,7 @@ class Rig(Looks, Protocol):
 
 @dataclass(frozen=True)
 class Noted:
-    """Objects that a record names outside of its rig's view, and their state before it.
+    """Objects that a journal record names outside the rig's view, as they were before the record.
 
     Args:
         kind: kind of the record.
@@ -167,7 +167,7 @@ def same(rig: Looks, before: Mapping[str, object], where: str, patience: float =
     assert not changed, f"{where}: before and after: {changed}"
 
 
-# -- in a process of its own ------------------------------------------------------------------
+# -- child processes --------------------------------------------------------------------------
 
 
 def die() -> None:
@@ -191,9 +191,10 @@ def in_child(
         work: function to run.
         last: step of the fault, counted from 1; None: no fault.
         act: the fault, called in the process. Unless it is ``die``, the process then continues.
-        meanwhile: an alternative fault, called here with the pid while the process is stopped.
-        note: called in the process with the name of each step. Results other than None are
-            ``noted``.
+        meanwhile: an alternative fault, called in the parent with the child's pid while the child
+            is stopped.
+        note: called in the process with the name of each step. ``noted`` has its results other than
+            None.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -222,7 +223,7 @@ def in_child(
 
 
 def _stand_still() -> None:
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread goes on
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread continues
 
 
 def _waited(pid: int) -> int:
@@ -239,7 +240,7 @@ def _be_child(
     tell: int,
     note: Callable[[str], object] | None,
 ) -> None:
-    gc.disable()  # it would copy the test run's memory, page by page
+    gc.disable()  # a collection would copy the test run's memory, page by page
     counted = threading.Lock()
     seen = 0
     notes = []
@@ -289,7 +290,7 @@ def orphans() -> Iterator[Callable[[], Sequence[str]]]:
             else:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
                 if not words:
-                    return left()  # it is in the middle of an execve(2), or has ended meanwhile
+                    return left()  # the process is in the middle of an execve(2), or has ended
                 found.append(words.decode("utf-8", "replace").strip())
         return sorted(found)
 
@@ -305,7 +306,7 @@ def children() -> dict[int, str]:
     own = str(os.getpid()).encode()
     with os.scandir("/proc") as entries:
         pids = [entry.name for entry in entries if entry.name.isdigit()]
-    for pid in pids:  # by the thousand on some hosts
+    for pid in pids:  # thousands on some hosts
         try:
             descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         except OSError:

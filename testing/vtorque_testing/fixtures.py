@@ -143,7 +143,7 @@ def vtorque_job() -> Iterator[Callable[..., RecordedJob]]:
 
     ``start()`` and ``release()`` run the job. ``survive()`` kills its start at every step, releases
     the job, and checks that everything is as before. The test fails if a process of the job is left
-    at its end.
+    when it ends.
     """
     from vtorque_testing.faults import orphans  # noqa: PLC0415
     from vtorque_testing.recorded import RecordedJob  # noqa: PLC0415

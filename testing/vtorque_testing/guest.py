@@ -46,7 +46,7 @@ PROPERTIES = {
 }
 """Optional properties of a guest type. :attr:`GuestHarness.lacks` names the missing ones."""
 
-SHORT = 0.5  # seconds that a guest has which is not to become ready
+SHORT = 0.5  # seconds until the deadline of a guest that must not become ready
 _PASSED_ON = (
     signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
 )  # fmt: skip
@@ -84,7 +84,7 @@ class GuestHarness(Protocol):
     """Seconds after which a call of the driver counts as hung; use a large value."""
 
     def boot(self, fails: str = "") -> contextlib.AbstractContextManager[None]:
-        """Boot a guest, and end it with the context.
+        """Boot a guest that runs until the context ends.
 
         Args:
             fails: if not empty, the guest's setup fails with this message.
@@ -100,45 +100,51 @@ class ShellScripts:
     """The contract's job scripts, for guests with a POSIX shell."""
 
     def exits(self, code: int) -> bytes:
-        """Exit with this status."""
+        """Return a script that exits with this status."""
         return b"#!/bin/sh\nexit %d\n" % code
 
     def prints(self, text: str) -> bytes:
-        """Print this text, which consists of complete lines."""
+        """Return a script that prints this text, which consists of complete lines."""
         return f"#!/bin/sh\ncat <<'END'\n{text}END\n".encode()
 
     def counts(self, lines: int) -> bytes:
-        """Print the numbers from 1 to ``lines``, one per line."""
+        """Return a script that prints the numbers from 1 to ``lines``, one per line."""
         return b"#!/bin/sh\nseq %d\n" % lines
 
     def stays(self) -> bytes:
-        """Print ``up``, and run until a signal ends the script."""
+        """Return a script that prints ``up``, and runs until a signal ends it."""
         return b"#!/bin/sh\necho up\nexec sleep 1000\n"
 
     def dies_of(self, number: int) -> bytes:
-        """End by this signal."""
+        """Return a script that ends by this signal."""
         return b"#!/bin/sh\nkill -%d $$\n" % number
 
     def copies(self) -> bytes:
-        """Copy standard input to standard output."""
+        """Return a script that copies standard input to standard output."""
         return b"#!/bin/sh\nexec cat\n"
 
     def prints_both(self, out: str, err: str) -> bytes:
-        """Print a line to stdout and one to stderr."""
+        """Return a script that prints a line to stdout and one to stderr."""
         return f"#!/bin/sh\necho {out}\necho {err} >&2\n".encode()
 
     def tells_signals(self) -> bytes:
-        """Print ``up`` and the name of each signal received; exit with 7 at SIGTERM."""
+        """Return a script that prints ``up`` and the name of each signal that it gets.
+
+        It exits with 7 at SIGTERM.
+        """
         traps = "".join(f"trap 'echo {n.name}' {n.name[3:]}\n" for n in _PASSED_ON)
         more = "trap 'exit 7' TERM\necho up\nwhile :; do sleep 1000 & wait; done\n"
         return f"#!/bin/sh\n{traps}{more}".encode()
 
     def outlives_term(self) -> bytes:
-        """Print ``up``, and run despite SIGTERM until SIGKILL."""
+        """Return a script that prints ``up``, and ignores SIGTERM until SIGKILL."""
         return b"#!/bin/sh\ntrap '' TERM\necho up\nwhile :; do sleep 1000; done\n"
 
     def tells_size(self) -> bytes:
-        """Print ``ROWS COLUMNS`` of the terminal, and again at a change; then exit with 5."""
+        """Return a script that prints ``ROWS COLUMNS`` of the terminal at its start.
+
+        When the size changes, the script prints it again and exits with 5.
+        """
         more = b"stty size\nwhile :; do sleep 1000 & wait; done\n"
         return b"#!/bin/sh\ntrap 'stty size; exit 5' WINCH\n" + more
 
@@ -175,12 +181,12 @@ class GuestContract:
         assert all(len(why) > 10 for why in harness.lacks.values()), harness.lacks
         assert bool(harness.ready_port) != ("ready" in harness.lacks)
 
-    # -- until it is ready ---------------------------------------------------------------------
+    # -- before the guest is ready -------------------------------------------------------------
 
     def test_it_is_ready_when_it_says_so(self, harness: GuestHarness) -> None:
         """``await_ready()`` must return after the guest's message, not before.
 
-        The steps that it reports must be printable.
+        The names of the reported steps must be printable.
         """
         _needs(harness, "ready")
         steps: list[str] = []
@@ -191,7 +197,7 @@ class GuestContract:
         assert all(step and step.isprintable() for step in steps), steps
 
     def test_ready_in_single_bytes(self, harness: GuestHarness) -> None:
-        """The message must be understood if it arrives byte by byte."""
+        """The guest's message must be understood if it arrives byte by byte."""
         _needs(harness, "ready")
         with harness.boot(), _wires(harness) as wires:
             wires.watch(harness.ready_port, chunk=1)
@@ -229,7 +235,7 @@ class GuestContract:
         assert isinstance(error, HostFault), error
 
     def test_a_guest_killed_on_its_way_is_a_host_fault(self, harness: GuestHarness) -> None:
-        """A guest killed during its boot, after any byte, must cause a HostFault.
+        """If the guest is killed during its boot, after any byte, HostFault must be raised.
 
         Success is allowed only if the guest has already sent the complete message.
         """
@@ -342,7 +348,7 @@ class GuestContract:
         "at", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 8))]
     )
     def test_a_guest_killed_while_the_script_runs(self, harness: GuestHarness, at: int) -> None:
-        """A guest killed during the job, after any byte, must not yield success.
+        """If the guest is killed during the job, after any byte, ``run()`` must not report success.
 
         Exit status 0 is allowed only with the complete output.
         """
@@ -357,7 +363,7 @@ class GuestContract:
             assert _killed(harness, content, cut)[0].code != 0, cut
 
 
-# -- what the contract does with a driver --------------------------------------------------------
+# -- calls of the driver -------------------------------------------------------------------------
 
 
 def _needs(harness: GuestHarness, what: str) -> None:
@@ -372,7 +378,7 @@ def _wires(harness: GuestHarness) -> Wires:
 
 @contextlib.contextmanager
 def _ending(harness: GuestHarness) -> Iterator[None]:
-    """Raise Hangs in the main thread, where drivers set signal handlers, at the time limit."""
+    """Raise Hangs at the time limit, in the main thread, where drivers set signal handlers."""
 
     def hung(_number: int, _frame: FrameType | None) -> None:
         raise Hangs(f"timed out after {harness.patience:g} s")
@@ -417,7 +423,7 @@ def _job(harness: GuestHarness, content: bytes, *, chunk: int = 1 << 16, **more:
 def _killed(
     harness: GuestHarness, content: bytes, cut: int, last: bytes = b""
 ) -> tuple[Ran, bytes]:
-    """Run a job whose guest dies after ``cut`` bytes; return also the bytes that it sent."""
+    """Run a job whose guest dies after ``cut`` bytes; return the result and the bytes it sent."""
     with harness.boot(), _wires(harness) as wires:
         _ready(harness)
         wires.watch(harness.run_port, cut=cut, last=last)
@@ -515,7 +521,10 @@ def _set_size(terminal: int, size: tuple[int, int]) -> None:
 
 
 class _Reader(threading.Thread):
-    """Reads a pipe with the write end ``write``, and runs an action after each expected text."""
+    """Reads from a pipe, and runs an action after each expected text.
+
+    ``write`` is the pipe's write end.
+    """
 
     def __init__(
         self, then: Sequence[Then], ends: tuple[int, int] | None = None, *, late: bool = False
@@ -530,8 +539,8 @@ class _Reader(threading.Thread):
     def run(self) -> None:
         """Read until the write end is closed."""
         if self._late:
-            time.sleep(0.3)  # the pipe and what is behind it are full by then
-        with contextlib.suppress(OSError):  # the end of a terminal
+            time.sleep(0.3)  # by then the pipe and all buffers behind it are full
+        with contextlib.suppress(OSError):  # a closed terminal
             while data := os.read(self._read, 1 << 16):
                 self._got += data
                 self._look()

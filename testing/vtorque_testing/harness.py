@@ -77,7 +77,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class HookCall:
-    """Call of root's prologue on one node, with the adapter there."""
+    """One call of root's prologue on a node, with that node's adapter."""
 
     adapter: NodeAdapter
     argv: tuple[str, ...]
@@ -92,7 +92,7 @@ class HookCall:
 class ShellCall:
     """Start of the job shell on the first node, where the script must exist.
 
-    ``stdin`` None: a terminal or no input.
+    ``stdin`` is None for a terminal or no input.
     """
 
     argv: tuple[str, ...]
@@ -110,7 +110,7 @@ class StartedJob:
 
 @dataclass(frozen=True)
 class OwnValue:
-    """A user's own value in the place where the request is carried, or beside it.
+    """A value that the user sets in or beside the field that carries the request.
 
     Attributes:
         argv: the user's arguments: ``("--comment=mine",)``.
@@ -132,7 +132,7 @@ class Dialect:
         arguments: end of a command line with a script and its arguments.
         share: options that request CPUs and MiB of memory on a node.
         exits: result of ``finish`` for each outcome while the server answers.
-        carries: minimum size of requests, in bytes, that the adapter can carry.
+        carries: size in bytes of the largest request that the adapter promises to carry.
         permutes: options may follow the script; otherwise they are arguments of the script.
         takes_stdin: the script may come from standard input.
         array: options for an array of two jobs; empty: not supported.
@@ -176,7 +176,7 @@ class BatchHarness(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Directory of submissions, where the tests write scripts."""
+        """Directory of submissions: the tests write scripts there and submit them from there."""
         ...
 
     @property
@@ -213,7 +213,7 @@ class BatchHarness(Protocol):
         ...
 
     def serve(self, up: bool) -> None:
-        """Start or stop the batch system's server, which runs at first."""
+        """Start or stop the batch system's server, which initially runs."""
         ...
 
     def setup_root(self) -> Path | None:

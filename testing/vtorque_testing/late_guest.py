@@ -30,6 +30,6 @@ def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> It
         yield
     finally:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nobody:
-            nobody.connect(path)  # if no order came: an empty one
+            nobody.connect(path)  # ends the wait with an empty order if none came
         thread.join(60)
         Path(path).unlink(missing_ok=True)

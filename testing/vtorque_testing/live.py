@@ -28,7 +28,7 @@ from vtorque_testing.harness import Ended
 
 Phase = Literal["queued", "starting", "running", "gone"]
 
-START = 120.0  # seconds until a job that can run must do so: a guest boots meanwhile
+START = 120.0  # seconds until a job must run, including the boot of its guest
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ class LiveHarness(Protocol):
 
 
 class LiveBatchContract:
-    """Tests of real jobs. Subclass as ``Test...``, set a mark, override the fixture ``live``."""
+    """Tests of real jobs.
+
+    Subclass as ``Test...``, set a pytest mark, override the fixture ``live``.
+    """
 
     @pytest.fixture
     def live(self) -> LiveHarness:
@@ -188,7 +191,7 @@ class LiveBatchContract:
         assert live.wait(live.submit(b"#!/bin/sh\necho ran\n")).stdout == b"ran\n"
 
     def running(self, live: LiveHarness, trap: bytes) -> str:
-        """Return the id of a running job that has set its trap."""
+        """Submit a job; return its id once it runs and has executed ``trap``."""
         mark = live.home / f"running{time.monotonic_ns()}"
         begun = f': > "$HOME/{mark.name}"\n'.encode()
         job = live.submit(b"#!/bin/sh\n" + trap + begun + LOOP)

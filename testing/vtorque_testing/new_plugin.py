@@ -27,7 +27,7 @@ class Kind:
     Attributes:
         what: description for the generated project.
         templates: directories of templates.
-        points: entry points, by group.
+        points: entry points of the distribution, by group.
         depends: further dependencies.
         tests: further dependencies of the tests.
     """

@@ -1,7 +1,8 @@
 """Plan jobs on a recorded machine, without a job, files, processes or root.
 
-A :class:`PlannedNode` has a site config, plugins and a recorded machine. It returns what policy,
-ledger and rendering compute for the plugin's hooks. A test provides only the user's input.
+A :class:`PlannedNode` has a site config, plugins and a recorded machine. It computes what the
+plugin's hooks get on a node: requests, guests, leases from the ledger of the node's resources, and
+domain XML. A test provides only the user's input.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 
 @dataclass(frozen=True)
 class Machine:
-    """A recorded machine: names of its capabilities and PCI functions in ``machines``."""
+    """A recorded machine, by the names of its capabilities and PCI functions in ``machines``."""
 
     capabilities: str
     sysfs: str = ""
@@ -141,7 +142,10 @@ class PlannedNode:
         return decide(request, self.site, self.plugins)
 
     def settled(self, request: JobRequest) -> JobRequest:
-        """Return the request with numbers from the batch system's grant. Raises Refused."""
+        """Return the request, completed with numbers from the batch system's grant.
+
+        Raises Refused.
+        """
         return settle(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
@@ -209,9 +213,9 @@ class PlannedNode:
         return self._items("vtorque_guest_context", guest=guest, site=self.site)
 
     def acquired(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
-        """Return the resources that plugins acquire before the boot, with their guests.
+        """Return the resources that plugins acquire before the boot, each with its guest.
 
-        No resource is created.
+        No resource is created. The guest is None for a resource of the whole job.
         """
         got: list[tuple[Resource, GuestPlan | None]] = []
 

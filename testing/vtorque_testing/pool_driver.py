@@ -22,7 +22,7 @@ import pytest
 
 from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
 
-_WAIT = 60.0  # seconds until a cloud has ended what it was told to
+_WAIT = 60.0  # seconds until a cloud must have finished an operation
 
 
 class DriverHarness(Protocol):
@@ -41,7 +41,7 @@ class DriverHarness(Protocol):
         ...
 
     def existing(self) -> set[str]:
-        """Return the ids of all machines, of any owner, that exist and are not being deleted."""
+        """Return the ids of all machines that are not being deleted, with or without tags."""
         ...
 
     def silent(self) -> contextlib.AbstractContextManager[None]:
@@ -122,7 +122,7 @@ class PoolDriverContract:
         driver.destroy(made.id)
 
     def test_a_silent_cloud_is_no_empty_one(self, cloud: DriverHarness, driver: Driver) -> None:
-        """An unresponsive cloud must raise CloudFault.
+        """The driver must raise CloudFault if the cloud does not answer.
 
         With an empty list instead, vTorque would consider all nodes lost.
         """
@@ -139,9 +139,9 @@ class PoolDriverContract:
     def test_a_full_cloud_says_so_and_leaves_nothing(
         self, cloud: DriverHarness, driver: Driver
     ) -> None:
-        """Missing capacity must raise StockOut, for which vTorque pauses the shape.
+        """The driver must raise StockOut if the cloud has no capacity, and leave no machine.
 
-        No machine may be left.
+        vTorque then pauses the shape: it creates no machines of this kind for some time.
         """
         before = cloud.existing()
         with cloud.full(), pytest.raises(StockOut):

@@ -75,7 +75,7 @@ def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
 
 _installed = functools.cache(installed)
 
-# What a start imports no sooner than it needs it: half of its time, here as well once.
+# Modules that a start imports late. Importing them once here halves the time of each start.
 _LATE = (
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "cryptography.hazmat.primitives.serialization",
@@ -169,13 +169,13 @@ class Doubles:
         Path(mount.target, _MOUNTED).unlink(missing_ok=True)
 
 
-URI = "test:///default"  # of a site config; the driver itself is not used
-DOWN = "libvirtd-is-down"  # a file beside the domains, for as long as nobody can reach them
+URI = "test:///default"  # for site configs; libvirt's driver itself is not used
+DOWN = "libvirtd-is-down"  # while this file exists beside the domains, they are unreachable
 
-_COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
+_COMMANDS = ("reset", "drivers_probe", "unbind")  # sysfs does not store values written to these
 
 _MOUNTED = ".mounted"
-_NOT_MADE = (LEASE, SPARE)  # kinds of records that are notes for other jobs' starts
+_NOT_MADE = (LEASE, SPARE)  # kinds of records that create nothing; other jobs' starts read them
 
 _NFT = """#!/bin/sh
 # Stands for nft(8): a file for each table.
@@ -259,7 +259,7 @@ class RecordedNode:
         for name, table in (tables or {}).items():
             data[name] = {**data.get(name, {}), **table}
         site = config.build(config.Raw(top / "vtorque.toml", "", data), plugins, node=True)
-        covers = {Path("/dev/shm"): top / "shm"}  # noqa: S108 - this is where it is
+        covers = {Path("/dev/shm"): top / "shm"}  # noqa: S108 - its fixed path
         node = cls(top, machine, plugins, site, covers, share or {})
         for path in (
             *(site.paths.state / name for name in ("", "jobs", "journal")),
@@ -315,7 +315,7 @@ class RecordedNode:
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
     def noted(self, step: str) -> Noted | None:
-        """Return the objects that the newest record names outside this node, before its creation.
+        """Return the objects outside this node that the newest record names, before they exist.
 
         Returns None unless ``step`` is ``after record KIND``.
         """
@@ -337,18 +337,18 @@ class RecordedNode:
         return Noted(kind, tuple(outside), blind)
 
     def look(self) -> dict[str, object]:
-        """Return the type, link target and content of all files of the node."""
+        """Return the type, link target and content of each file of the node."""
         paths = self.site.paths
         lock, state = str(paths.node_lock), str(paths.state)
         top, sysfs = str(self.top), str(self.top / "sys")
         found: dict[str, object] = {}
         for directory, directories, files in os.walk(top):
             if directory == state:
-                directories[:] = set(directories) - {paths.kept.name}  # of jobs that have ended
+                directories[:] = set(directories) - {paths.kept.name}  # records of ended jobs
             for name in (*directories, *files):
                 path = f"{directory}/{name}"
                 if path == lock or (directory == state and ".log" in name):
-                    continue  # who had the lock, and what a manager has told its admin
+                    continue  # the lock's last holder, and a manager's messages
                 told = name in _COMMANDS and path.startswith(sysfs)
                 with contextlib.suppress(FileNotFoundError):  # a process of the node renamed it
                     found[path[len(top) + 1 :]] = _file(path, told)
@@ -367,7 +367,7 @@ class RecordedNode:
         with job_lock(self.site.paths, job.id):
             if again:
                 release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
-            at_once = replace(job, patience=0.0)  # no test waits for what another job has
+            at_once = replace(job, patience=0.0)  # do not wait for resources in use by other jobs
             start.start_job(at_once, self.site, self.plugins, NoBatch())
 
     def release_here(self, job_id: str, release_timeout: float = 30) -> None:
@@ -400,14 +400,14 @@ class RecordedNode:
                 (hypervisor, "take_domain", doubles.take_domain),
                 (hypervisor, "destroy_domain", doubles.destroy_domain),
                 (Domain, "release", _method(doubles.end_domain)),
-                (Domain, "settle", 0.0),  # nobody else makes it
+                (Domain, "settle", 0.0),  # no other process creates the domain
                 (Mount, "create", _method(doubles.mount)),
                 (Mount, "release", _method(doubles.unmount)),
                 (Mount, "settle", 0.0),
                 (node_hardware, "topology", lambda _uri: known),
                 (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
                 (os, "sched_setaffinity", lambda *_: None),
-                (os, "fsync", lambda _: None),  # no power fails here; a kill loses nothing written
+                (os, "fsync", lambda _: None),  # tests simulate no power failure
                 *self.doubles,
                 *recorded_root.doubles(),
             ):
@@ -427,7 +427,7 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> Run:
-        """Start the job. Without a kill, ``noted`` has the objects outside the node."""
+        """Start the job. If it is not killed, ``noted`` has the objects outside the node."""
         if last is not None:
             return self.node.start(self.job, last)
         return self.node.start(self.job, note=self.node.noted)
@@ -446,7 +446,7 @@ class RecordedJob:
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
-    """Return mode, link target and content of a file; ``told``: ignore its content."""
+    """Return mode, link target and content of a file; ``told`` ignores its content."""
     mode = os.lstat(path).st_mode
     content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
     link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""

@@ -80,10 +80,10 @@ class SinkContract:
         handler.close()
 
     def test_any_text_is_one_record_as_it_is(self, harness: SinkHarness) -> None:
-        """Any message must arrive unchanged as one record, and details must not become records.
+        """Any message must arrive unchanged as one record.
 
-        The message contains quotes, percent signs and braces, and is more than 3,000 characters
-        long.
+        The lines of its details must not become records of their own. The message contains quotes,
+        percent signs and braces, and is more than 3,000 characters long.
         """
         handler = harness.open()
         awkward = 'a "b" %s %(name)s {c} <d> \\n é ' + "x" * 3000
@@ -93,7 +93,7 @@ class SinkContract:
         handler.close()
 
     def test_a_far_end_that_does_not_answer_is_told(self, harness: SinkHarness) -> None:
-        """If the receiver does not answer, the sink must raise OSError or HostFault.
+        """The sink must raise OSError or HostFault if the receiver does not answer.
 
         vTorque then sends the record again. If the sink ignores the error, the record is lost.
         """

@@ -77,7 +77,7 @@ def _child(
     work: Callable[[], int], files: Sequence[int], environ: Mapping[str, str], directory: Path
 ) -> None:
     code = 70  # EX_SOFTWARE of sysexits.h: a defect
-    gc.disable()  # it would copy the test run's memory, page by page
+    gc.disable()  # a collection would copy the test run's memory, page by page
     try:
         for target, source in enumerate(files):
             os.dup2(source, target)
@@ -87,7 +87,7 @@ def _child(
         )
         os.chdir(directory)
         os.environ.clear()
-        for name in ("COLUMNS", "LINES"):  # readline(3) has put them where os.environ sees them not
+        for name in ("COLUMNS", "LINES"):  # set by readline(3), invisible in os.environ
             os.unsetenv(name)
         os.environ.update(environ)
         signal.alarm(CHILD_TIME)
@@ -95,7 +95,7 @@ def _child(
     except VtorqueError as error:
         sys.stderr.write(f"vsub: {error}\n")
         code = error.exit_code
-    except BaseException:  # whatever it is must not go on in the copy of the test run
+    except BaseException:  # no exception may continue in this copy of the test run
         traceback.print_exc()
     finally:
         sys.stdout.flush()

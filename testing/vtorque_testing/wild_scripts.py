@@ -29,7 +29,7 @@ _MARK = "%%%% "
 
 @dataclass(frozen=True)
 class WildScript:
-    """A job script. ``runs`` names the smallest guest in which it works; empty: none."""
+    """A job script. ``runs`` names the smallest guest in which it works; empty: no guest."""
 
     name: str
     content: bytes
@@ -51,6 +51,6 @@ SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
 def a_few(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
-    """Return every 24th script for quick tests, and the other scripts."""
+    """Return every 24th script, for quick tests, and all other scripts."""
     found = list(scripts)
     return found[::24], [script for number, script in enumerate(found) if number % 24]

@@ -19,7 +19,7 @@ class Wires:
 
     Attributes:
         passed: data that reached the host through the watched port.
-        instead: by port a replacement of the guest: :func:`silent` or :func:`babbling`.
+        instead: functions that replace the guest, by port: :func:`silent` or :func:`babbling`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def silent(connection: socket.socket) -> None:
 
 
 def babbling(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
-    """Return a replacement that sends this data, and then waits or ends."""
+    """Return a replacement of the guest that sends this data, and then waits or ends."""
 
     def guest(connection: socket.socket) -> None:
         for piece in data:
