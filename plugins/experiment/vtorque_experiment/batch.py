@@ -28,7 +28,7 @@ JOB, VSUB_OUT, VSUB_ERR = "job.sh", "vsub.out", "vsub.err"  # copies, for people
 JOB_OUT, JOB_ERR = "batch.out", "batch.err"
 REFUSED = 2  # vsub's exit status for a request that it would refuse again
 MAX_OUTPUT = 1 << 20  # bytes of vsub's output that are kept
-# The -vm options of a point in a guest that has no others.
+# The -vm options of a guest's point that sets no other options.
 GUEST_OPTIONS: Mapping[str, Scalar] = {"keep": False}
 _ID = re.compile(r"[0-9]+[A-Za-z0-9_.\[\]-]{0,199}", re.ASCII)
 
@@ -39,9 +39,9 @@ class Batch:
 
     Args:
         vsub: the program and its first arguments.
-        jobs: returns the user's listed jobs, name to id.
+        jobs: returns the ids of the user's listed jobs, by job name.
         interval: seconds between two calls of ``jobs``.
-        least: seconds between two calls if a job seems to have ended.
+        least: minimum seconds between two calls if a job seems to have ended.
         naming: the option that names a job.
     """
 
@@ -173,7 +173,7 @@ def _read_stream(stream: IO[bytes]) -> bytes:
 
 
 def is_job_id(word: str) -> bool:
-    """Return whether a word has the form of a job id, which no command takes for an option."""
+    """Return whether a word has the form of a job id, so that no command takes it for an option."""
     return bool(_ID.fullmatch(word))
 
 
@@ -192,8 +192,8 @@ def _join_lines(text: str, most: int) -> str:
 class Questions:
     """Queries the batch system for its list of jobs, at most once per interval.
 
-    ``last`` is the Unix time of the last query, which ``note`` saves. So the interval also applies
-    across a resume.
+    ``last`` is the Unix time of the last query. ``note`` saves this time, so that the interval is
+    also kept after a resume.
     """
 
     def __init__(self, batch: Batch, last: float, note: Callable[[float], None]) -> None:
@@ -209,7 +209,7 @@ class Questions:
         return time.monotonic() >= self._next
 
     def ask_early(self) -> None:
-        """Query ``least`` seconds after the last query, because a job seems to have ended."""
+        """Allow a query ``least`` seconds after the last one, because a job seems to have ended."""
         early = self._next - max(0.0, self._batch.interval - self._batch.least)
         self._is_early, self._next = True, self._next if self._is_early else early
 
@@ -219,7 +219,7 @@ class Questions:
         return max(0.0, self._next - time.monotonic())
 
     def ask(self) -> Mapping[str, str] | None:
-        """Return the listed jobs, name to id; None if the batch system did not answer."""
+        """Return the ids of the listed jobs by name; None if the batch system did not answer."""
         self._note(time.time())
         self._is_early = False
         self._next = time.monotonic() + self._batch.interval

@@ -52,7 +52,7 @@ CREATE TABLE numbers (
 class Row:
     """A point.
 
-    ``submitted`` and ``begun`` are Unix times; ``missed`` counts lists without its job.
+    ``submitted`` and ``begun`` are Unix times. ``missed`` counts the job lists that lacked its job.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Ask vsub before a run which combinations it would refuse (``vsub --dry-run``)."""
+"""Find the combinations that vsub would refuse, with ``vsub --dry-run`` before a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vtorque_experiment.create import source
 from vtorque_experiment.definition import Definition
 from vtorque_experiment.matrix import Cell
 
-_AT_ONCE = ("vsub: warning: ", "vsub: building the image micro")  # what users wait for
-MOST = 50  # questions, of some half a second each
+_AT_ONCE = ("vsub: warning: ", "vsub: building the image micro")  # passed on immediately
+MOST = 50  # calls of vsub, of about half a second each
 
 
 def refused(
@@ -26,9 +26,9 @@ def refused(
     """Return the combinations that vsub would refuse: number to vsub's message.
 
     vsub is called once for combinations that differ only in variables of the script, and at most
-    :data:`MOST` times. ``told`` is called immediately with warnings, and with the message that vsub
-    builds the first image, which takes some ten seconds. At the end it is called with the number of
-    combinations that were not checked.
+    :data:`MOST` times. ``told`` is called immediately with vsub's warnings, and with its message
+    that it builds the first image, which takes some ten seconds. At the end it is called with the
+    number of combinations that were not checked.
 
     Privileges: the user.
 
@@ -73,7 +73,7 @@ def _asked(
 ) -> str:  # fmt: skip
     """Return why vsub refuses, or an empty string; pass its other messages to ``told``.
 
-    ``top`` is vsub's working directory, separate as for jobs.
+    vsub runs in the directory ``top``. Each call has its own directory, as each job does.
     """
     lines = []
     try:
@@ -91,7 +91,7 @@ def _asked(
         raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
     if asked.returncode == b.REFUSED:
         return " | ".join(lines) or f"vsub ended with exit code {b.REFUSED}"
-    for line in lines if asked.returncode else ():  # else of the image that is made, step by step
+    for line in lines if asked.returncode else ():  # on success, these are steps of an image build
         told(line)
     return ""
 

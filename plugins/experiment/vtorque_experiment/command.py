@@ -15,7 +15,7 @@ from vtorque_core.api import UsageError
 
 EXIT_REFUSED = 2  # by vsub
 EXIT_CONDITION = 3  # a --fail-if holds
-EXIT_POINTS = 4  # all is over, and points have failed
+EXIT_POINTS = 4  # complete, but points have failed
 EXIT_UNFINISHED = 5  # stopped before the end: resume continues
 
 _directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")

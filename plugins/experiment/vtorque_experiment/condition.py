@@ -4,8 +4,9 @@
     p95(rate) < 100 or count(rate) < 6
 
 It has numbers, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, and functions of a number's
-values. ``baseline`` is the same function of the same number on the other side. :func:`ast.parse`
-parses the text without running it, and everything outside the language is refused.
+values. ``baseline`` is the result of the same function for the baseline of a comparison.
+:func:`ast.parse` parses the text without running it, and everything outside the language is
+refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from vtorque_core.api import Refused, printable
 
-MAX_TEXT = 400  # characters; nothing that long is meant
+MAX_TEXT = 400  # characters; a longer text is a mistake
 BASELINE = "baseline"
 _FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "count": len,
@@ -128,7 +129,7 @@ class Condition:
             return all(found) if isinstance(node.op, ast.And) else any(found)
         if isinstance(node, ast.UnaryOp):
             return not self._logical(node.operand, values, baseline)
-        assert isinstance(node, ast.Compare)  # noqa: S101 - _check has seen to it
+        assert isinstance(node, ast.Compare)  # noqa: S101 - ensured by _check
         (of,) = {*self._calls(node)} if len({*self._calls(node)}) == 1 else {("", "")}
         left = self._number(node.left, values, baseline, of)
         right = self._number(node.comparators[0], values, baseline, of)

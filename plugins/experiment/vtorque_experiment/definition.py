@@ -100,7 +100,7 @@ def _parse(
 
 
 def of_values(values: Mapping[str, Any], name: str) -> Definition:
-    """Return the experiment of the parsed values of the file ``name``. Raises Refused."""
+    """Convert the parsed values of the file ``name`` to a definition. Raises Refused."""
     wrong = [*schema.wrong(values, name)][:20]
     if wrong:
         raise Refused(*wrong)

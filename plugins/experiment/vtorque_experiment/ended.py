@@ -15,9 +15,9 @@ from vtorque_experiment.definition import Definition
 from vtorque_experiment.place import end_of
 
 EMULATED = "emulated"
-"""The last word of a point's ``machine`` if its guest had no KVM."""
-_SIGNS = ("QEMU TCG CPU", "guests are emulated")  # a processor's name; words of vsub, of the node
-_SHORT = 4096  # bytes that are read of what is short, or last words
+"""The last word of a point's file ``machine`` if its guest had no KVM."""
+_SIGNS = ("QEMU TCG CPU", "guests are emulated")  # a CPU model; a message of vsub and the node
+_SHORT = 4096  # bytes that are read of short files, or of the end of others
 MAX_REPORT = 64 << 20
 REPORT_TIME = 120.0  # seconds
 
@@ -42,7 +42,7 @@ class Collector:
         self._definition, self._report = definition, report
 
     def ended(self, row: Row, point: Path, bare: bool) -> Ended:
-        """Return how a point has ended. Invalid files do not raise, but make the point fail."""
+        """Return how a point has ended. Invalid files make the point fail, and do not raise."""
         try:
             code, start, stop = end_of(point, wrapper.ENDED, _SHORT).split()
             begun = float(end_of(point, wrapper.BEGUN, _SHORT).split()[-2])
@@ -51,7 +51,7 @@ class Collector:
             return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
         if row.submitted is not None:
             values["wait"] = max(0.0, begun - row.submitted)
-        kept = row.begun is not None and (point / take.REPORT).exists()  # when it was taken before
+        kept = row.begun is not None and (point / take.REPORT).exists()  # collected earlier
         asked = self._definition.report and not bare and not kept
         said = self._report(row.job, point) if asked else ""
         problems = []

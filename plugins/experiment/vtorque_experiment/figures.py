@@ -1,8 +1,9 @@
-"""Median, spread, and the bootstrap interval of a ratio of medians. Pure, standard library only.
+"""Median, spread, and the bootstrap interval of a ratio of medians.
 
-The interval is the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap,
-1993, chapter 13): both groups are resampled with replacement :data:`DRAWS` times, and the interval
-is the middle 95 % of the ratios. The random seed is fixed.
+Without side effects, and with the standard library only. The interval is the percentile bootstrap
+(Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13): both groups are
+resampled with replacement :data:`DRAWS` times, and the interval is the middle 95 % of the ratios.
+The random seed is fixed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DIGITS = 5  # at least, of what is shown
-MOST_DIGITS = 17  # tell any two floats from each other
+DIGITS = 5  # minimum number of digits that are shown
+MOST_DIGITS = 17  # enough to distinguish any two floats
 DRAWS = 2000
 LEVEL = 0.95
 ENOUGH = 6
@@ -72,7 +73,7 @@ def ratio(base: Sequence[float], other: Sequence[float]) -> Ratio | None:
     if not below:
         return None
     value = statistics.median(other) / below
-    draw = random.Random(f"{len(base)} {len(other)}")  # noqa: S311 - the same answer each time
+    draw = random.Random(f"{len(base)} {len(other)}")  # noqa: S311 - reproducible
     found = []
     for _ in range(DRAWS):
         under = _median(draw.choices(base, k=len(base)))
@@ -108,7 +109,7 @@ def shown(*values: float) -> list[str]:
 def _shown(value: float, digits: int) -> str:
     if abs(value) < 1e15 and (2 * value).is_integer():
         return f"{value:.15g}"
-    whole = len(f"{abs(value):.0f}")  # no exponent for what has fewer figures than 15
+    whole = len(f"{abs(value):.0f}")  # no exponent below 15 digits
     return f"{value:.{max(digits, whole) if whole <= 15 else digits}g}"
 
 

@@ -1,4 +1,4 @@
-"""Evaluate ``--fail-if`` conditions for each combination, as the cases of a JUnit file."""
+"""Evaluate ``--fail-if`` conditions, with one JUnit test case per combination."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vtorque_experiment.results import Results
 
 @dataclass(frozen=True)
 class Judged:
-    """A case for each combination, in order; ``asked`` is true if there was a condition."""
+    """The test cases, one per combination in order; ``asked`` is true if there was a condition."""
 
     cases: Sequence[Case]
     asked: bool

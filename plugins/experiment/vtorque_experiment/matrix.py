@@ -12,7 +12,7 @@ from vtorque_experiment.definition import Definition, Scalar
 
 MAX_POINTS = 1_000_000
 Cell = Mapping[str, Scalar]
-"""A combination: axis to value. Axes of ``-vm`` are not empty, and absent on bare metal."""
+"""A combination: axis to value. Values of ``-vm`` axes are never empty; bare metal has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
     This is a randomized block design: each repetition has every combination once, in a new random
     order. A drift of the machine then affects all combinations equally.
     """
-    draw = random.Random(seed)  # noqa: S311 - an order that can be had again
+    draw = random.Random(seed)  # noqa: S311 - reproducible order
     numbers = itertools.count(1)
     for repetition in range(repetitions):
         block = list(range(cells))

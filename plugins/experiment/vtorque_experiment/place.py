@@ -40,7 +40,7 @@ class Place:
         return self.top / "scripts"
 
     def point(self, number: int) -> Path:
-        """Return a point's directory; a parent has at most 1,000 of them."""
+        """Return a point's directory. Its parent directory contains at most 1,000 points."""
         return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
 
     def write(self, path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -58,8 +58,8 @@ def end_of(point: Path, name: str, most: int) -> str:
 
 
 def usable(path: Path) -> Place:
-    """Return the place of a path. Raises Refused if batch systems would split or expand it."""
-    whole = Path(os.path.abspath(path))  # noqa: PTH100 - links stay: other hosts may have others
+    """Return the place of a path. Raises Refused for characters that batch systems interpret."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: they may differ on other hosts
     if not _PLAIN.fullmatch(str(whole)):
         raise Refused(
             "contains characters that are special in batch systems",

@@ -1,8 +1,9 @@
 """The plan of an experiment: everything that determines what its jobs run.
 
 Guests can write in the directory of results, so a run keeps its plan in memory. A resume reads the
-plan from that directory, and submits it only if this host has the plan's seal, or if the user
-accepts the plan. ``vmgr experiment run`` stores the seal in a directory that guests do not see.
+plan from that directory. It submits the plan only if this host has the plan's seal, which is a hash
+of the plan, or if the user accepts the plan. ``vmgr experiment run`` stores the seal in a directory
+that guests do not see.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def drop_seal(plan: Plan) -> None:
 
 
 def missing_seal(plan: Plan, place: Place) -> Refused:
-    """Return the refusal of a plan without a seal; it names a copy of the plan to read.
+    """Return the error for a plan without a seal. It names a copy of the plan for the user to read.
 
     No guest can change that copy while the user decides. Raises HostFault.
     """

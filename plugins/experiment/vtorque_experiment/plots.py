@@ -17,7 +17,7 @@ MOST_ROWS = 40  # combinations in a plot; the table has all
 MOST_POINTS = 4000  # of a plot; more are thinned evenly
 _STRANGE = re.compile(r"[^A-Za-z0-9 =._:+/@%,()-]", re.ASCII)
 _LABEL = 34  # characters
-_NUMBER = ".5~g"  # of https://d3js.org/d3-format: 1e+9 is cut off nowhere, 1,000,000,000 is
+_NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is cut off
 
 
 @dataclass(frozen=True)

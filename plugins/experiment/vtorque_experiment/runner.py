@@ -44,7 +44,7 @@ MISSES = 2  # lists of jobs in which a job must be missing before it counts as l
 
 @dataclass(frozen=True)
 class End:
-    """Why a run has ended: ``finished``, or for the reason ``why``."""
+    """How a run has ended: ``finished``, or stopped for the reason ``why``."""
 
     finished: bool
     why: str = ""
@@ -112,7 +112,7 @@ class Runner:
         return End(False, "stopped; submitted jobs continue")
 
     def take_again(self) -> None:
-        """Read the numbers of failed points whose jobs have ended again.
+        """Read again the numbers of failed points whose jobs have ended.
 
         A result may have arrived late, or the user may have corrected the experiment's file.
         """
@@ -136,7 +136,7 @@ class Runner:
         return self._plan
 
     def token(self, number: int) -> str:
-        """Return the name of a point's job: at most 15 characters, the lowest limit of PBS."""
+        """Return the name of a point's job: at most 15 characters, as PBS may reject more."""
         return f"x{self._id}-{number}"
 
     def _why_not_more(self) -> str:
@@ -182,9 +182,9 @@ class Runner:
         return ended.reason
 
     def _count(self, row: Row, reason: str) -> None:
-        """Count consecutive failures, and report each reason once."""
+        """Count consecutive failures. Report each distinct reason once."""
         self._failures = self._failures + 1 if reason else 0
-        like = re.sub("[0-9]+", "0", reason)  # of another job, another time
+        like = re.sub("[0-9]+", "0", reason)  # reasons that differ only in numbers count as equal
         if reason and like not in self._reasons and len(self._reasons) < REASONS:
             self._reasons.add(like)
             point = self._place.point(row.number)

@@ -34,7 +34,7 @@ from vtorque_experiment.results import Results, read
 from vtorque_experiment.runner import Runner
 from vtorque_report import units
 
-EVERY = 30.0  # seconds between two lines where nobody watches
+EVERY = 30.0  # seconds between two progress lines without a terminal
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Pace:
             over: number of finished points.
             now: time of any clock, in seconds.
         """
-        if self._first is None:  # a resume begins with what others have done
+        if self._first is None:  # earlier runs may have finished points
             self._first = over, now
         ended, took = over - self._first[0], now - self._first[1]
         rest = took / ended * (self._total - over) if ended >= 2 else None

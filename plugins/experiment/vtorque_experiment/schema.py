@@ -27,7 +27,7 @@ def wrong(values: Mapping[str, Any], where: str) -> Iterator[Refusal]:
     schema = shipped()
     try:
         errors = [*jsonschema_rs.validator_for(schema, mask="it").iter_errors(values)]
-    except ValueError as error:  # TOML has dates and lone surrogates, JSON has not
+    except ValueError as error:  # TOML allows dates, JSON does not
         yield Refusal(printable(str(error), 80), where=where, fix="write it as a string, in quotes")
         return
     for each in errors:

@@ -65,7 +65,7 @@ def warnings_of_pairs(pairs: Sequence[Pair]) -> list[str]:
 def of_number(
     results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
 ) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of a number, one row per combination with values."""
+    """Return the head and rows of a number's table: one row per combination with values."""
     rows = [
         (printable(results.label(cell), 200), *_cells(figures.of(table[cell, name])))
         for cell in range(len(results.cells))
@@ -75,7 +75,7 @@ def of_number(
 
 
 def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of these numbers; the first column is the number's name."""
+    """Return the head and rows of a table of these numbers. The first column has their names."""
     table = results.table()
     rows = [
         (_named(name, results.unit(name)), *row)
@@ -86,7 +86,7 @@ def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]
 
 
 def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
-    """Return head and rows of a comparison; ``named`` adds a column of names."""
+    """Return the head and rows of a comparison's table; ``named`` adds a column of names."""
     heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
     return (("number", *heads) if named else heads), [_row(pair, named) for pair in pairs]
 

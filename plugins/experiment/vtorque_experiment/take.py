@@ -15,7 +15,7 @@ from vtorque_experiment.definition import Take
 from vtorque_experiment.place import end_of
 from vtorque_experiment.wrapper import METRICS
 
-MAX_READ = 64 << 20  # bytes of a file that are looked at: its last ones
+MAX_READ = 64 << 20  # bytes that are read from the end of a file
 REPORT = "report.json"
 _WHICH: Mapping[str, Callable[[Sequence[float]], float]] = {
     "first": lambda found: found[0],
@@ -32,7 +32,7 @@ class Missing(Exception):
 
 
 def number(take: Take, point: Path) -> float:
-    """Return the number of a point. Raises Missing."""
+    """Extract a number from the files in a point's directory. Raises Missing."""
     if take.pattern is not None:
         text = _text(point, take.file)
         found = [*_matches(take.pattern, text)]
@@ -86,7 +86,7 @@ def _json(point: Path, name: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    for line in reversed(text.splitlines()):  # the last line, as a program's only JSON often is
+    for line in reversed(text.splitlines()):  # programs often print their JSON last
         try:
             return json.loads(line)
         except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """The software and hardware versions of an experiment, as known on the submit host.
 
-A point's file ``machine`` has those of its job: kernel, host name, CPU model.
+A point's file ``machine`` has the kernel, host name and CPU model of its job.
 """
 
 from __future__ import annotations
