@@ -10,9 +10,9 @@ from vtorque_core.api.node_job import Site
 
 @hookimpl
 def vtorque_ended(place: Place, site: Site) -> None:
-    """Start writing the archive. Does not wait for anything under the user's control."""
+    """Start writing the archive. Do not wait for the user's directory or process."""
     settings = site[Settings]
     if settings.directory:
-        from vtorque_archive.send import send  # noqa: PLC0415 - a start waits for no packing
+        from vtorque_archive.send import send  # noqa: PLC0415 - starts need no packing
 
         send(place, settings)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from vtorque_core.api.kept_records import JOB, LOG
 
 MAX_FILES = 4096
-MAX_BYTES = 128 << 20  # of all files together, before they are packed
+MAX_BYTES = 128 << 20  # of all files together, uncompressed
 LEFT_OUT = "left-out.txt"
 _NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*\.\d+)@[A-Za-z0-9._-]+\.zip", re.ASCII)
 _FILE = re.compile(r"[a-z][a-z0-9-]{0,60}\.(json|jsonl|log)", re.ASCII)
-_SMALL = 1 << 10  # bytes of the archive's own for a file, and for the list of what is left out
+_SMALL = 1 << 10  # bytes of overhead for a file, and for the list of omitted files
 
 
 UNFINISHED = ".vtorque-unfinished-"
@@ -47,7 +47,7 @@ def is_kept(name: str) -> bool:
 
 
 def order(name: str) -> tuple[int, str]:
-    """Sort key by importance: facts, log, consoles, samples."""
+    """Return a sort key by importance: facts, log, consoles, samples."""
     first = [JOB, LOG]
     large = name.endswith(".jsonl")
     return (first.index(name) if name in first else 2 + large, name)

@@ -58,14 +58,14 @@ class Settings:
 
 
 def directory_of(template: str, user: pwd.struct_passwd) -> Path:
-    """Return a user's directory."""
+    """Return the directory of a user's archives."""
     values = {"home": user.pw_dir, "user": user.pw_name, "uid": str(user.pw_uid)}
     for name, value in values.items():
         template = template.replace(f"{{{name}}}", value)
     return Path(template)
 
 
-# Never through a link: who is in a guest writes there, too.
+# Code in a guest can write there, so no symbolic link is followed.
 _NOTE = 'umask 077; mkdir -p "$1" && cd "$1" && rm -f "./$2" && set -C && echo "$3" >"./$2"'
 
 
@@ -83,7 +83,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequen
 
 @hookimpl
 def vtorque_kept(site: Site) -> Iterator[Place]:
-    """Yield the records in the caller's directory."""
+    """Yield the records in the caller's archives."""
     user = _caller()
     if site[Settings].directory and user is not None:
         from vtorque_archive.read import archives  # noqa: PLC0415 - not by vsub

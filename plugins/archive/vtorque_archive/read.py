@@ -1,6 +1,6 @@
-"""Read archives as their user, who can have forged them. No size is trusted.
+"""Read archives as their user. The user may have forged them, so no size is trusted.
 
-Nothing is unpacked into a directory, because a command can be killed at any time, even on a node.
+Nothing is unpacked into a directory, because a command that is killed would leave it behind.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vtorque_core.api import Paths
 from vtorque_core.api.kept_records import Place
 
 _MAX_ARCHIVE = 256 << 20  # bytes; the most that a site can set
-_MAX_ENTRIES = 100_000  # of the directory that are looked at
+_MAX_ENTRIES = 100_000  # directory entries that are read
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may need GiB of memory
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_left = MAX_BYTES  # that may still be opened
+_left = MAX_BYTES  # bytes that this process may still open
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Archived(Place):
 
     @property
     def directory(self) -> Path:
-        """The archive's path, for messages. There is no directory."""
+        """The path of the archive, which is a file, for messages."""
         return self.path
 
     @property
     def changed(self) -> float:
-        """Modification time in Unix seconds."""
+        """Modification time of the archive in Unix seconds."""
         with contextlib.suppress(OSError):
             return self.path.lstat().st_mtime
         return 0.0
 
     def open(self, name: str) -> int:
-        """Return a descriptor of an unnamed file with the content.
+        """Return a descriptor of an unnamed file with the content of an archived file.
 
         Raises OSError like :meth:`read`. One process can open at most
         :data:`~vtorque_archive.pack.MAX_BYTES` in total.
@@ -62,7 +62,7 @@ class Archived(Place):
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
         """Return at most ``limit`` bytes of a file.
 
-        Raise OSError if it is missing or the archive invalid.
+        Raise OSError if the file is missing or the archive is invalid.
         """
         with _opened(self.path) as archive:
             return _member(archive, name, limit)
@@ -88,7 +88,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
                 yield archive
         except OSError:
             raise
-        except Exception as error:  # zipfile says many things of what is no such file
+        except Exception as error:  # zipfile raises many types for invalid files
             raise OSError(errno.EIO, f"is not a file of vTorque: {type(error).__name__}") from None
 
 

@@ -25,8 +25,8 @@ from vtorque_archive.plugin import Settings, directory_of
 from vtorque_core.api import printable
 from vtorque_core.api.kept_records import Place
 
-PATIENCE = 60  # seconds for all that is done as the user, packing included
-_OWN = 30  # seconds for the rest: who the user is may be asked of a server
+PATIENCE = 60  # seconds for all work as the user, including packing
+_OWN = 30  # seconds for the rest: the user's account may come from a server
 _ANSWER = 500  # bytes
 
 
@@ -48,7 +48,7 @@ def _see_to(place: Place, settings: Settings) -> None:
     _let_go()
     signal.alarm(PATIENCE + _OWN)
     said = "cannot be read"
-    with contextlib.suppress(OSError, KeyError):  # no such user any more
+    with contextlib.suppress(OSError, KeyError):  # the user no longer exists
         user = pwd.getpwuid(place.uid)
         groups = os.getgrouplist(user.pw_name, user.pw_gid)
         name = name_of(place.key, str(place.facts().get("node", "")))
@@ -98,7 +98,7 @@ def _end_of(pid: int, answers: int) -> str:
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
     if not waiting.poll(PATIENCE * 1000):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)  # in a hung kernel it is left behind
+        signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may hang in the kernel and remain
         return f"nothing was written for {PATIENCE} s"
     os.set_blocking(answers, False)
     with contextlib.suppress(BlockingIOError):
@@ -119,7 +119,7 @@ def _be_the_user(
     """Run the child: drop root's privileges before any access to the user's directory."""
     said = ""
     try:
-        signal.alarm(PATIENCE + _OWN)  # if who waits for it has been killed
+        signal.alarm(PATIENCE + _OWN)  # in case the waiting process was killed
         if os.geteuid() == 0:
             os.setgroups(groups)
             os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)

@@ -18,8 +18,8 @@ from vtorque_archive.pack import UNFINISHED, key_of, packed
 from vtorque_archive.plugin import Settings
 from vtorque_core.api.kept_records import JOB
 
-_MAX_ENTRIES = 100_000  # of the directory that are looked at
-_OVER = 3600.0  # seconds until an unfinished file is one of a process that was killed
+_MAX_ENTRIES = 100_000  # directory entries that are read
+_OVER = 3600.0  # seconds after which an unfinished file counts as left by a killed process
 _MAX_CODE = 5  # bytes
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,7 +77,7 @@ def _put(at: int, name: str, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # a file system over a network tells only now that it is full
+            os.fsync(file.fileno())  # network file systems report a full disk only here
         os.replace(fresh, name, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
         with contextlib.suppress(OSError):
