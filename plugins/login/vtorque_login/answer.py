@@ -1,7 +1,7 @@
-"""Answer one request on the job's node: remove it, connect back, run ``vmgr`` for it.
+"""Answer one request on the job's node: run ``vmgr`` and send its output to the waiting command.
 
-``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``, as the job's owner. With NODE, other
-nodes do nothing.
+``python -I -m vtorque_login.answer CONFIG JOB NAME [NODE]``, as the job's owner. Does nothing if
+NODE is another node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def answer(
     with requests.directory(job_id) as place:
         request = requests.parsed(requests.read(place, name), job_id)
         if not requests.withdraw(place, name):
-            return 0  # another has been quicker
+            return 0  # another process answers it
     if not is_allowed(request.host):
         return 1
     with socket.create_connection((request.host, request.port), CONNECT) as connection:
@@ -134,7 +134,7 @@ def _thread(work: Callable[..., None], *args: object) -> threading.Thread:
 
 
 def _send(stream: channel.Stream, kind: int, descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more, pty(7)
+    with contextlib.suppress(OSError):  # EIO: no process has the terminal open, pty(7)
         while data := os.read(descriptor, channel.LARGEST):
             stream.send(kind, data)
 
@@ -156,7 +156,7 @@ def _receive(
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it reads no more, but may still say something
+    with contextlib.suppress(BrokenPipeError):  # it reads no more input, but may still write output
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -166,7 +166,7 @@ def _code(status: int) -> int:
 
 
 def _is_meant(config: Path, job_id: str, node: str) -> bool:
-    """Return whether this is the named node, according to root's records of the job here."""
+    """Return whether root's records of the job on this node have this node name."""
     places = kept_records.find(service.paths(config), job_id, os.getuid())
     return bool(places) and places[-1].facts().get("node") == node
 

@@ -20,7 +20,7 @@ _OPTIONS = (
         metavar="NODE",
         help="Run the command on this node instead of the job's first.",
     ),
-    # Of who runs it for somebody on another host: with what may travel, and no further.
+    # Set for a request from another host: only permitted parameters, and no further hop.
     click.Option(["--here"], is_flag=True, hidden=True),
 )
 
@@ -28,10 +28,10 @@ _OPTIONS = (
 def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command:
     """Return the command, wrapped to run on the job's node if that is another host."""
     there = command.callback
-    assert there is not None  # noqa: S101 - click's groups have none, and they are not about a job
+    assert there is not None  # noqa: S101 - only click's groups have no callback
 
     def callback(job_id: str, node: str, here: bool, **values: Any) -> Any:
-        from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415 - other commands need none
+        from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415 - rarely needed
 
         options, operands = _given(click.get_current_context(), values)
         output = values[of_job.output] if of_job.output in options else None
@@ -55,7 +55,7 @@ def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command
 
 
 def _check_asked(given: set[str], of_job: OfJob, output: object) -> None:
-    """Raise UsageError for parameters that other hosts may not use."""
+    """Raise UsageError for parameters that are not allowed from another host."""
     allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
     if other := given - allowed:
         raise UsageError(f"{', '.join(sorted(other))}: only supported on the job's node")
@@ -65,7 +65,7 @@ _Words = dict[str, Sequence[str]]
 
 
 def _given(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
-    """Return the options and operands from the command line, by parameter name.
+    """Return the options and operands of the command line, by parameter name.
 
     Options are formatted again, as in ``{"level": ["--level=info"]}``.
     """

@@ -18,7 +18,7 @@ import time
 from vtorque_core.api import VtorqueError
 
 KEY = 32  # bytes
-HANDSHAKE = 2.0  # seconds for both sides to say who they are, however they say it
+HANDSHAKE = 2.0  # seconds in which both sides must be authenticated
 LARGEST = 1 << 16  # bytes of a frame's content
 IN, OUT, ERR, SIZE, END = 1, 2, 3, 4, 5
 """Frame types: input (empty at its end), standard output, standard error, rows and columns of the

@@ -21,18 +21,18 @@ from typing import NoReturn
 from vtorque_core.api import VtorqueError
 from vtorque_login import requests
 
-MOST = 8  # commands at a time
-_LAST_WORDS = 0.2  # seconds for these to say that the script has ended
+MOST = 8  # answers at a time
+_LAST_WORDS = 0.2  # seconds for answers to report that the script has ended
 
 
 class Companion:
-    """Running answers of one job. ``environ`` is the job shell's, for the batch system's pbsdsh."""
+    """The running answers to requests of one job. The batch system's pbsdsh needs ``environ``."""
 
     def __init__(self, config: Path, job_id: str, node: str, environ: Mapping[str, str]) -> None:
         self._config, self._job_id, self._node = config, job_id, node
         self._environ = environ
         self._running: list[subprocess.Popen[bytes]] = []
-        self._passed_on: dict[str, float] = {}  # until when each is good, Unix seconds
+        self._passed_on: dict[str, float] = {}  # expiry of each request, Unix seconds
 
     def look(self) -> None:
         """Start answers to new requests. Never raises because of files from a user or guest."""
@@ -111,11 +111,11 @@ def _is_roots(place: str) -> bool:
 
 def _end(*_: object) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)  # the job shell has made us a session
+    os.killpg(0, signal.SIGTERM)  # the job shell gave this process its own session
     with contextlib.suppress(OSError, VtorqueError):
         requests.remove(sys.argv[2])
     time.sleep(_LAST_WORDS)
-    os.killpg(0, signal.SIGKILL)  # what ignores SIGTERM, and us
+    os.killpg(0, signal.SIGKILL)  # processes that ignore SIGTERM, and this one
     os._exit(0)
 
 

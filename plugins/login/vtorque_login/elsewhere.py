@@ -30,9 +30,9 @@ from vtorque_login import gathered, state
 from vtorque_login.settings import Settings
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
-_MOST = 1 << 20  # bytes of a line that is shown
+_MOST = 1 << 20  # bytes of a line that are shown
 RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
-# runuser(1) stops when its user's process does. Not no_new_privs: PBS's clients need their pbs_iff.
+# runuser(1) stops when its child stops. Do not set no_new_privs: PBS's clients need setuid pbs_iff.
 _DIES_WITH_US = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -45,11 +45,11 @@ class Asked:
         job_id: As the user wrote it.
         node: Node of the job; empty for the first.
         options: Given options by parameter name: ``["--level=info"]``.
-        operands: Given operands after the job, by parameter name.
+        operands: Given operands after the job id, by parameter name.
         terminal: True if the command uses the user's terminal, and there is one.
         output: File for the command's output.
         reads: True if the command reads standard input. Otherwise srun(1) and the connection must
-            not: a loop such as ``while read id`` needs it for later commands.
+            not read it, because a loop such as ``while read id`` needs it for later commands.
     """
 
     command: str
@@ -71,7 +71,8 @@ class Asked:
 def run(asked: Asked, config: Path) -> int | None:
     """Run the command on the job's node.
 
-    Return its exit code, or None if the job is here or has ended.
+    Return its exit code, or None if the command must run on this host, because the job is here or
+    has ended.
 
     Raises:
         Refused: The job has not started.
@@ -85,13 +86,13 @@ def run(asked: Asked, config: Path) -> int | None:
     if _runs_here(kept, asked):
         if whose is not None or kept[-1].uid == 0 or asked.command != "ssh":
             return None
-        return _as_owner(asked, str(kept[-1].facts().get("owner")), config)  # who has the key
+        return _as_owner(asked, str(kept[-1].facts().get("owner")), config)  # the owner has the key
     try:
         site, batch = service.batch_system(config)
         meant = _meant(batch.submitter(site).jobs(), asked.job_id)
     except VtorqueError as error:
         if asked.node and kept and "ended" not in kept[-1].facts():
-            raise  # what is meant is not the part that is here
+            raise  # the records on this host are of another part of the job
         if not kept and not _is_kept(config, asked.job_id):
             sys.stderr.write(f"vmgr: {error}\n")
         return None
@@ -105,7 +106,7 @@ def run(asked: Asked, config: Path) -> int | None:
 def _of_running(
     asked: Asked, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
 ) -> int | None:
-    """Run the command for running jobs, or collect the records that it reads here."""
+    """Run the command for running jobs, or collect their records on this host."""
     job = jobs[0]
     several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_called(job, asked.job_id)
     of_all = several and not asked.node and gathered.is_of_all_nodes(asked.command, asked.options)
@@ -113,7 +114,7 @@ def _of_running(
         asked = replace(asked, job_id=job.id)
     if os.geteuid() == 0 and job.owner != "root":
         return _as_owner(asked, job.owner, config)
-    if of_all and os.geteuid() != 0:  # root reads nothing that comes from elsewhere, live.kept
+    if of_all and os.geteuid() != 0:  # root reads no records from other nodes (live.kept)
         nodes = [(each.id, node) for each in jobs for node in each.nodes if not _is_this(node)]
         gathered.bring(nodes, config, site[Settings].answer_timeout)
         return None
@@ -125,7 +126,7 @@ def _of_running(
 
 
 def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
-    """Raise Refused unless the job has ended or, for an array, ended tasks have records."""
+    """Raise Refused unless the job has ended or, for an array, ended tasks have records here."""
     for job in meant:
         one = _is_called(job, wanted) and "[]" not in wanted
         if job.state not in _ENDED and (one or not _is_kept(config, wanted)):
@@ -145,7 +146,7 @@ def _on_node(
     if step is not None:
         argv = service.vmgr(config, *asked.line("--here"))
         return _call(step(job.id, node, argv, asked.terminal))
-    from vtorque_login import waiting  # noqa: PLC0415 - only where it has to
+    from vtorque_login import waiting  # noqa: PLC0415 - rarely needed
 
     first = node == job.nodes[0]
     return waiting.ask(asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal)
@@ -208,7 +209,7 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
         found = state.on_node(job.id, node, config, site[Settings].answer_timeout)
         states = (found, *(moved for _, moved in found.elsewhere))
         if any(rank == of for each in states for of, _ in each.guests):
-            return node  # also of a guest that was moved: from the job's first node
+            return node  # for a migrated guest, the job's first node is asked
     raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
 
 
@@ -226,9 +227,9 @@ def _call(argv: Sequence[str]) -> int:
 def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     """Run the command as the job's owner, because only the owner may reach into the job.
 
-    The user fully controls the started process, so it inherits no descriptor from root: runuser
-    provides a terminal of its own if needed, or else pipes. Control sequences from these pipes
-    never reach a terminal. Privileges: root.
+    The user fully controls the process, so it inherits no descriptor from root. runuser creates a
+    terminal if needed; otherwise it gets pipes. Control sequences from these pipes never reach a
+    terminal. Privileges: root.
     """
     try:
         account = pwd.getpwnam(owner)
@@ -253,7 +254,7 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
 def _shown_safely(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
-    """Run the command on pipes until this process ends, and pass its output to ``out``."""
+    """Run the command on pipes, and pass its output to ``out``. It ends when this process ends."""
     failed: list[OSError] = []
     argv = [*_DIES_WITH_US, *argv]
     with subprocess.Popen(
@@ -274,7 +275,7 @@ def _shown_safely(
         for reader in readers:
             reader.join()
     for error in failed:
-        if isinstance(error, BrokenPipeError):  # our own output has no reader any more
+        if isinstance(error, BrokenPipeError):  # the reader of our output has closed it
             raise error
         raise HostFault(f"cannot write the job's output: {error.strerror}")
     return code if code >= 0 else 128 - code
@@ -287,12 +288,12 @@ def _pass_on(pipe: IO[bytes], write: Callable[[bytes], object], failed: list[OSE
     except OSError as error:
         failed.append(error)
     finally:
-        pipe.close()  # so that the command is told, too
+        pipe.close()  # so that the command notices, too
 
 
 def _show(stream: TextIO, line: bytes) -> None:
     stream.write(f"{printable(line.decode('utf-8', 'replace').rstrip(), _MOST)}\n")
-    stream.flush()  # as it comes, also into a pipe
+    stream.flush()  # immediately, even into a pipe
 
 
 def _write(data: bytes) -> None:

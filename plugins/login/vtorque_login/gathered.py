@@ -25,9 +25,9 @@ from vtorque_core.api.kept_records import JOB, LOG, Place
 from vtorque_login import state
 
 _OF_ONE = {"report": frozenset[str](), "logs": frozenset(("follow", "console", "cloud_init"))}
-"""Commands that read the records of all nodes, unless used with these options."""
+"""Commands that read all nodes' records, with the options that prevent this."""
 
-_MOST_SENT = 16 << 20  # bytes of a node, packed: what is too much is left out, samples first
+_MOST_SENT = 16 << 20  # packed bytes per node; excess files are left out, samples first
 _MOST = 64 << 20  # bytes of all nodes, unpacked
 _FILE = re.compile(r"[a-z]{1,20}\.jsonl?", re.ASCII)
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,250}\.\d{1,9}", re.ASCII)
@@ -36,7 +36,7 @@ _PLACES: list[Place] = []
 
 @dataclasses.dataclass(frozen=True)
 class Brought(Place):
-    """Files from one node, kept in memory only so that a killed command leaves nothing behind."""
+    """Files from one node, only in memory, so that a killed command leaves no files behind."""
 
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
@@ -81,8 +81,8 @@ def packed(place: Place) -> dict[str, str]:
 def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
     """Query nodes for their records, as the calling user, for :func:`places`.
 
-    Prints the nodes that do not answer. ``nodes`` are pairs of a job id and a node; for ``wait``,
-    see :func:`state.answer`.
+    Prints the names of nodes that do not answer. ``nodes`` are pairs of a job id and a node; for
+    ``wait``, see :func:`state.answer`.
     """
     unpacking = _Unpacking()
 
@@ -105,7 +105,7 @@ def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
 
 
 def places() -> Iterator[Place]:
-    """Yield the collected records. They exist as long as this process."""
+    """Yield the collected records. They exist only while this process runs."""
     yield from _PLACES
 
 
@@ -115,7 +115,7 @@ def _nodes(place: Place) -> list[str]:
 
 
 class _Unpacking:
-    """Unpacks the files of several nodes with a common size limit."""
+    """Unpacks the files of several nodes, with one size limit for all nodes together."""
 
     def __init__(self) -> None:
         self._left = _MOST

@@ -32,7 +32,7 @@ def vtorque_elsewhere(
 
 @hookimpl
 def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
-    """Query each node of the jobs."""
+    """Query the state of the jobs on each of their nodes."""
     from vtorque_login.state import of_jobs  # noqa: PLC0415
 
     yield from of_jobs(jobs, config, site[Settings].answer_timeout)

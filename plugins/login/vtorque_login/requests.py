@@ -23,9 +23,9 @@ from typing import Any
 from vtorque_core.api import JobAttempt, Refused, printable
 from vtorque_login.channel import KEY
 
-MAX_BYTES = 1 << 17  # of a request
+MAX_BYTES = 1 << 17  # maximum size of a request
 MAX_WORDS = 1000
-_LONGEST = 86400.0  # seconds that a request is good for
+_LONGEST = 86400.0  # maximum seconds until a request expires
 _PLACE = (".vtorque", "requests")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _COMMAND = re.compile(r"[a-z]{1,20}")
@@ -63,8 +63,8 @@ def parsed(data: bytes, job_id: str) -> Request:
     """Parse and validate a request for this job.
 
     Before ``--``, only a command and long options with plain values are allowed. ``--config`` is
-    not, because a config determines what commands do. Words after the job are for the guest. Each
-    command declares the options it accepts from other hosts (``OfJob``).
+    not allowed, because a config determines what commands do. The words after the job id are for
+    the guest. Each command declares which options it accepts from other hosts (``OfJob``).
     """
     try:
         found = json.loads(data)
@@ -102,7 +102,7 @@ def _check(request: Request, job_id: str) -> None:
     if len(bytes.fromhex(request.key)) != KEY:
         raise ValueError("key does not have 256 bits")
     now = time.time()
-    if not now <= request.expires <= now + _LONGEST:  # nor is NaN
+    if not now <= request.expires <= now + _LONGEST:  # also rejects NaN
         raise ValueError(
             "the request has expired, is valid for more than a day, or the clocks differ"
         )
@@ -178,7 +178,7 @@ def leave(place: int, request: Request) -> str:
 
 
 def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
-    """Return the names of at most ``most`` requests in a directory, except ``known`` ones."""
+    """Return the names of at most ``most`` requests in a directory, without those in ``known``."""
     found: list[str] = []
     with os.scandir(place) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""``[plugin.login]``."""
+"""The settings of remote commands about jobs: ``[plugin.login]``."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from vtorque_core.live import service
 
 T = TypeVar("T")
 _MOST = 1 << 20  # bytes of an answer
-_SPARE = 30.0  # seconds for a node to say it, besides what two commands wait for the job
-AT_ONCE = 8  # nodes that are asked at a time
+_SPARE = 30.0  # seconds for a node to answer, in addition to the waits of two commands
+AT_ONCE = 8  # nodes that are queried at a time
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class State:
     Attributes:
         phase: The job's phase.
         guests: Rank and name of each guest.
-        elsewhere: The same for nodes outside the job's allocation, which its owner cannot query.
+        elsewhere: Node and state for nodes outside the job's allocation, which its owner cannot
+            query.
     """
 
     phase: str
@@ -128,5 +129,5 @@ def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[by
                         "whether the job still runs"
                     )
         finally:
-            os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own
+            os.killpg(child.pid, signal.SIGKILL)  # not yet reaped, so the pid cannot be reused
     return bytes(said[0]), bytes(said[1])

@@ -23,9 +23,9 @@ from vtorque_login import channel, requests
 from vtorque_login.requests import Request
 from vtorque_login.settings import Settings
 
-_POLL = 0.1  # seconds between looks whether the job has taken the request
-_MOST = 20  # connections at a time that have not said who they are
-_PORT = 9  # discard: nothing is sent there, it is asked for the way only
+_POLL = 0.1  # seconds between two checks whether the job has taken the request
+_MOST = 20  # unauthenticated connections at a time
+_PORT = 9  # discard; nothing is sent, only the route is determined
 
 
 def ask(
@@ -54,7 +54,7 @@ def ask(
 def _own_address(node: str) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((node, _PORT))  # of UDP: nothing is sent, ip(7)
+            probe.connect((node, _PORT))  # UDP, so nothing is sent (ip(7))
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostFault(f"cannot connect to {printable(node)}: {error.strerror}") from None
@@ -82,7 +82,7 @@ def _connected(
                             return answer
                         busy, wrong = busy - 1, answer
             finally:
-                taken = not requests.withdraw(place, name)  # NFS would list it for a minute yet
+                taken = not requests.withdraw(place, name)  # NFS may list it for another minute
     except OSError as error:
         raise HostFault(f"~/.vtorque/requests: {error.strerror}") from None
     if not taken:
@@ -99,7 +99,7 @@ def _greet(
 ) -> None:
     """Put the stream of a new connection, or the reason for its rejection, into ``answers``.
 
-    Runs in a thread per connection, so a silent stranger blocks nobody.
+    Runs in a thread per connection, so that a silent client does not delay others.
     """
     connection.settimeout(channel.HANDSHAKE)
     try:
@@ -143,7 +143,7 @@ def _talk(stream: channel.Stream, *, terminal: bool) -> int:
                     return data[0] if data else _script_has_ended()
                 if kind in (channel.OUT, channel.ERR):
                     _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
-        except BrokenPipeError:  # our own output has no reader any more
+        except BrokenPipeError:  # the reader of our output has closed it
             raise
         except (OSError, channel.Broken) as error:
             raise HostFault(f"the connection to the job broke: {error}") from None
@@ -177,7 +177,10 @@ def _send_input(stream: channel.Stream) -> None:
 
 @contextlib.contextmanager
 def _raw(stream: channel.Stream) -> Iterator[None]:
-    """Set the terminal to raw mode and report window size changes. Raise Refused without one."""
+    """Set the terminal to raw mode and report window size changes.
+
+    Raise Refused without a terminal.
+    """
 
     def resized(*_: Any) -> None:
         size = os.get_terminal_size()
@@ -189,7 +192,7 @@ def _raw(stream: channel.Stream) -> Iterator[None]:
     except termios.error:
         raise Refused("standard input is not a terminal") from None
     handler = signal.signal(signal.SIGWINCH, resized)
-    tty.setraw(0, termios.TCSADRAIN)  # what was typed before is kept, as ssh does
+    tty.setraw(0, termios.TCSADRAIN)  # keep input typed before, as ssh does
     try:
         yield
     finally:
