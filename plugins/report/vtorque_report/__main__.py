@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Print the summary to standard output, which is the job's standard error."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.alarm(_SECONDS)
-    from vtorque_report import load, text  # noqa: PLC0415 - within the second
+    from vtorque_report import load, text  # noqa: PLC0415 - inside the time limit
 
     status = int(argv[1])
     report = load.report([Path(argv[0])], time.time(), load.FEW_LINES, status)

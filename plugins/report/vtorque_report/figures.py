@@ -38,7 +38,7 @@ class Figures:
         cpu: CPU time of the vCPUs; without telemetry, of the whole QEMU since its start.
         steal: time that vCPUs were ready to run but had no host CPU.
         overhead: CPU time of QEMU, iothreads and vhost threads besides the vCPUs.
-        memory: maximum host memory of its QEMU.
+        memory: maximum host memory that QEMU used.
         disk, network: (read, written), (received, sent) since the boot.
         drops: packets dropped by a guest's network card.
     """
@@ -143,13 +143,13 @@ def together(parts: Sequence[Figures]) -> Figures:
 
 
 def run_start(attempt: Attempt) -> float:
-    """Return when the script could begin (Unix seconds), or else the job's start."""
+    """Return the time when the script could begin (Unix seconds); if unknown, the job's start."""
     starts = [p.start for p in attempt.phases if p.guest is None and p.name in RUN]
     return starts[0] if starts else attempt.started
 
 
 def boot_start(attempt: Attempt) -> float:
-    """Return when the guests were started."""
+    """Return the time when the guests were started (Unix seconds); if unknown, the job's start."""
     starts = [p.start for p in attempt.phases if p.guest is None and p.name == "boot"]
     return starts[0] if starts else attempt.started
 
@@ -171,7 +171,7 @@ def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
 
 
 def _ends(lines: Sequence[Line]) -> Sequence[Line]:
-    """Return some lines at both ends, because libvirt's first or last values may be missing."""
+    """Return up to ten lines from each end, because some may lack libvirt's values."""
     return [*lines[:10], *lines[10:][-10:]]
 
 

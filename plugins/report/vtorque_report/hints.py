@@ -10,31 +10,31 @@ from vtorque_report.figures import START, Figures, spent
 from vtorque_report.read import Attempt
 from vtorque_report.units import duration, percent, size
 
-MARGIN = 1.25  # what is suggested over what was used: the next input may be larger
-MEMORY_UNUSED = 0.5  # below this share asked for in vain: a node could run two such jobs
-MEMORY_WORTH = 512 << 20  # bytes per guest: less is no gain for a node
-MEMORY_STEP = 256 << 20  # suggestions are multiples
-CPU_UNUSED = 0.5  # half of the vCPUs idle: somebody else could have them
-CPU_IDLE = 0.25  # one vCPU cannot become fewer, but what does it wait for?
-CPU_SECONDS = 10.0  # below, the start of a script says nothing of its work
-STEAL = 0.1  # a tenth slower by others; a few per cent are the host's own work
-STEAL_SECONDS = 1.0  # less is the noise of a start
-BESIDE = 0.3  # CPU time for devices; a disk or network at full speed takes some of it
-BOOT = 0.25  # of the whole time, from which starting guests is a good part of the cost
+MARGIN = 1.25  # suggested amount relative to the used one: the next input may be larger
+MEMORY_UNUSED = 0.5  # with a smaller used share, a node could run two such jobs
+MEMORY_WORTH = 512 << 20  # minimum saving per guest in bytes that helps a node
+MEMORY_STEP = 256 << 20  # suggestions are multiples of this number of bytes
+CPU_UNUSED = 0.5  # half of the vCPUs idle: other jobs could use them
+CPU_IDLE = 0.25  # for a single vCPU: it cannot be reduced, but it waits for something
+CPU_SECONDS = 10.0  # a shorter time says nothing about the script's work
+STEAL = 0.1  # other load slows the job by a tenth; a few percent are the host's own work
+STEAL_SECONDS = 1.0  # less is noise of the start
+BESIDE = 0.3  # CPU time for devices; a disk or network at full speed needs some
+BOOT = 0.25  # share of the whole time from which starting guests is a large cost
 DROPS = 1000  # packets: single ones are normal when an interface comes up
 
 
 def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterator[str]:
     """Yield hints of one sentence each, the most important first."""
     failures = list(_failures(attempt))
-    if failures:  # what was used until then says little of what is needed
+    if failures:  # the usage until the failure says little about the need
         yield from failures
         return
     long_enough = total.core_seconds >= CPU_SECONDS * max(1, total.vcpus)
     over = attempt.ended is not None or attempt.status is not None
     waited = [*_wait(total)]
     yield from waited
-    # What a script will still need is not known, nor what it would use if it had not to wait.
+    # A running script may need more later, and a waiting script would use more.
     if over and total.measured and long_enough and not waited:
         yield from _cpu(guests, total)
     yield from _memory(guests, over)

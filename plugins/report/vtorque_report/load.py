@@ -15,7 +15,7 @@ from vtorque_core.api.kept_records import Place
 from vtorque_report.read import MAX_LINES, Attempt, attempt
 from vtorque_report.report import Report
 
-FEW_LINES = 200  # of a guest's samples: enough for sums and for the most memory
+FEW_LINES = 200  # samples per guest: enough for sums and for the maximum memory
 
 
 def report(
@@ -26,8 +26,8 @@ def report(
 ) -> Report:
     """Return the report of the same job on one or more nodes.
 
-    ``kept`` are their records, or directories with copies. ``status`` is the script's exit status.
-    Raises Refused if one has no record, or that of another job.
+    ``kept`` are the nodes' records, or directories with copies. ``status`` is the script's exit
+    status. Raises Refused if a node has no record, or the record of another job.
     """
     found: list[Attempt] = []
     for each in kept:

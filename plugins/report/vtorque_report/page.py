@@ -21,9 +21,9 @@ class Section:
 
 
 def render(report: Report | Array) -> str:
-    """Return the page; without plots it says so and still has their tables.
+    """Return the page. If plots cannot be drawn, the page says so and shows their tables.
 
-    For an array, the page has the table of its elements.
+    For an array, the page has a table of its elements.
     """
     common = {
         "report": report,

@@ -14,12 +14,12 @@ from vtorque_report.read import Attempt, Guest, Line, Phase
 from vtorque_report.units import duration, scaled
 
 WIDTH, HEIGHT = 360, 190  # CSS pixels: fits a phone; wider screens have more of them side by side
-POINTS = 240  # of a line: more than a phone has pixels for it
-ROWS = 12  # of the table beside a plot
+POINTS = 240  # points of a line; a phone has fewer pixels for it
+ROWS = 12  # rows of the table beside a plot
 MAX_GUESTS = 32  # with plots of their own; the table has all
 MAX_APP = 24  # plots of a guest's own metrics
 APP = "vtorque_app_"
-_FEW = 24  # points so few are marked
+_FEW = 24  # up to this number, points are marked
 
 Values = Sequence[tuple[float, float]]
 """(seconds since the job's start, value)"""
@@ -30,8 +30,9 @@ class Plot:
     """A drawing, with its content as text and table for accessibility.
 
     Args:
-        title: the measured quantity. It may be a guest's text: the page escapes it.
-        unit: of all values; ``label``: the whole plot in a sentence, without its title.
+        title: the measured quantity. It may be text from a guest: the page escapes it.
+        unit: the unit of all values; ``label``: a sentence that describes the plot, without its
+            title.
         heads, rows: the content as a table.
     """
 
@@ -162,7 +163,7 @@ def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, A
     few = max(len(values) for values in series.values()) <= _FEW
     scale: dict[str, Any] = {"zero": most >= 0, "nice": True}
     if most > 0 or not any(value for values in series.values() for _, value in values):
-        scale["domainMax"] = most or 1  # nothing at all is a line at the bottom
+        scale["domainMax"] = most or 1  # draw zeros as a line at the bottom
     spec: dict[str, Any] = {"data": {"values": points}}
     spec["mark"] = {"type": "line", "strokeWidth": 1.6, "point": {"size": 14} if few else False}
     legend = {"orient": "top", "title": None, "symbolType": "stroke"}
@@ -202,7 +203,7 @@ def timeline(attempt: Attempt, axis: Axis) -> Plot:
         "y": {"field": "n", "type": "ordinal", "scale": {"paddingInner": 0.2},
               "axis": {"title": None, "grid": False, "labelExpr": _labels(names),
                        "labelLimit": 110,
-                # Browsers' fonts are wider than the one that Vega measures with.
+                # Browsers' fonts are wider than the font that Vega measures with.
                 "minExtent": 92}},
         "color": colour,
         "stroke": colour,

@@ -19,10 +19,10 @@ from vtorque_core.api import printable
 from vtorque_core.api.kept_records import JOB, MAX_JOB, Place
 
 SERIES = "series.jsonl"
-MAX_SERIES = 64 << 20  # bytes of it that are read; telemetry writes no more
+MAX_SERIES = 64 << 20  # bytes that are read; telemetry writes no more
 MAX_LINES = 2000  # of each guest; telemetry keeps no more
 MAX_GUESTS = 1024
-MAX_NAMES = 2000  # series of a guest
+MAX_NAMES = 2000  # names of series per guest
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Line:
-    """All values of a guest at a time (Unix seconds), by name and labels."""
+    """All values of a guest at one time (Unix seconds), by name and labels."""
 
     time: float
     values: Mapping[str, float]
@@ -71,8 +71,8 @@ class Attempt:
 
     Attributes:
         status: the script's exit status, if known.
-        known_as: the users' name of the job, if not its id.
-        reason: why it did not start.
+        known_as: the job's name for users, if it is not the id.
+        reason: why the attempt did not start.
     """
 
     job: str
@@ -94,9 +94,9 @@ class Attempt:
 
 
 def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
-    """Return the record of a place, or of a copy of its directory; None if it is empty.
+    """Return the record in a place, or in a copy of its directory; None if it is empty.
 
-    ``now`` is the end of a running job. Invalid content never raises. Raises OSError if
+    ``now`` is the end of a running job. Invalid content does not raise. Raises OSError if
     ``job.json`` is missing, or owned by another user.
     """
     facts = _object(_read(kept, JOB, MAX_JOB))
@@ -176,7 +176,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
             end = max(start, now) if running else start + max(0.0, seconds)
             yield Phase(_text(span.get("name")), None, start, end)
         elif isinstance(guest, int):
-            # A guest's mark is when it was done; its seconds are since the phase before began.
+            # A guest's mark is the end of a step. Its seconds count from the step before.
             yield Phase(_text(span.get("name")), guest, start - max(0.0, seconds), start)
 
 
@@ -193,7 +193,7 @@ def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
 
 
 def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
-    """Return each guest's lines, thinned evenly but with the last, and those of the job."""
+    """Return each guest's lines, thinned evenly but with the last line, and the job's lines."""
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
         for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:

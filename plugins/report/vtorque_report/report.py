@@ -32,7 +32,7 @@ class Report:
 
     @property
     def first(self) -> Attempt:
-        """The reference node."""
+        """The attempt on the first node, which stands for the job."""
         return self.attempts[0]
 
     @cached_property
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def called(self) -> str:
-        """The users' name of the job."""
+        """The job's name for users."""
         return self.first.known_as or self.first.job
 
     @property
@@ -199,7 +199,7 @@ class Array:
 
     @property
     def called(self) -> str:
-        """The users' name of the array: ``22[].srv``, ``22_*``."""
+        """The array's name for users: ``22[].srv``, ``22_*``."""
         name = self.elements[0].called
         return re.sub(r"\[\d+\]", "[]", re.sub(r"_\d+$", "_*", name), count=1)
 

@@ -1,4 +1,4 @@
-"""The summary of a job as text. It is colored only on a terminal, and not with NO_COLOR."""
+"""The summary of a job as text. Colors are used only on a terminal, and not with NO_COLOR."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vtorque_report.read import Phase
 from vtorque_report.report import Array, Report
 from vtorque_report.units import duration, percent, size
 
-WIDTH = 100  # columns at most: bars gain nothing by more
-PIPED = 80  # columns where there is no terminal
+WIDTH = 100  # maximum columns: wider bars show no more
+PIPED = 80  # columns without a terminal
 MAX_GUESTS = 12  # rows: the rest is in --json and --html
 _BAR_WIDTH = 16
 _GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
@@ -170,7 +170,7 @@ def _phases(phases: Sequence[Phase], where: str) -> Table:
     table.add_row(Text(f"phase{where}", style="bold"), Text("time", style="bold"), Text())
     for phase in phases:
         begin, end = phase.start - start, phase.end - start
-        shown = max(end, begin + whole / 200)  # a short one is seen, too
+        shown = max(end, begin + whole / 200)  # keep short phases visible
         bar = Bar(whole, begin, shown, color=_GOOD if phase.name == "run" else _BAR)
         table.add_row(Text(phase.name), Text(duration(end - begin)), bar)
     return table
