@@ -14,11 +14,11 @@ from typing import Literal, Protocol
 from vtorque_core.api import HostFault
 
 CLUSTER, NODE, SHAPE = "vtorque-cluster", "vtorque-node", "vtorque-shape"
-"""Names of a machine's tags: its cluster, node and shape."""
+"""Names of a machine's tags: its cluster, node and shape (kind of node)."""
 
 
 State = Literal["building", "running", "ended", "deleting"]
-"""A machine's state. A machine that may come back is running, whatever the cloud reports now."""
+"""A machine's state. A machine that may come back counts as running, even if it is down now."""
 
 
 class CloudFault(HostFault):
@@ -31,7 +31,11 @@ class StockOut(CloudFault):
 
 @dataclass(frozen=True)
 class Order:
-    """A machine to create. ``memory`` is in MiB; ``image`` and ``flavor`` are the cloud's names."""
+    """A machine to create for a node.
+
+    ``memory`` is in MiB. ``image`` and ``flavor`` are the cloud's names. ``shape`` is the kind of
+    node in vTorque's site config.
+    """
 
     cluster: str
     node: str
@@ -61,19 +65,19 @@ class Machine:
 
     @property
     def is_live(self) -> bool:
-        """Whether the machine is, or will be, a node's: not ended and not being deleted."""
+        """True if the machine has not ended and is not being deleted."""
         return self.state in {"building", "running"}
 
 
 class Driver(Protocol):
     """A cloud. Threads and processes call the methods concurrently.
 
-    All methods raise :class:`CloudFault` if the cloud does not answer, never return an empty
-    result.
+    If the cloud does not answer, all methods raise :class:`CloudFault` instead of returning an
+    empty result.
     """
 
     def create(self, order: Order) -> Machine:
-        """Create a machine together with its tags, so that a killed process leaves no untagged one.
+        """Create a machine together with its tags. A killed process must leave no untagged machine.
 
         The machine may still be booting on return.
 

@@ -173,7 +173,7 @@ def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
 
 
 def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
-    """End a shape's pause, and on Slurm its reservation."""
+    """End a shape's pause and, on Slurm, its reservation."""
     from vtorque_pool import on_slurm  # noqa: PLC0415
     from vtorque_pool.slurm import Slurm  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
 """Create and delete the pool's machines, in all its clouds.
 
 A process holds a node's lock while it creates or deletes the node's machine. It lists the machines
-by tag each time. So a repeated call creates no second machine, and a killed process leaves no
-unknown one.
+by tag each time. Therefore a repeated call creates no second machine, and a killed process leaves
+no unknown machine.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Found:
     clouds: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, node: str) -> list[Machine]:
-        """Return a node's live machines, oldest first. The oldest one stays."""
+        """Return a node's live machines, oldest first. The pool keeps only the oldest."""
         mine = [m for m in self.machines if m.node == node and m.is_live]
         return sorted(mine, key=lambda m: (m.created, m.id))
 
 
 def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
-    """Return the errors in the result of :meth:`Machines.make`, except nodes locked by others."""
+    """Return the errors of :meth:`Machines.make`, except for nodes locked by other processes."""
     return {
         node: str(answer)
         for node, answer in answers.items()
@@ -104,7 +104,7 @@ class Machines:
         return clouds
 
     def _make_in(self, cloud: str, nodes: list[str], why: str) -> dict[str, Machine | HostFault]:
-        """Create the machines that are missing in a cloud, which is listed before and after."""
+        """Create the machines that are missing in a cloud. List its machines before and after."""
         driver = self._drivers[cloud]
         before = self.found([cloud])
         if before.silent:
@@ -189,7 +189,7 @@ class Machines:
             failed.update(dict.fromkeys(theirs, "another process creates or deletes its machine"))
             for node in [node for node in mine if node in held]:
                 self.log(f"{node}: kept, because it is held: {held[node]}")
-            found = self.found()  # in all clouds: a shape may have been another's
+            found = self.found()  # in all clouds: a shape may have been in another cloud before
             ours = [node for node in mine if node not in held]
             now = still() if still and ours else ours
             for node in ours:
@@ -230,11 +230,11 @@ class Machines:
         return ""
 
     def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
-        """Count failures by shape; return the shapes that are paused because of them, and why."""
+        """Count failures by shape; return the shapes that are paused now, with the reasons."""
         paused = {}
         shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
         with self.memory.changed() as remembered:
-            for shape, why in shapes.items():  # eight nodes that one timeout hits are one failure
+            for shape, why in shapes.items():  # one timeout of several nodes is one failure
                 if shape is None or remembered.is_paused(shape.name, time.time()):
                     continue
                 most, pause = self.settings.max_failures, self.settings.failure_backoff
@@ -265,7 +265,7 @@ class Machines:
                 os.close(descriptor)
 
     def is_busy(self, node: str) -> bool:
-        """Whether a process is creating or deleting a node's machine."""
+        """Return whether a process is creating or deleting a node's machine."""
         try:
             os.close(take_lock(self.memory.directory / "nodes" / node, 0))
         except Busy:

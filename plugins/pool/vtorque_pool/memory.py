@@ -17,7 +17,7 @@ from typing import Any
 
 from vtorque_core.api import HostFault, replace_file, take_lock
 
-_LOCK_TIME = 30.0  # seconds; it is held for a file's reading and writing only
+_LOCK_TIME = 30.0  # seconds; the lock is held only to read and write a file
 
 
 @dataclass
@@ -32,33 +32,33 @@ class Counted:
 
 @dataclass
 class Remembered:
-    """The content of the file. Times are Unix times."""
+    """The pool's state. Times are Unix times."""
 
     held: dict[str, str] = field(default_factory=dict)
-    """Why a machine is held, by node."""
+    """Why the machine of a node is held, by node."""
     failed: dict[str, list[float]] = field(default_factory=dict)
     """Times of failures, by shape."""
     paused: dict[str, float] = field(default_factory=dict)
     """End of the pause, by shape."""
     why: dict[str, str] = field(default_factory=dict)
-    """Last failure, by shape."""
+    """Text of the last failure, by shape."""
     counted: dict[str, Counted] = field(default_factory=dict)
-    """Counters, by shape."""
+    """Counters of machines, by shape."""
     seen: dict[str, float] = field(default_factory=dict)
-    """When the node registered, by machine."""
+    """Time when the node registered, by machine id."""
 
     def of(self, shape: str) -> Counted:
         """Return a shape's counters."""
         return self.counted.setdefault(shape, Counted())
 
     def is_paused(self, shape: str, now: float) -> bool:
-        """Whether the shape is paused."""
+        """Return whether the shape is paused."""
         return self.paused.get(shape, 0.0) > now
 
     def fail(self, shape: str, why: str, now: float, most: int, pause: float) -> bool:
         """Record a failure; return whether this pauses the shape.
 
-        That happens at ``most`` failures within ``pause`` seconds.
+        A shape is paused after ``most`` failures within ``pause`` seconds.
         """
         self.of(shape).failures += 1
         recent = [when for when in self.failed.get(shape, []) if now - when < pause]
@@ -87,7 +87,7 @@ class Remembered:
 
 
 class Memory:
-    """The file."""
+    """The file that keeps the pool's state (:class:`Remembered`)."""
 
     def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
         self.directory = directory

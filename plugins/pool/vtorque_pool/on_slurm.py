@@ -1,7 +1,7 @@
 """The programs that Slurm's power saving calls, and repairs. Runs as SlurmUser.
 
-Each may be killed at any point and repeated. A start without a machine is retried or abandoned. A
-machine without a node is deleted.
+Each program may be killed at any point and repeated. A node start without a machine is retried or
+abandoned. A machine without a node is deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vtorque_pool.api import Machine
 from vtorque_pool.machines import Found, Machines, failures
 from vtorque_pool.slurm import Node, Slurm, State
 
-_YOUNG = 30.0  # seconds: what the cloud has just made may not be in its list yet
+_YOUNG = 30.0  # seconds in which a new machine may be missing in the cloud's list
 
 
 def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def suspend(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Delete the nodes' machines; return the exit status."""
     try:
         note_registered(machines, machines.found(), slurm.nodes())
-    except HostFault as error:  # it only counts; machines end whoever is silent
+    except HostFault as error:  # only for statistics; delete the machines anyway
         machines.log(f"cannot record the start times of {', '.join(nodes)}: {error}")
     return 1 if machines.end(nodes, "Slurm suspends it") else 0
 
@@ -87,7 +87,7 @@ def note_registered(machines: Machines, found: Found, nodes: Mapping[str, Node])
 
 
 def note_up(machines: Machines, found: Found, nodes: Mapping[str, Node], now: float) -> None:
-    """Record how long machines took, if the batch system does not report when a node came up."""
+    """Record how long machines took, for batch systems that do not report when a node came up."""
     up = {n.name: now for n in nodes.values() if n.state in {"free", "busy", "draining"}}
     _note(machines, found, up)
 
@@ -119,12 +119,12 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
 
 
 def _in_state(slurm: Slurm, state: State) -> set[str]:
-    """Return the nodes in a state now, because the state that a round has read may be outdated."""
+    """Return the nodes in a state now. The state that a round has read may be outdated."""
     return {node.name for node in slurm.nodes().values() if node.state == state}
 
 
 def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
-    """Delete machines that no node has or needs; return their number."""
+    """Delete machines that have ended or belong to no node; return their number."""
     held = machines.memory.read().held
     done = 0
     for machine in found.machines:

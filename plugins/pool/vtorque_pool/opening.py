@@ -34,7 +34,7 @@ def opened(config: Path | None) -> tuple[Site, Machines]:
         raise ConfigError("[plugin.pool] has no shapes; doc/pool.md describes them")
     log = logger(Path(settings.log))
     drivers: dict[str, Driver] = {}
-    for name in settings.clouds:  # also one that no shape names any more: its machines have to go
+    for name in settings.clouds:  # even without a shape, because old machines must be deleted
         options = dict(settings.clouds[name])
         kind = options.pop("driver")
         try:

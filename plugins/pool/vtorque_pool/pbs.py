@@ -19,7 +19,7 @@ from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import REASON, TOLD, Node, State
 
 _OFF = f"{REASON}: off"
-_NONE = "Server has no node list"  # pbs_error_db.h, of both
+_NONE = "Server has no node list"  # pbs_error_db.h of Torque and OpenPBS
 _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 
@@ -43,7 +43,7 @@ class Pbs:
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, Node]:
-        """Return the server's nodes of the pool, on Torque without nodes that are off."""
+        """Return the server's nodes of the pool. On Torque, nodes that are off are left out."""
         there = {name: _node(name, each) for name, each in self._said().items()}
         return {name: node for name, node in there.items() if not _is_off(node)}
 
@@ -96,7 +96,7 @@ class Pbs:
         else:
             jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-t", "-x"), "Job")]
         found = []
-        for job in jobs:  # of an array each element, which its own line stands beside
+        for job in jobs:  # an array is listed, and each of its elements too
             if job.get("job_state") == "Q" and "[]" not in job["Job_Id"]:
                 with contextlib.suppress(ValueError):
                     found.append(_open_waiting(job) if self._open else _torque_waiting(job))
@@ -105,9 +105,9 @@ class Pbs:
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
         """Create a node that accepts jobs once it is up. The server must resolve its name.
 
-        Torque considers a node up until ``node_check_rate`` has passed if its previous machine was
-        up, and would send jobs to a booting machine. So set the node ``down``, which pbs_mom's
-        first message ends.
+        If the node's previous machine was up, Torque considers the node up until
+        ``node_check_rate`` has passed, and would send jobs to a booting machine. Therefore the node
+        is set ``down`` until pbs_mom's first message.
         """
         self._make(node, cpus, features, address)
         if not self._open:
@@ -138,7 +138,7 @@ class Pbs:
     def drain(self, node: str, why: str) -> None:
         """Set a node offline, with a note that marks it as the pool's."""
         note = f"{REASON}: {why}"
-        if self._open:  # pbsnodes -o knows hosts, not a node whose mom is an address
+        if self._open:  # pbsnodes -o requires a host name, but the node's mom may be an address
             note = note.replace('"', "'")
             self._run("qmgr", "-c", f'set node {node} state+=offline,comment="{note}"')
         else:
@@ -156,7 +156,7 @@ class Pbs:
         for job in jobs:
             if self._open:
                 self._run("qrerun", "-W", "force", job, but=("Unknown",))
-            else:  # which says "not rerunnable" of such a job, -f or not (req_rerun.c)
+            else:  # Torque reports "not rerunnable" for such a job, even with -f (req_rerun.c)
                 self._run("qalter", "-r", "y", job, but=("Unknown",))
                 self._run("qrerun", "-f", job, but=("Unknown",))
 
@@ -172,7 +172,7 @@ class Pbs:
                 self.delete(node)
 
     def _run(self, tool: str, *words: str, but: tuple[str, ...] = ()) -> str:
-        """Return a command's output, or nothing if it fails with one of the words in ``but``."""
+        """Return a command's output; empty if its error message contains a word of ``but``."""
         program = f"{self._settings.bindir}/{tool}" if self._settings.bindir else tool
         try:
             return run_tool(program, *words, timeout=self._settings.timeout)
@@ -245,7 +245,7 @@ def _open_jobs(text: str) -> list[dict[str, str]]:
 
 
 def _torque_waiting(job: Mapping[str, str]) -> Waiting:
-    """Parse a job's request; ValueError if that fails."""
+    """Parse a Torque job's request. Raises ValueError if that fails."""
     nodes, cpus, features = 0, 1, set()
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
         first, *words = part.split(":")
@@ -261,7 +261,7 @@ def _torque_waiting(job: Mapping[str, str]) -> Waiting:
 
 
 def _open_waiting(job: Mapping[str, str]) -> Waiting:
-    """Parse a job's request; ValueError if that fails."""
+    """Parse an OpenPBS job's request. Raises ValueError if that fails."""
     nodes, cpus = 0, 1
     for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
         words = part.split(":")

@@ -53,7 +53,7 @@ def begin() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.environ["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 - of the user
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 - from the user database
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Decide what one round on Torque or OpenPBS does. No side effects.
 
-Each round reads the state anew. Only the times since when nodes are idle or unusable are kept
-between rounds, and are lost when the service restarts.
+Each round reads the state anew. Between rounds, only the times at which nodes became idle or
+unusable are kept. A restart of the service loses them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Step:
 
     Attributes:
         kind: ``leave`` removes node and machine; ``fail`` also counts a failure.
-        was: The node's state for which the action is valid.
+        was: The action is valid only while the node has this state.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass
 class Since:
-    """The Unix times since when nodes are in a state."""
+    """The Unix times at which nodes became idle or unusable."""
 
     idle: dict[str, float] = field(default_factory=dict)
     unusable: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Since:
 
 @dataclass(frozen=True)
 class View:
-    """The current state."""
+    """The state at the begin of a round."""
 
     settings: Settings
     found: Found
@@ -66,7 +66,7 @@ class View:
     held: Mapping[str, str]
     paused: frozenset[str]
     seen: Collection[str]
-    """Machines whose node has registered."""
+    """Ids of machines whose node has registered."""
     now: float
 
 
@@ -122,7 +122,7 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
             if age > view.settings.boot_timeout and down > view.settings.delete_timeout:
                 if node.jobs:
                     yield Step("requeue", name, "the machine does not answer")
-                if machines[0].id in view.seen:  # a user's job can have taken it down
+                if machines[0].id in view.seen:  # a user's job may have crashed it
                     yield Step("leave", name, "the machine does not answer", was=node)
                 else:
                     yield Step("fail", name, f"the node is not up after {age:.0f} s", was=node)
@@ -131,7 +131,7 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
 
 
 def _ours(node: Node) -> bool:
-    """Whether the pool has drained a node. Nodes that an administrator drained stay."""
+    """Return whether the pool has drained a node. Nodes that an administrator drained stay."""
     return node.reason.startswith(REASON)
 
 

@@ -34,13 +34,13 @@ def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Call
 
 
 def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
-    """Run rounds until SIGTERM or SIGINT. Raises Refused if another process does."""
+    """Run rounds until SIGTERM or SIGINT. Raises Refused if another process runs them."""
     with _alone(machines):
         _serve(settings, machines, batch)
 
 
 def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
-    """Run one round; return the number of actions. Raises Refused if another process does."""
+    """Run one round; return its number of actions. Raises Refused if another process does."""
     with _alone(machines):
         return round_of(settings, machines, batch)()
 
@@ -68,7 +68,7 @@ def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
             one()
             _write_metrics(settings, machines, batch)
             pause = settings.interval
-        except Exception as error:  # one round's defect does not end the service
+        except Exception as error:  # a defect in one round must not end the service
             said = error if isinstance(error, VtorqueError | OSError) else repr(error)
             machines.log(f"a round has failed: {said}")
             pause = min(pause * 2, settings.interval * _SLOWEST)
@@ -162,9 +162,10 @@ def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
 
 
 def _deleted(batch: Pbs, step: rounds.Step) -> set[str]:
-    """Delete a node before its machine, so that it gets no job; nothing if the node has changed.
+    """Delete a node from the batch system, before its machine, so that it gets no job.
 
-    Torque deletes a node with jobs too, and requeues or deletes the jobs (req_manager.c).
+    Does nothing if the node has changed. Torque deletes a node with jobs too, and requeues or
+    deletes the jobs (req_manager.c).
     """
     if step.was is not None and batch.nodes().get(step.node) != step.was:
         return set()

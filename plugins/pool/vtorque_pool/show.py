@@ -19,7 +19,7 @@ STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting"
 
 @dataclass(frozen=True)
 class Row:
-    """A node or a machine. Ages are in seconds, ``price`` is per hour."""
+    """A node or a machine. Ages are in seconds; ``price`` is per hour."""
 
     node: str
     state: str

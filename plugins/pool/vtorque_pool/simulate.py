@@ -73,7 +73,7 @@ def read(trace: Path) -> list[Job]:
             raise Refused(f"{trace}: line {number} is not in the format SWF: {text}")
         submit, run = float(words[1]), float(words[3])
         processors = max(int(float(words[4])), int(float(words[7])))
-        if run >= 0 and processors > 0:  # -1: not known, as of jobs that were cancelled
+        if run >= 0 and processors > 0:  # -1: unknown, for example for canceled jobs
             jobs.append(Job(submit, run, processors))
     if not jobs:
         raise Refused(f"{trace} has no job with a run time and processors")
@@ -86,7 +86,7 @@ class _Pool:
     def __init__(self, sizes: Sizes, start: float) -> None:
         self.sizes = sizes
         self.now = start
-        self.idle = [start] * sizes.least  # since when, the oldest first; the last is used first
+        self.idle = [start] * sizes.least  # times when nodes became idle; jobs use the last first
         self.building = 0
         self.busy = 0
         self.seconds = 0.0

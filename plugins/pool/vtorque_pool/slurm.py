@@ -20,7 +20,7 @@ from vtorque_pool.settings import Settings
 
 State = Literal["off", "building", "free", "busy", "draining", "unusable", "deleting"]
 REASON = "vtorque-pool"
-TOLD = "drained by an administrator"  # a reason of nodes that no job may undrain
+TOLD = "drained by an administrator"  # the pool does not undrain nodes with this reason
 _SQUEUE = ("squeue", "-h", "-a", "-t", "R,CF,CG,S,SI,SO", "-o", "%i %N")
 _SILENT = "Not responding"
 _OF_TIMEOUT = "ResumeTimeout reached"
@@ -39,12 +39,12 @@ class Node:
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether Slurm or the pool set it down because its machine did not start."""
+        """True if Slurm or the pool set the node down because its machine did not start."""
         return self.state == "unusable" and self.reason.startswith((REASON, _OF_TIMEOUT))
 
     @property
     def is_down_by_hand(self) -> bool:
-        """Whether an administrator set it down, judging by the reason."""
+        """True if an administrator set the node down, judging by the reason."""
         ours = (REASON, _OF_TIMEOUT, _SILENT)
         return bool(self.reason) and not self.reason.startswith(ours)
 
@@ -107,9 +107,9 @@ class Slurm:
         self._update(f"nodename={node}", f"nodeaddr={address}")
 
     def pause(self, shape: str, nodes: Iterable[str], seconds: float) -> None:
-        """Start none of these nodes for some time.
+        """Keep these nodes from starting for some time.
 
-        A reservation keeps jobs off them. Slurm ends it without help of the pool.
+        A reservation keeps jobs off them. Slurm ends the reservation without help of the pool.
         """
         self.unpause(shape)
         minutes = max(1, round(seconds / 60))

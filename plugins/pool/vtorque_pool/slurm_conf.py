@@ -1,6 +1,6 @@
 """The pool's lines for slurm.conf(5), and the setup steps that write them.
 
-They are written to a separate file that slurm.conf includes. The site's own settings are never
+The lines are in a separate file that slurm.conf includes. The site's own settings are never
 overridden. If they conflict with the pool's, the step says what to change.
 """
 
@@ -30,7 +30,7 @@ from vtorque_pool.settings import Settings
 NAME = "vtorque-pool.conf"
 _PROGRAMS = {"ResumeProgram": "resume", "SuspendProgram": "suspend", "ResumeFailProgram": "failed"}
 _INCLUDE = f"include {NAME}  # {MARK.decode()}\n"
-_WORDS = {  # lists in which others' words may be, too
+_WORDS = {  # options with lists to which the site may add values
     "SlurmctldParameters": "idle_on_node_suspend",
     "PrivateData": "cloud",
     "CommunicationParameters": "NoAddrCache",
@@ -67,7 +67,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 
 def _exceptions(settings: Settings, conf: Path) -> str:
-    """Return the nodes never suspended: ``min_nodes`` of each shape, and all other nodes."""
+    """Return the nodes that Slurm never suspends: ``min_nodes`` of each shape, and all others."""
     counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [
@@ -174,7 +174,7 @@ def _bytes(conf: Path) -> bytes:
 
 
 def _said(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values of a file and its includes, except one."""
+    """Yield the keys and values of a file and its includes, except the include ``but``."""
     for line in _bytes(conf).decode("utf-8", "surrogateescape").splitlines():
         include = re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE)
         if include and depth and include[1] != but:

@@ -1,11 +1,11 @@
-"""EC2, with boto3, which also finds the credentials (the host's role, or its own files).
+"""Driver for EC2. boto3 finds the credentials: the host's role, or its own files.
 
 Options: ``region``; ``endpoint`` (of another cloud with the EC2 API), ``profile``, ``subnet``,
 ``security_groups`` (comma-separated), ``key``, ``role`` (an instance profile: processes on the
 machine can get that role's credentials), ``timeout`` (seconds, 60).
 
-The pool lists machines by tag before and after instead of using ClientToken, which not every cloud
-with the EC2 API supports (moto 5.2 does not).
+The pool lists machines by tag before and after it creates one, instead of using ClientToken, which
+some clouds with the EC2 API do not support (moto 5.2).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Ec2:
             "MinCount": 1,
             "MaxCount": 1,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # No credentials of the instance for who has it ask a URL, or for guests it routes for.
+            # Hide the instance's credentials from URL forgery and from guests that it routes for.
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")
@@ -130,7 +130,7 @@ class Ec2:
                     raise
 
     def quota(self) -> int | None:
-        """Return None: EC2 has quotas in another service, and counts vCPUs."""
+        """Return None, because EC2 keeps quotas in another service and counts vCPUs."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""The site's own hosts, with virsh: this one, or others with ``qemu+ssh``.
+"""Driver for the site's own hosts: virsh on this host, or on others with ``qemu+ssh``.
 
 Options: ``uri`` (``qemu:///system``), ``network`` (libvirt's, ``default``), ``images`` (directory
 of the images and the machines' files, on that host), ``pool`` (use vTorque's image pool in this
@@ -32,8 +32,8 @@ from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
 _NS = "https://vtorque.org/xmlns/pool/1"
 _POOL = "vtorque-pool"
 _NAME = re.compile(r"vtorque-pool-[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{8}")
-_START = 600.0  # seconds: a disk so old without a domain is nobody's
-_SYSTEM = 256  # MiB beside the jobs': Slurm takes no node that has less than its RealMemory
+_START = 600.0  # seconds after which a disk without a domain is a leftover
+_SYSTEM = 256  # MiB besides the jobs' memory: Slurm rejects nodes with less than RealMemory
 _FILES = (".qcow2", "-seed.iso", "-kernel", "-initrd")
 
 
@@ -113,7 +113,7 @@ class Libvirt:
         return max(0, self._most - sum(bool(_NAME.fullmatch(name)) for name in names))
 
     def _prepare(self) -> None:
-        """Have the storage pool; two that make it at once are no harm."""
+        """Create the storage pool if it is missing. Concurrent calls are safe."""
         if _POOL in self._virsh("pool-list", "--name").split():
             return
         try:
@@ -123,7 +123,7 @@ class Libvirt:
                 raise
 
     def _image(self, name: str) -> Image:
-        """Return what a shape's image is: one of vTorque's pool, or a file of ``images``."""
+        """Return a shape's image, from vTorque's image pool or from the directory ``images``."""
         if self._pool:
             try:
                 return lookup(Path(self._pool), name)
@@ -134,7 +134,7 @@ class Libvirt:
         return Image(name, "", "", "", "", disk=Path(self._images, name))
 
     def _disks(self, name: str, order: Order, image: Image) -> str:
-        """Make the machine's disks, the seed if there is something for it; return their XML."""
+        """Create the machine's disk, and its seed if it has content; return their XML."""
         if image.disk is None:
             raise CloudFault(f"the image {image.name} has no root disk")
         base, form = escape(str(image.disk)), f"<format type='{image.disk_format}'/>"
@@ -163,7 +163,10 @@ class Libvirt:
         )
 
     def _boot(self, name: str, image: Image) -> str:
-        """Return the XML of how it boots; its kernel is a copy, for libvirt gives it to QEMU."""
+        """Return the XML of the boot.
+
+        The kernel is a copy, because libvirt gives it to QEMU's user.
+        """
         if image.kernel is None:
             return "<boot dev='hd'/>"
         found = f"<cmdline>{escape(image.cmdline)}</cmdline>"
@@ -174,7 +177,7 @@ class Libvirt:
         return found
 
     def _upload(self, volume: str, content: bytes) -> None:
-        """Make a file of a machine's: of mode 0600, which is libvirt's default."""
+        """Create a file of a machine, with libvirt's default mode 0600."""
         self._virsh("vol-create-as", _POOL, volume, str(len(content)), "--format", "raw")
         self._virsh("vol-upload", volume, "/dev/stdin", "--pool", _POOL, stdin=content)
 
@@ -199,10 +202,10 @@ class Libvirt:
         )
 
     def _tags(self, name: str) -> Mapping[str, str] | None:
-        """Return the domain's tags; None: it is gone, or has none."""
+        """Return the domain's tags; None if the domain is gone or untagged."""
         try:
             text = self._virsh("metadata", name, _NS)
-            found = ElementTree.fromstring(text)  # noqa: S314 - what libvirt says
+            found = ElementTree.fromstring(text)  # noqa: S314 - from libvirt
         except CloudFault as error:
             if "failed to get domain" in str(error) or "metadata not found" in str(error):
                 return None

@@ -1,4 +1,4 @@
-"""OpenStack Nova, with openstacksdk, which also finds the credentials (``clouds.yaml``).
+"""Driver for OpenStack Nova. openstacksdk finds the credentials (``clouds.yaml``).
 
 Options: ``cloud`` (its name in clouds.yaml), ``clouds`` (path of clouds.yaml), ``network``,
 ``key``, ``security_groups`` (comma-separated), ``timeout`` (seconds, 60).
@@ -27,7 +27,7 @@ from vtorque_pool.api import (
 )
 
 # https://docs.openstack.org/api-guide/compute/server_concepts.html
-# Any other status is that of a server that is, or comes back: MIGRATING, REBOOT, UNKNOWN, ...
+# A server with any other status runs or will run again: MIGRATING, REBOOT, UNKNOWN, ...
 _STATES: dict[str, State] = {
     "BUILD": "building", "REBUILD": "building", "DELETED": "deleting", "SOFT_DELETED": "deleting",
     "ERROR": "ended", "SHUTOFF": "ended", "SHELVED": "ended", "SHELVED_OFFLOADED": "ended",

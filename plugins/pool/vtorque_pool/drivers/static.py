@@ -1,4 +1,4 @@
-"""Existing machines: the batch system only gains or loses their nodes.
+"""Driver for existing machines: it only adds their nodes to the batch system or removes them.
 
 Options: ``machines``, their nodes (``big[1-4]``). The driver's only state is one file below
 ``state`` for each machine in use.
