@@ -169,7 +169,7 @@ def _console(path: Path, follow: bool) -> Iterator[bytes]:
                 yield data
             elif not follow:
                 return
-            elif _is_replaced(file, path):  # virtlogd has begun a new one
+            elif _is_replaced(file, path):  # virtlogd has rotated the file
                 file.close()
                 file = path.open("rb")
             else:

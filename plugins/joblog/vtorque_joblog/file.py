@@ -31,8 +31,8 @@ _MAX_LINE = 1 << 20
 class JsonFile(WatchedFileHandler):
     """Appends one JSON object per line.
 
-    A killed follower may have written its last line without recording that, so the line comes
-    again. If the first line of that job equals the last line of the file, it is skipped. Lines of
+    A killed follower may have written a line without recording this, so the next follower sends it
+    again. Therefore a job's first line is skipped if it equals the last line of the file. Lines of
     other jobs may come before it.
     """
 
@@ -59,7 +59,7 @@ class JsonFile(WatchedFileHandler):
         return io.FileIO(descriptor, "a+")
 
     def _raw(self) -> int:
-        assert self.stream is not None  # noqa: S101 - it is opened at once
+        assert self.stream is not None  # noqa: S101 - opened by __init__
         return self.stream.fileno()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -71,7 +71,7 @@ class JsonFile(WatchedFileHandler):
             self._last = b""
             if line == last:
                 return
-        if self.stream is None:  # when it was begun again last, that failed half way
+        if self.stream is None:  # the last attempt to reopen the file failed
             self.stream = self._open()
             self._statstream()
         self.reopenIfNeeded()

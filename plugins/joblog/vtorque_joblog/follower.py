@@ -7,7 +7,7 @@ follower continues, also after a kill.
 
 The sink ``file`` runs here; all others run in an unprivileged process. The follower waits for
 changes of the kept logs and of the journal directory, for sinks that have finished, and for its
-end.
+release.
 
 Privileges: root.
 """
@@ -38,14 +38,14 @@ from vtorque_joblog.sinks import wanted
 from vtorque_joblog.told import Told
 
 DIRECTORY = "joblog"
-END = 3.0  # seconds that the sinks have together after the last job
-_FLUSH = 0.5  # of closing
+END = 3.0  # seconds for all sinks together after the last job
+_FLUSH = 0.5  # seconds of these for closing the sinks
 _QUIET = 60.0  # seconds after which a log without a journal gets no more lines
 log = logging.getLogger("joblog")
 
 
 class Loop:
-    """All growing logs of the node. An error of one log does not stop the loop."""
+    """Follows all growing logs of the node. An error of one log does not stop the loop."""
 
     def __init__(self, paths: Paths, outlets: Sequence[Outlet | Outside]) -> None:
         """Start watching the directories. Raises OSError."""
@@ -60,7 +60,7 @@ class Loop:
     def look(self) -> None:
         """Find new logs, pass on new lines, and forget logs that are complete."""
         for job in self._new():
-            with contextlib.suppress(OSError):  # swept
+            with contextlib.suppress(OSError):  # deleted as too old
                 self._growing[job.name] = job, changes.watch(self.events, job.path.parent)
         for job, number in list(self._growing.values()):
             over = not self._has_journal(job) and _is_quiet(job.path)
@@ -74,7 +74,7 @@ class Loop:
         """Return whether no job is left and all lines were delivered."""
         if any(self._has_journal(job) for job, _ in self._growing.values()):
             return False
-        self.look()  # what a job says last it says before its journal goes
+        self.look()  # a job's last lines are written before its journal is removed
         return not any(outlet.busy for outlet in self.outlets)
 
     def _has_journal(self, job: JobLog) -> bool:
@@ -98,7 +98,7 @@ class Loop:
                         yield job
 
     def _lacks(self, job: JobLog) -> bool:
-        """Return whether a log has lines from a time without follower, as of a refused job."""
+        """Return whether a log has undelivered lines, as after a time without a follower."""
         return any(outlet.lacks(job) for outlet in self.outlets)
 
 
@@ -117,7 +117,7 @@ def _is_quiet(path: Path) -> bool:
 
 
 def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
-    """Follow logs until released and then until all is delivered, at most END seconds.
+    """Follow logs until released. Then deliver the rest, for at most END seconds.
 
     ``wake`` is an eventfd(2) that is written when a sink has finished.
     """
@@ -169,7 +169,7 @@ def _alone(state: Path) -> None:
 
 
 def main() -> None:
-    """Run with the arguments of ``node.Follower.of``: a site config."""
+    """Run the follower. Its argument is a site config (``node.Follower.of``)."""
     paths, (config,) = begin("joblog")
     (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -179,7 +179,7 @@ def main() -> None:
         site, _ = extensions.load(Path(config), GROUP)
         loop = Loop(paths, _open(site, site.log.level, paths, idle))
         changes.watch(loop.events, paths.run, content=False)
-        serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # our lock
+        serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # standard input is our lock file
         until = time.monotonic() + _FLUSH
         for outlet in loop.outlets:
             outlet.close(until)

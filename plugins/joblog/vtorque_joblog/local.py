@@ -1,4 +1,4 @@
-"""The host's logs, syslog and systemd's journal: one datagram per record."""
+"""Sinks for the host's syslog and systemd's journal: one datagram per record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtorque_joblog.api import entry_of, one_line
 
 SYSLOG = "/dev/log"
 JOURNAL = "/run/systemd/journal/socket"
-_MAX_LINE = 8000  # bytes; what rsyslog takes without being told (maxMessageSize 8k)
+_MAX_LINE = 8000  # bytes; below rsyslog's default maxMessageSize of 8k
 _PRIORITY = {"ERROR": 3, "WARN": 4, "INFO": 6, "DEBUG": 7, "TRACE": 7}  # syslog(3)
 
 
@@ -50,7 +50,7 @@ class Datagrams(logging.Handler):
 
 
 class Syslog(Datagrams):
-    """RFC 3164 as in glibc's syslog(3), without the time, which the receiver adds."""
+    """Sends RFC 3164 messages as glibc's syslog(3), without the time, which the receiver adds."""
 
     def __init__(self, facility: int, tag: str, path: str = SYSLOG) -> None:
         super().__init__(path)
@@ -66,7 +66,7 @@ class Syslog(Datagrams):
 
 
 class Journal(Datagrams):
-    """The native protocol of systemd's journal (systemd.io/JOURNAL_NATIVE_PROTOCOL).
+    """Sends the native protocol of systemd's journal (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
     Values contain no newline, so the simple form is enough.
     """

@@ -23,7 +23,7 @@ class Follower(NodeProcess):
     module = "vtorque_joblog.follower"
 
     def release(self) -> None:
-        """Remove its lock file, which tells it to end, even while it starts.
+        """Remove the follower's lock file, which makes it end, even while it starts.
 
         The follower of another job may start immediately; it waits until this one has ended.
         """
@@ -35,7 +35,7 @@ vtorque_resources = always(Follower)
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Start the follower, unless another job has; do not wait for it."""
+    """Start the follower, unless another job has started it. Do not wait for it."""
     if job.site[Settings].on:
         Follower.start(job, "its log is not sent to the log sinks yet")
 

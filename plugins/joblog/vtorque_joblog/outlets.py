@@ -1,6 +1,6 @@
 """One thread per sink, which reads the logs itself from its last position.
 
-So no line waits in memory, and a sink that hangs or fails delays no other.
+So no line waits in memory, and a sink that hangs or fails does not delay other sinks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vtorque_core.api import ConfigError, HostFault, printable
 from vtorque_core.api.log_levels import LEVELS, TRACE
 
 Entry = Mapping[str, Any]
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a sink that fails is tried again
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a failed sink is retried
 _BLOCK = 1 << 16  # bytes that are read at once
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 log = logging.getLogger("joblog")
@@ -86,7 +86,7 @@ class Outlet:
         self._handler: logging.Handler | None = None
         self._changed = threading.Condition()
         self._logs: dict[str, JobLog] = {}
-        self._torn: dict[str, int] = {}  # size of logs whose last line is not whole
+        self._torn: dict[str, int] = {}  # sizes of logs whose last line is incomplete
         self._working = False
         self._closing = False
         self._pause = _FIRST_PAUSE
@@ -141,7 +141,7 @@ class Outlet:
         for job in logs.values():
             try:
                 self._tell(job)
-            except Exception as error:  # it may be anybody's code
+            except Exception as error:  # a sink may be third-party code
                 self._say(f"{type(error).__name__}: {error}")
                 return True
         if logs and self._trouble:
@@ -159,14 +159,14 @@ class Outlet:
         offset = self._told.at(job.name)
         try:
             descriptor = job.open()
-        except FileNotFoundError:  # swept
+        except FileNotFoundError:  # deleted as too old
             return
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             for line in read_lines(descriptor, offset, job.size):
                 if not line.endswith(b"\n"):
                     self._torn[job.name] = offset + len(line)
-                    return  # the rest of it is still to come, or never comes
+                    return  # the rest of the line may arrive later, or never
                 self._give_line(line, job)
                 offset += len(line)
                 self._told.mark(job.name, offset)
@@ -221,7 +221,7 @@ def read_lines(descriptor: int, offset: int, end: int) -> Iterator[bytes]:
 
 
 def _raise(record: logging.LogRecord) -> None:
-    raise  # noqa: PLE0704 - called by handlers where they have caught it
+    raise  # noqa: PLE0704 - handlers call this inside their except block
 
 
 def record_of(entry: Entry, job: JobLog) -> logging.LogRecord:

@@ -29,20 +29,20 @@ from vtorque_joblog.outlets import JobLog
 from vtorque_joblog.told import Told
 
 RECORD = struct.Struct("=HIQ")
-"""Progress of a sink: the sink's number, the log's number, the delivered offset.
+"""Format of a sink's progress: the sink's number, the log's number, the delivered offset.
 
-The number after the last sink stands for the process: log 0, number of logs received.
+A record with the number after the last sink is about the process: log 0, number of received logs.
 """
 
-MAX_WORD = 1 << 16  # bytes of what is sent at once
-_AGAIN = 5.0  # seconds from one start of the process to the next, at least
-_PATIENCE = 30.0  # seconds until it has taken what it was sent; it may be opening its sinks
-_KILL = 0.1  # seconds of its end that are kept for killing it
-_DEATH = 1.0  # seconds until one that was killed is left to itself
-_AT_ONCE = 256  # records, then it is looked whether there is something to send
-_LONGEST = 1 << 18  # bytes of a log in which there is a line end; the core's lines are shorter
+MAX_WORD = 1 << 16  # bytes of one message to the process
+_AGAIN = 5.0  # minimum seconds between two starts of the process
+_PATIENCE = 30.0  # seconds until it must have received a log; it may still open its sinks
+_KILL = 0.1  # seconds before the end that are reserved for killing it
+_DEATH = 1.0  # seconds to wait for a killed process
+_AT_ONCE = 256  # records to read before sending again
+_LONGEST = 1 << 18  # bytes that contain a line end, because the core limits its lines
 _MAX_SAID = 2000  # characters of a line for the follower's log
-_MAX_LINES = 100  # of these that are known, for its next life not to say them again
+_MAX_LINES = 100  # such lines that are remembered, so that a new process does not repeat them
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("joblog")
 
@@ -60,11 +60,11 @@ class _Life:
             self.socket, socket_of_it = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(self.socket).setblocking(False)
             theirs.enter_context(socket_of_it)
-            self.socket.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
+            self.socket.shutdown(socket.SHUT_RD)  # received descriptors could be slow to close
             self.answers, pipe_of_it = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
             undo.callback(os.close, self.answers)
             theirs.callback(os.close, pipe_of_it)
-            # one record waits for root (pipe(7), O_DIRECT): if it is killed, few lines come twice
+            # The pipe holds one record (pipe(7), O_DIRECT), so few lines are repeated after a kill.
             fcntl.fcntl(self.answers, fcntl.F_SETPIPE_SZ, 1)
             os.set_blocking(self.answers, False)
             self.process = subprocess.Popen(
@@ -76,10 +76,10 @@ class _Life:
                 cwd="/",
             )
             self._ours = undo.pop_all()
-        self.numbers: dict[str, int] = {}  # of logs
-        self.logs: dict[int, tuple[str, int]] = {}  # by these: name, up to where it was sent
+        self.numbers: dict[str, int] = {}  # the number of each log, by name
+        self.logs: dict[int, tuple[str, int]] = {}  # by number: the name, and the end that was sent
         self.sent = self.taken = 0
-        self.since = math.inf  # monotonic seconds; when it was asked or has answered last
+        self.since = math.inf  # monotonic seconds of the last message or answer
         self.is_full = False
         self.is_ending = False
         self.said: set[str] = set()
@@ -138,15 +138,15 @@ class Outside:
         self._tolds = list(tolds.values())
         self._idle = idle
         self._lock = threading.Lock()
-        self._given: dict[str, int] = {}  # sizes of logs that need no second look
+        self._given: dict[str, int] = {}  # sizes of logs that are completely handled
         self._due: dict[str, JobLog] = {}
-        self._out: dict[str, tuple[JobLog, int]] = {}  # in the process, up to this offset
-        # it keeps a descriptor of each log, and one for each sink that is at work or hangs
+        self._out: dict[str, tuple[JobLog, int]] = {}  # sent to the process, up to this offset
+        # The process needs a descriptor for each log, and one for each sink that works or hangs.
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 4
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._next = 0.0  # monotonic seconds: no start before
+        self._next = 0.0  # monotonic seconds of the earliest next start
         self._until = math.inf
-        self._said: set[str] = set()  # by the process before
+        self._said: set[str] = set()  # lines of earlier processes
         self._life: _Life | None = None
         self._logs: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="sinks' process", daemon=True)
@@ -185,7 +185,7 @@ class Outside:
                 self._send_due()
                 self._wait()
                 self._hear()
-            except Exception as error:  # whatever it is, the follower goes on
+            except Exception as error:  # the follower must continue after any error
                 self._bury(error)
             if not self.busy:
                 self._idle()
@@ -295,7 +295,7 @@ class Outside:
             self._say(f"the sinks' process: {error}", self._said)
             return
         life.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
             life.process.wait(_DEATH)
         with contextlib.suppress(BlockingIOError, _Over):
             while True:

@@ -17,7 +17,7 @@ FACILITIES = {
     "uucp": 8, "cron": 9, "authpriv": 10, "ftp": 11, "local0": 16, "local1": 17, "local2": 18,
     "local3": 19, "local4": 20, "local5": 21, "local6": 22, "local7": 23,
 }  # fmt: skip
-"""syslog(3); RFC 5424, table 1."""
+"""Numbers of syslog's facilities (RFC 5424, table 1)."""
 
 LEVELS = ("trace", "debug", "info", "warn", "error")
 _OWN = ("syslog", "journald", "file")

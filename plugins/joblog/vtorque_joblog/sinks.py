@@ -28,7 +28,7 @@ def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
 
 
 def wanted(settings: Settings, logged: str) -> Callable[[Entry], bool]:
-    """Return a filter for the sinks' entries, without those that only the job's user enabled.
+    """Return a filter for log entries. It drops entries of levels that only the job's user enabled.
 
     ``logged`` is ``[log] level``.
     """

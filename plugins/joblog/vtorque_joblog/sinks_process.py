@@ -33,9 +33,9 @@ from vtorque_joblog.outside import MAX_WORD, RECORD
 from vtorque_joblog.plugin import Settings
 from vtorque_joblog.sinks import opened, wanted
 
-_OPENING = 10.0  # seconds that all sinks together have to open as root
-_AGAIN = 60.0  # seconds until what could not be opened is tried again, in another process
-_END = 0.4  # seconds for the end, less than the follower has
+_OPENING = 10.0  # seconds in which all sinks must be open
+_AGAIN = 60.0  # seconds until another process tries to open failed sinks
+_END = 0.4  # seconds to close the sinks, less than the follower's limit
 _PR_CAPBSET_DROP = 24  # prctl(2)
 
 
@@ -75,7 +75,10 @@ class Deputy:
         self._at: dict[str, tuple[int, int]] = {}  # the log's number, offset
 
     def begin(self, name: str, number: int, offset: int) -> None:
-        """Accept root's offset for a new log; for a known log ours is newer."""
+        """Accept root's offset for a new log.
+
+        For a known log, the offset in this process is newer.
+        """
         self._at.setdefault(name, (number, offset))
 
     def at(self, name: str) -> int:
@@ -90,7 +93,10 @@ class Deputy:
 
 
 def answer(answers: int, sink: int, number: int, offset: int) -> None:
-    """Send a record. If root is gone, exit, because further lines would be delivered twice."""
+    """Send a record.
+
+    If root's process is gone, exit, because further lines would be delivered twice.
+    """
     try:
         os.write(answers, RECORD.pack(sink, number, offset))
     except OSError:
@@ -124,7 +130,7 @@ def main() -> None:
     root, answers = socket.socket(fileno=_own(0, os.O_RDONLY)), _own(1, os.O_WRONLY)
     _forbid_rights()
     site, found = extensions.load(Path(config), GROUP)
-    pool = ThreadPoolExecutor(len(names))  # a thread for each, which may hang
+    pool = ThreadPoolExecutor(len(names))  # one thread per sink, because a sink may hang
     handlers = [pool.submit(opened, name, site, found) for name in names]
     wait(handlers, _OPENING)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -150,7 +156,7 @@ def main() -> None:
 
 
 def _own(number: int, flags: int) -> int:
-    """Move a descriptor that root opened to a number that programs of a sink do not inherit."""
+    """Move a descriptor from root to a number that child processes of a sink do not inherit."""
     found = os.dup(number)
     null = os.open(os.devnull, flags | os.O_CLOEXEC)
     os.dup2(null, number)

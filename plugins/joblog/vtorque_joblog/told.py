@@ -9,13 +9,13 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-_MAX_BYTES = 1 << 20  # of the file, before what is said twice in it is left out
+_MAX_BYTES = 1 << 20  # size of the file at which outdated lines are removed
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 log = logging.getLogger("joblog")
 
 
 class Told:
-    """Offsets by the name of a log. The last line ``<offset> <name>`` in the file is valid.
+    """Offsets by the name of a log. The last line ``<offset> <name>`` for a name is valid.
 
     If the disk is full, progress is kept only in memory, and each further line retries the write.
     """
