@@ -319,7 +319,7 @@ def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
 def test_a_job_that_asks_for_checkpoints_is_refused_on_such_a_node(guest, place):
     job = guest.job("true", "-vm", "checkpoint=every:1h")
     assert job.code == 121, job.err
-    assert b"cannot save guests with shared directories (this virtiofsd cannot save its state" in job.err, job.err
+    assert b"with shared directories (this virtiofsd cannot save its state" in job.err, job.err
 
 
 def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
