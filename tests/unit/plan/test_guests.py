@@ -152,7 +152,7 @@ def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
 def test_a_uid_that_somebody_has_is_not_taken(planned):
     guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
-    with pytest.raises(HostFault, match=r"\[node\] guest_uids includes 0, which is the uid of root"):
+    with pytest.raises(HostFault, match=r"guest_uids includes 0, which is the uid of root"):
         plan.placed(context, guests, placements)
 
 
