@@ -56,13 +56,13 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     guests = [each for each in facts.get("guests", ()) if _is_guest(each, rank)]
     moved = [each for each in _elsewhere(facts) if _is_guest(each | {"index": 0}, rank)]
     if moved and any(_is_guest(each, 0) for each in facts.get("guests", ())):
-        guests = [moved[0] | {"index": 0}]  # the configuration of the first guest has them all
+        guests = [moved[0] | {"index": 0}]  # the first guest's ssh_config covers all guests
     if not guests:
         raise Refused(
             f"this node has no readable records of a guest of rank {rank} of job "
             f"{printable(job_id)} of yours: look on the node where it runs"
         )
-    if "phases" not in facts or "ended" in facts:  # they are kept when the guests are ready
+    if "phases" not in facts or "ended" in facts:  # recorded when the guests are ready
         raise Refused(f"job {printable(job_id)} has no guest that is ready")
     client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
     if not client.exists():

@@ -48,7 +48,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     All guests get the cloud-config, only the first guest the rest. Raises Refused for an invalid
     cloud-config, or if no writable share has the directory to clean.
     """
-    if guest.request[CLEAN] and not guest.rank:  # before anything of the user's runs there
+    if guest.request[CLEAN] and not guest.rank:  # before any program of the user runs there
         yield _clean(guest, guest.request[CLEAN])
     if (own := guest.request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs need it
@@ -71,7 +71,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 @hookimpl
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the classes that release this plugin's journal records."""
+    """Return the classes of this plugin's resources, with which a teardown releases them."""
     from vtorque_linux_guest.boot.seed import Seed  # noqa: PLC0415 - only a teardown needs it
     from vtorque_linux_guest.job.site_epilogue import SiteEpilogue  # noqa: PLC0415 - as above
 
@@ -81,7 +81,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 def _clean(guest: GuestPlan, place: str) -> RootCommand:
     """Return the command of ``vmgr clean``.
 
-    Guest root has the user's subordinate id on the host, so it cannot touch others' files.
+    Guest root has the user's subordinate id on the host, so it cannot touch other users' files.
     """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):

@@ -1,6 +1,6 @@
 """Declarations of the Linux guest plugin: guest type, image builders and commands.
 
-``vsub`` imports this module. The acting modules are imported only when they are needed.
+``vsub`` imports this module, which therefore imports most other modules only when it needs them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CLOUD_CONFIG: Option[FileData | None] = Option(
 
 @hookimpl
 def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
-    """Refuse an invalid cloud-config or modules that are not available to users."""
+    """Reject an invalid cloud-config, or modules that the site does not allow users."""
     if (file := request[CLOUD_CONFIG]) is not None:
         from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs have one
 

@@ -79,7 +79,7 @@ def site_scripts(directory: str) -> tuple[SiteScript, ...]:
     """Return a directory's scripts in the order of their names, or () if it does not exist.
 
     Names that start with a dot or end in ``~`` are ignored. Raises HostFault for a script that is
-    too large, or for anything that is writable by others than its owner (root or the caller).
+    too large, or if anyone but root or the caller can write to the directory or a script.
     """
     path = Path(directory)
     try:

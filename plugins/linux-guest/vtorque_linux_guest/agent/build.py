@@ -9,13 +9,14 @@ from vtorque_core.api import HostFault
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
 STATIC = ("-Os", "-static", "-s", "-Wl,--build-id=none")
-"""No build id, debug paths or timestamps, so the build is reproducible."""
+"""Compiler flags for a reproducible binary: static, no build id, debug paths or timestamps."""
 
 
 def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC) -> None:
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
-    `cc` is a compiler; ``gcc`` needs a static C library. Raises HostFault with its output.
+    `cc` is a compiler; ``gcc`` needs a static C library. Raises HostFault with the compiler's
+    output.
     """
     found = shutil.which(cc)
     if found is None:

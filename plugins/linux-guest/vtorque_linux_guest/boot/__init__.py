@@ -1,1 +1,1 @@
-"""The seed of a guest and the setup that it runs at boot."""
+"""A guest's seed disk, and the setup script that the guest runs at boot."""

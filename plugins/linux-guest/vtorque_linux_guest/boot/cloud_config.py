@@ -12,15 +12,16 @@ from vtorque_linux_guest.settings import Settings, site_scripts
 
 HEAD = "#cloud-config"
 LABEL = "cloud-config"
-"""Label of an image: its fragment in one line (JSON is YAML), or :data:`NONE`."""
+"""Name of the image label with the image's fragment as one line of JSON (valid YAML), or
+:data:`NONE`."""
 
 NONE = "none"
 
 
 def fragments(image: Image, settings: Settings) -> tuple[str, ...]:
-    """Return the image's fragment, then the site's in the order of their names.
+    """Return the image's cloud-config fragment, then the site's, sorted by file name.
 
-    Raises Refused if the image has no cloud-init, HostFault for a file that is not a cloud-config.
+    Raises Refused if the image has no cloud-init, HostFault if a site file is not a cloud-config.
     """
     own = image.labels.get(LABEL, "")
     if own == NONE:

@@ -33,9 +33,9 @@ STAGES = {
         "final-message",
     ],
 }
-"""Modules for our own images, which by default enable only those that our seed needs. None restarts
-sshd, which multi-guest jobs use (set-passwords does), and none fails unless requested (locale does
-without Debian's package locales)."""
+"""cloud-init modules of images that vTorque builds; by default these enable only what the seed
+needs. The lists omit set-passwords, which restarts the sshd that multi-guest jobs use, and locale,
+which fails without Debian's package locales."""
 
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 
@@ -61,7 +61,8 @@ def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
 def _added(guest: GuestPlan) -> dict[str, Any]:
     """Return the keys that are merged with those of the fragments."""
     data: dict[str, Any] = {
-        # An explicit list without "default": the image's default user, who has sudo, is not made.
+        # An explicit list without "default": cloud-init does not create the image's default user,
+        # who has sudo.
         "users": [{"name": "root", "lock_passwd": True}],
         "write_files": [{"path": SSHD, "content": etc_files.sshd_text(), "permissions": "0644"}],
     }
@@ -74,7 +75,7 @@ def _added(guest: GuestPlan) -> dict[str, Any]:
             {"path": START, "content": start_script(), "permissions": "0755"},
             {"path": UNIT, "content": agent_unit(), "permissions": "0644"},
         ]
-        # Any cloud image becomes a guest: the seed has the agent, this has what starts it.
+        # Any cloud image can be a guest: the seed contains the agent, and this starts it.
         data["runcmd"] = [
             ["systemctl", "daemon-reload"],
             ["systemctl", "start", "--no-block", "vtorque-agent.service"],

@@ -1,6 +1,6 @@
 """Contents of the files that every guest gets: users, hosts, ssh and login shells. Pure.
 
-Guest shells interpret none of these texts, except what ``environment_text`` quotes.
+No shell in the guest interprets these texts, except the lines quoted by ``environment_text``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def resolv_text(guest: GuestPlan) -> str:
 def profile_text(uid: int, variables: Mapping[str, str]) -> str:
     """Return /etc/profile.d/vtorque.sh: the site's variables, then the running job's.
 
-    Only the job user's shells read the latter, because the user owns that file.
+    The job's variables are in a file that the user owns, so only the user's own shells read it.
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
     return (
@@ -75,7 +75,7 @@ def profile_text(uid: int, variables: Mapping[str, str]) -> str:
 
 
 def sudoers_text(uid: int) -> str:
-    """Return a sudoers(5) rule that denies sudo to the job's user, whatever their groups."""
+    """Return a sudoers(5) rule that denies sudo to the job's user, even if a group grants it."""
     return f"#{uid} ALL=(ALL:ALL) !ALL\n"
 
 
@@ -99,7 +99,7 @@ def ssh_text(guest: GuestPlan) -> str:
         f"Host {' '.join(names)}\n"
         f"    IdentityFile {keys_directory('%u')}/id_ed25519\n"
         "    StrictHostKeyChecking yes\n"
-        # A guest is ready before its sshd listens, for which systemd waits longer: once a second.
+        # A guest is READY before its sshd listens. ssh retries once a second.
         "    ConnectionAttempts 30\n"
     )
 
@@ -115,7 +115,7 @@ def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
 
 
 def keys_directory(user: str) -> str:
-    """Return the directory of a user's job keys; ~/.ssh is in the shared home."""
+    """Return the directory of a user's job keys. It is not ~/.ssh, because the home is shared."""
     return str(PurePosixPath("/etc/vtorque/ssh") / user)
 
 

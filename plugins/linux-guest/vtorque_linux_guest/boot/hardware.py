@@ -29,7 +29,7 @@ from vtorque_linux_guest.guest.contract import (
 from vtorque_linux_guest.settings import Settings, site_scripts
 
 DATA_SERIAL = "vtdata"
-"""Serial number of the user's disk. The core opens the file as the user."""
+"""Serial number of the user's disk. The core opens the disk's file as the user."""
 
 _CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
 _RESOLVE = 5.0  # seconds for realpath(1); if a file system hangs, the start continues
@@ -39,7 +39,7 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
-    """Yield ports, seed, shares, the user's disk and, for an image with a kernel, direct boot."""
+    """Yield the virtual hardware: ports, seed, shares, disks and, with a kernel, direct boot."""
     yield from ports(guest)
     # Only the first guest uses this port, but all have it: a warm guest does not know its rank yet.
     yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
@@ -92,8 +92,8 @@ def resources(
 def find_aliases(guest: GuestPlan) -> dict[str, str]:
     """Map other paths of shared directories on the node to their targets in the guest.
 
-    These are the home's path in the user database, and paths without symbolic links, as getcwd(3)
-    returns them: of the home, and of shares with the same path in the guest.
+    These other paths are the home's path in the user database, and the paths without symbolic links
+    (as returned by getcwd(3)) of the home and of shares with the same path in the guest.
 
     realpath(1) runs as the user, because an NFS server may answer only that user. If it fails, no
     path is resolved. The user can choose the result by replacing a directory with a link, so a

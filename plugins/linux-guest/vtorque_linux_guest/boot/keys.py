@@ -31,7 +31,7 @@ def host_key(secret: bytes, hostname: str) -> KeyPair:
 
 
 def authorized_keys(secret: bytes) -> str:
-    """Return the authorized_keys of the job's user: only the job's own key."""
+    """Return the authorized_keys of the job's user, with only the job's own key."""
     return f"{user_key(secret).public} vtorque-job\n"
 
 
@@ -53,7 +53,7 @@ def known_hosts(
 
 
 def _pair(seed: bytes) -> KeyPair:
-    # 40 ms that a guest without sshd does not need.
+    # Imported here because it takes 40 ms, and a guest without sshd does not need it.
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
         Encoding,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LABEL = "cidata"
 SERIAL = "vtseed"
 SEED_NAME = "seed.iso"
-_FILE = 0o100600  # what root in the guest sees; nobody else there has to read it
+_FILE = 0o100600  # mode in the guest, where only root needs to read the files
 _DIRECTORY = 0o040700
 
 
@@ -37,7 +37,7 @@ def iso(files: Mapping[str, bytes]) -> bytes:
 
     Raises HostFault for a path component with more than 64 characters (Joliet).
     """
-    from pycdlib import PyCdlib  # noqa: PLC0415 - 25 ms that no epilogue needs
+    from pycdlib import PyCdlib  # noqa: PLC0415 - takes 25 ms, and no epilogue needs it
 
     image = PyCdlib()
     image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=LABEL)
@@ -79,7 +79,7 @@ def seed_disk(guest: GuestPlan) -> Disk:
 
 def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
     """Return the seed as a resource; see :func:`iso`. Raises HostFault."""
-    from vtorque_core.api.job_files import File  # noqa: PLC0415 - nor this
+    from vtorque_core.api.job_files import File  # noqa: PLC0415 - as above
 
     path, content = str(guest.state_dir / SEED_NAME), iso(files)
     return File(path, mode=0o400, uid=guest.qemu_uid, content=content)
@@ -90,7 +90,7 @@ class Seed(Resource):
     """The seed of one guest on the node's disk.
 
     It contains the guest's keys, so only root and ``owner``, the uid of QEMU, can read it. If the
-    guest has a site epilogue, ``marker`` is an empty file for the job shell.
+    guest has a site epilogue, the empty file ``marker`` tells the job shell about it.
     """
 
     kind = "linux-seed"

@@ -35,7 +35,7 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
-    if guest.source.adopts:  # else its keys follow from random bytes that it had before the job
+    if guest.source.adopts:  # otherwise its keys would derive from random bytes from before the job
         found["vtorque/random"] = os.urandom(64)
     if setup_script.on_cancel(guest, items):
         found["vtorque/cancel.conf"] = cancel_conf(guest)
@@ -52,7 +52,7 @@ def seed_files(
 def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     """Return the agent's configuration (doc/stream.md).
 
-    The agent syncs before it reports the end of a job only if a file system needs it. virtiofs
+    Before the agent reports the end of a job, it syncs only if a file system needs it: virtiofs
     needs no flush after a close, and the root disk is discarded.
     """
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)

@@ -44,7 +44,7 @@ from vtorque_linux_guest.settings import Settings, SiteScript
 
 Item = TypeVar("Item", bound=ContextItem)
 
-_SMALL = 4096  # bytes of a file that may stand in the script itself
+_SMALL = 4096  # maximum bytes of a file that the script itself contains
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]*", re.ASCII)
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
 
@@ -62,7 +62,7 @@ class _Script:
         self.lines.append(f"\nstep {quote(shown)}")
 
     def call(self, *words: str) -> None:
-        """Add a command from words that are already shell text."""
+        """Add a command whose words are already quoted for the shell."""
         self.lines.append(" ".join(words))
 
     def write(self, path: str, text: str) -> None:
@@ -89,7 +89,7 @@ def quote(value: str) -> str:
 
 
 def at(path: str) -> str:
-    """Return an absolute guest path as shell text below the script's prefix ``R``.
+    """Return an absolute guest path as shell text. The script's variable ``R`` is its prefix.
 
     Raises HostFault for a relative path or ``..``.
     """

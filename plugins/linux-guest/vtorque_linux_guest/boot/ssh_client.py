@@ -41,11 +41,11 @@ def client_files(guest: GuestPlan) -> Iterator[Resource]:
         f"  UserKnownHostsFile {run / KNOWN_HOSTS}",
         "  GlobalKnownHostsFile /dev/null",
         "  StrictHostKeyChecking yes",
-        # Code in a guest can ask for a session (vtorque-login), and its terminal is then this one:
-        # no key leads to ssh's own command line, which would open ways into the host.
+        # Code in a guest can request a login session (vtorque-login) on this terminal, so no key
+        # may open ssh's own command line, which could forward ports of the host.
         "  EscapeChar none",
         "  ClearAllForwardings yes",
-        "  ServerAliveInterval 15",  # without ~. a guest that hangs ends it, after a minute
+        "  ServerAliveInterval 15",  # as ~. is off: ends a session with a hung guest
         "  ServerAliveCountMax 4",
     )
     yield File(str(run / KEY), mode=0o400, reader=guest.user.uid, content=key)

@@ -23,11 +23,11 @@ from vtorque_linux_guest.guest.contract import AS_USER, SITE
 from vtorque_linux_guest.guest.linux_family import DEBIAN, REDHAT
 
 MODULES = ("packages", "write_files", "runcmd")
-MAX_EVENTS = 10_000  # of YAML: scalars, beginnings and ends
+MAX_EVENTS = 10_000  # of YAML: scalars, starts and ends of collections
 MAX_DEPTH = 6
 MAX_ITEMS = 200  # of each list
 
-# To apt-get a name with "-" at its end is one to be removed; dnf takes files and groups, too.
+# apt-get removes a package if "-" follows its name; dnf also accepts files and groups.
 _PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.+_:-]{0,98}[A-Za-z0-9+])?(?<!\.rpm)", re.ASCII)
 _MODE = re.compile(r"0?[0-7]{3}", re.ASCII)
 _FILE_KEYS = {"path", "content", "encoding", "permissions", "append", "defer"}
@@ -56,14 +56,14 @@ class UserConfig:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules of :data:`MODULES` that it uses."""
+        """The modules, of :data:`MODULES`, that this configuration uses."""
         used = zip(MODULES, (self.packages, self.files, self.commands), strict=True)
         return tuple(name for name, items in used if items)
 
 
-@functools.lru_cache(maxsize=2)  # asked for each guest of the job
+@functools.lru_cache(maxsize=2)  # called for each guest of the job
 def read(file: FileData) -> UserConfig:
-    """Parse a file. Raises Refused with what is wrong."""
+    """Parse a user's cloud-config. Raises Refused with the reason."""
     try:
         return _checked(read_apart(parse, file.content))
     except Unreadable as error:
@@ -170,13 +170,13 @@ def _refuse(said: str, **more: str) -> NoReturn:
     raise Refused(Refusal(f"your cloud-config: {said}", **more))
 
 
-# -- in a process without rights --------------------------------------------------------------
+# -- in an unprivileged process ---------------------------------------------------------------
 
 
 def parse(content: bytes) -> Iterator[bytes]:
     """Yield one value for each package, file and command of a cloud-config.
 
-    Privileges: nobody. Raises ValueError with what is wrong.
+    Privileges: nobody. Raises ValueError with the reason.
     """
     try:
         text = content.decode()

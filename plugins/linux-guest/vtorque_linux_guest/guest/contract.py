@@ -9,19 +9,21 @@ CANCEL_PORT = "org.vtorque.cancel"
 STATUS_SOCKET = "status.sock"
 RUN_SOCKET = "run.sock"
 CANCEL_SOCKET = "cancel.sock"
-"""Unix sockets in the guest's run_dir on the node: the host ends of the ports."""
+"""These three: Unix sockets in the guest's run_dir on the node, the host ends of the three
+ports."""
 
 SSH_CONFIG = "ssh_config"
-"""In the run_dir: the ssh_config(5) with which the user reaches a guest that has an sshd."""
+"""File in the run_dir: the ssh_config(5) for the user's logins to a guest that has an sshd."""
 
 SPOOL = "/var/spool/vtorque"
-"""Directory where the agent stores the job's script. Root owns it, the user only the files."""
+"""Directory where the agent stores the job's script. Root owns it; the user owns the files in
+it."""
 
 ENVIRONMENT = ".vtorque-environment"
 """File in the spool with the running job's environment, for login shells."""
 
 SITE = "/usr/lib/vtorque"
-"""Directory of the site's scripts in the guest. /run may be noexec."""
+"""Directory of the site's scripts in the guest. It is not in /run, which may be noexec."""
 
 ON_CANCEL = f"{SITE}/on-cancel"
 """Script that runs all commands for cancellation, as the job's user."""
@@ -30,7 +32,7 @@ CANCEL_MARKER = "on-cancel"
 """Empty file in the run_dir: the guest has commands for cancellation."""
 
 BREAK_MARKER = "break-expected"
-"""Root's file in the run_dir: the time.time() until which the ports may disconnect."""
+"""Root's file in the run_dir. It contains the time.time() until which the ports may disconnect."""
 
 DATA = "/data"
 """Mount point of the user's own disk in the job's first guest."""

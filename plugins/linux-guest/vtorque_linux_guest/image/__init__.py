@@ -1,1 +1,1 @@
-"""Image builders: recipes and packages to kernel, initramfs and root disk."""
+"""Image builders: make kernel, initramfs and root disk from recipes and packages."""

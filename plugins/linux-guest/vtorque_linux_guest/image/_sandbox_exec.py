@@ -1,6 +1,6 @@
 """Run a program as root of a new user namespace, without privileges on the machine.
 
-:mod:`vtorque_linux_guest.image.sandbox` runs this script as root, and it dies with its parent:
+:mod:`vtorque_linux_guest.image.sandbox` runs this script as root; the script dies with its parent:
 ``python -I -S _sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. It uses only the standard library.
 WORK, the program's own directory, is mounted at :data:`PLACE`. See user_namespaces(7),
 mount_namespaces(7).
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 IDS = 65536  # user and group ids of the namespace, from BASE on
-PLACE = "/boot"  # always there, and of no use to a program that builds images
+PLACE = "/boot"  # exists on every system, and no program in the sandbox needs it
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
@@ -61,7 +61,7 @@ def _inside(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
     os.setresuid(0, 0, 0)
     _die_with_parent()
     if os.getppid() != parent:
-        os._exit(125)  # it ended before
+        os._exit(125)  # the parent has ended already
     alive, held = os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +76,7 @@ def _inside(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C.UTF-8",
             "HOME": PLACE,
-            "TMPDIR": f"{PLACE}/tmp",  # noqa: S108 - of its own
+            "TMPDIR": f"{PLACE}/tmp",  # noqa: S108 - in its own directory
         }
         os.execvpe(argv[0], argv, env)  # noqa: S606
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -88,8 +88,8 @@ def main() -> None:
     base, work, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     os.chown(work, base, base)
     _unshare(CLONE_NEWNS)
-    _mount(b"none", b"/", None, MS_REC | MS_SLAVE)  # or the machine would see the next ones
-    _proc()  # the namespace may mount its own only where none of this one is covered
+    _mount(b"none", b"/", None, MS_REC | MS_SLAVE)  # hide the mounts below from the machine
+    _proc()  # the new namespace may mount its own /proc only if nothing covers parts of this one
     _mount(os.fsencode(work), PLACE.encode(), None, MS_BIND)
     wanted, child_wanted = os.pipe()
     child_done, done = os.pipe()

@@ -1,4 +1,4 @@
-"""The image builder ``debian``: a common recipe, configured by options."""
+"""The image builder ``debian``: a built-in recipe, configured by options."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from vtorque_linux_guest.image.kernel import Kernel, fetch, program, unpack
 # net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
 CMDLINE = f"{micro_builder.CMDLINE} net.ifnames=0 rw"
 
-# ext4 is built into Debian's cloud kernel and then left out; the generic one has it as a module,
-# and what it asks the kernel for by name: crc32c.
+# ext4 is built into Debian's cloud kernel, so it is omitted there. In the generic kernel it is a
+# module, which requests crc32c by name.
 INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 
 

@@ -1,7 +1,7 @@
 """Install a distribution into a tar file: mmdebstrap for Debian, dnf for Red Hat.
 
-Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are arguments and files,
-never shell text. Only its commands are run by a shell, in the image.
+Both run in :mod:`vtorque_linux_guest.image.sandbox`. The recipe's values are passed as arguments
+and files, never as shell text. A shell runs only the recipe's commands, inside the image.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BASE = {
         *("dracut-config-generic", "rootfiles"),
     ),
 }
-_SEE_FILES = "/usr/share/mmdebstrap/hooks/file-mirror-automount"  # mmdebstrap's own
-_INSTALLED = 1577836800  # seconds: the first day of 2020; any will do
-# Nobody reads these in a batch job; a quarter of the size.
+_SEE_FILES = "/usr/share/mmdebstrap/hooks/file-mirror-automount"  # a hook of mmdebstrap
+_INSTALLED = 1577836800  # seconds: the first day of 2020, chosen arbitrarily
+# A batch job does not need these files, which are a quarter of the size.
 _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
@@ -43,8 +43,8 @@ def install(
 ) -> Path:
     """Install a recipe's packages and return the tar file of the root directory.
 
-    ``work`` contains the recipe's files in added.tar; only root may have access to its parent. The
-    modules of ``kernel`` are added. Raises Refused and HostFault.
+    The recipe's files are in ``work``/added.tar; only root may have access to the parent of
+    ``work``. The modules of ``kernel`` are added. Raises Refused and HostFault.
     """
     need_tools("setpriv", "tar", "mmdebstrap" if recipe.family == DEBIAN else "dnf")
     commands = ""
@@ -113,7 +113,7 @@ def _debian(recipe: Recipe, work: Path) -> None:
     if recipe.unsigned:
         keyrings.append("--aptopt=APT::Get::AllowUnauthenticated true")
         keyrings.append("--aptopt=Acquire::AllowInsecureRepositories true")
-    # dpkg, in the new root, has to see the packages there that apt takes from where they are
+    # apt reads file:// packages on this machine; dpkg, in the new root, must find them there, too.
     seen = [f"--hook-dir={_SEE_FILES}"] if any(" file://" in each for each in sources) else []
     sandbox.run(
         work,
@@ -136,7 +136,7 @@ def _redhat(recipe: Recipe, work: Path) -> None:
     lines = [
         "[main]",
         *("plugins=0", "keepcache=0", "install_weak_deps=0", "tsflags=nodocs", "best=1"),
-        # Below the new root, and emptied there.
+        # Directories below the new root, which are emptied afterwards.
         *("cachedir=/var/cache/dnf", "logdir=/var/log", "persistdir=/var/lib/dnf"),
         *(f"reposdir={place}/repos", "obsoletes=1", "clean_requirements_on_remove=1"),
         f"gpgcheck={int(not recipe.unsigned)}",
@@ -156,7 +156,7 @@ def _redhat(recipe: Recipe, work: Path) -> None:
         shutil.chown(work / name, sandbox.BASE, sandbox.BASE)
     sandbox.run(
         work,
-        # The database of packages says when each was installed: the same in each build.
+        # The package database records install times, which must be the same in each build.
         *("env", f"SOURCE_DATE_EPOCH={_INSTALLED}"),
         *("dnf", f"--config={place}/dnf.conf", f"--installroot={place}/root", "--assumeyes"),
         *(f"--releasever={recipe.suite}", "--quiet", "install", "--", *_packages(recipe)),

@@ -25,8 +25,8 @@ from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
 BLOCK = 4096  # bytes
 GROUP = 8 * BLOCK  # blocks: as many as one block of bitmap has bits
 _INODE = 256  # bytes
-_BASE = 128  # bytes of an inode that ext2 had already
-_EXTRA = 32  # bytes after them that are fields; attributes follow
+_BASE = 128  # bytes of an inode in ext2
+_EXTRA = 32  # bytes of further fields; extended attributes follow
 _PER_BLOCK = BLOCK // _INODE
 _RATIO = 16384  # bytes of disk for each inode (mke2fs.conf(5))
 _DESCRIPTOR = 32
@@ -34,8 +34,8 @@ _ROOT, _FIRST = 2, 11  # inode numbers: 1 to 10 are reserved, lost+found is 11
 _EXTENTS_FL = 0x80000
 _MAX_EXTENT = 32768  # blocks
 _MAX_LINKS = 65000  # above that a directory's count is 1 (dir_nlink)
-_FAST_LINK = 60  # bytes of a target that are in the inode itself
-_UUID = bytes.fromhex("766f72717565400080007674726f6f74")  # any of version 4
+_FAST_LINK = 60  # bytes of a link target that fit in the inode
+_UUID = bytes.fromhex("766f72717565400080007674726f6f74")  # an arbitrary UUID of version 4
 _COMPAT = 0x8 | 0x20  # ext_attr, dir_index
 _INCOMPAT = 0x2 | 0x40  # filetype, extents
 _RO_COMPAT = 0x1 | 0x2 | 0x20 | 0x40  # sparse_super, large_file, dir_nlink, extra_isize
@@ -153,7 +153,7 @@ def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
 
 
 def _number(root: Node) -> tuple[dict[int, int], list[tuple[Node, Node]]]:
-    """Return inode numbers by the id() of the node, and (node, parent) pairs in order."""
+    """Return inode numbers by each node's id(), and (node, parent) pairs in inode order."""
     numbers = {id(root): _ROOT, id(root.children["lost+found"]): _FIRST}
     order = [(root, root)]
     at, following = 0, _FIRST + 1
@@ -383,7 +383,7 @@ def _superblock(
     put(0x0, "IIIII", inodes, disk.blocks, 0, free_blocks, free_inodes)
     put(0x14, "IIIIII", 0, 2, 2, GROUP, GROUP, disk.inodes_per_group)  # 2: log2(BLOCK / 1024)
     put(0x2C, "II", 0, time)
-    put(0x34, "HHHHHH", 0, 0xFFFF, 0xEF53, 1, 1, 0)  # never checked by count; clean; go on
+    put(0x34, "HHHHHH", 0, 0xFFFF, 0xEF53, 1, 1, 0)  # no check by count; clean; continue
     put(0x40, "IIII", time, 0, 0, 1)  # no check by time; creator Linux; dynamic revision
     put(0x54, "IHHIII", _FIRST, _INODE, group, _COMPAT, _INCOMPAT, _RO_COMPAT)
     out[0x68:0x78] = _UUID

@@ -20,7 +20,7 @@ class NoRoom(Exception):
 
 
 def can_store(name: str) -> bool:
-    """Return whether an attribute can be stored unchanged, unlike an ACL."""
+    """Return whether an attribute can be stored unchanged. An ACL cannot."""
     return name.startswith(tuple(_PREFIXES))
 
 

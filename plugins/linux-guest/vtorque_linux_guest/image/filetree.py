@@ -14,8 +14,8 @@ from typing import IO
 from vtorque_core.api import Refused
 from vtorque_linux_guest.image.tar_reader import MAX_ENTRIES, MAX_PATH, Member, members
 
-MAX_LINKS = 40  # as the kernel's own (path_resolution(7))
-MAX_STEPS = 50_000_000  # parts of paths that are looked up for one image: half a minute
+MAX_LINKS = 40  # the kernel's limit, too (path_resolution(7))
+MAX_STEPS = 50_000_000  # path components that are resolved for one image: takes half a minute
 
 
 class _NoPath(Refused):
@@ -92,7 +92,7 @@ class FileTree:
     def find(self, path: str, *, follow: bool = True) -> Node | None:
         """Return the node of a path, or None.
 
-        With ``follow``, resolve a link as the last component.
+        With ``follow``, resolve the last component if it is a link.
         """
         for _ in range(MAX_LINKS):
             try:
@@ -155,7 +155,7 @@ class FileTree:
             found.children.clear()
 
     def protect(self, path: str) -> None:
-        """Make a directory and all directories on the way to it writable only by root.
+        """Make a directory and all its parents writable only by root.
 
         A missing directory is created. Raises Refused if that is impossible.
         """
@@ -193,8 +193,8 @@ class FileTree:
     def _locate(self, path: str, *, make: bool, way: list[Node] | None = None) -> tuple[Node, str]:
         """Return the directory that contains a path, and the path's last component.
 
-        Resolves paths as in a chroot: ``..`` of the root is the root. The directories on the way
-        are appended to ``way``. Raises LookupError for a missing directory unless ``make`` is true,
+        Resolves paths as in a chroot: ``..`` of the root is the root. Appends the directories that
+        it traverses to ``way``. Raises LookupError for a missing directory unless ``make`` is true,
         Refused for a component that is not a directory and for a loop.
         """
         words = self._words(path)
@@ -233,7 +233,10 @@ class FileTree:
         return at, ""
 
     def _words(self, path: str) -> list[str]:
-        """Return the components of a path, last first. Raises Refused beyond the image's budget."""
+        """Return the components of a path, last first.
+
+        Raises Refused beyond the image's MAX_STEPS.
+        """
         words = [word for word in reversed(path.split("/")) if word not in ("", ".")]
         self._steps += 1 + len(path) // 32 + len(words)
         if self._steps > MAX_STEPS:
@@ -280,7 +283,7 @@ def add_member(
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:
-    """Return the tree of a tar file of a root directory, without the contents of /dev."""
+    """Return the tree in a tar file of a root directory, without the contents of /dev."""
     tree = FileTree()
     for member in members(file, most):
         if not is_device(member):

@@ -26,7 +26,7 @@ class Tree:
     """The files of an initramfs: relative path to mode (with file type) and content."""
 
     entries: dict[str, tuple[int, bytes]] = field(
-        default_factory=lambda: {".": (stat.S_IFDIR | 0o755, b"")}  # the kernel's own is 1777
+        default_factory=lambda: {".": (stat.S_IFDIR | 0o755, b"")}  # the kernel's default is 1777
     )
 
     def directory(self, path: str, mode: int = 0o755) -> None:
@@ -48,7 +48,7 @@ class Tree:
 
     def archive(self) -> bytes:
         """Return the uncompressed cpio archive."""
-        names = sorted(self.entries)  # a directory's name is a prefix of, so before, its files'
+        names = sorted(self.entries)  # a directory precedes its files, as a prefix of their names
         out = [_record(n, i, *self.entries[n]) for i, n in enumerate(names, 1)]
         out.append(_record("TRAILER!!!", 0, 0, b""))
         return b"".join(out)

@@ -22,9 +22,9 @@ from vtorque_core.api import HostFault, Refused, alone, guarded, run_tool
 DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
 UNPACK_TIMEOUT = 120.0  # seconds
 MAX_KERNEL = 512 << 20  # bytes, unpacked; Debian's has 50 MiB
-_MEMORY = 1 << 30  # bytes that unpacking it may take
+_MEMORY = 1 << 30  # bytes of memory for unpacking it
 
-# Which Debian package brings a tool that a builder runs.
+# The tools that builders run, and the Debian packages that contain them.
 TOOL_PACKAGES = {
     "apt-cache": "apt",
     "apt-get": "apt",
@@ -41,7 +41,7 @@ TOOL_PACKAGES = {
     "zstd": "zstd",
 }
 
-# Debian's name of an architecture to the kernel's and QEMU's, for those that have been tried.
+# Names of the tested architectures: Debian's, then those of the kernel and QEMU.
 ARCHITECTURES = {"amd64": "x86_64"}
 
 # Offsets in the setup header of a bzImage: Documentation/arch/x86/boot.rst of the kernel.
@@ -180,7 +180,7 @@ def fetch_kernel(
 
 
 def vmlinux(kernel: Kernel) -> bytes:
-    """Return the uncompressed kernel (ELF), which QEMU boots fastest, by its PVH entry."""
+    """Return the uncompressed kernel (ELF). QEMU boots it fastest, through its PVH entry point."""
     image = kernel.root / "boot" / f"vmlinuz-{kernel.release}"
     if not image.is_file():
         raise HostFault(f"{kernel.package} has no boot/{image.name}")
@@ -212,7 +212,7 @@ def _decompress(payload: bytes) -> bytes:
     tool parses the payload as root.
     """
     try:
-        # Objects, not functions: both stop where the data ends, whatever follows.
+        # Decompressor objects, unlike the functions, stop where the compressed data ends.
         if payload.startswith(b"\x1f\x8b"):
             return _bounded(zlib.decompressobj(wbits=31).decompress(payload, MAX_KERNEL + 1))
         if payload.startswith(b"\xfd7zXZ\x00"):

@@ -32,7 +32,7 @@ BOOT_MODULES = (
     *("virtio_pci", "virtio_console", "virtio_blk", "isofs"),
     *("virtio_net", "virtiofs", "virtio_rng"),
 )
-# In the image for jobs that want them.
+# Included for jobs that request them.
 MORE_MODULES = ("overlay",)
 
 # See the kernel's admin-guide/kernel-parameters.rst. A panic reboots, and for libvirt a reboot ends
@@ -45,7 +45,7 @@ CMDLINE = (
 )
 MIN_RAM_MIB = 128
 
-# What a distribution's udev and systemd put into /dev.
+# Links in /dev that udev and systemd create in a distribution.
 _DEV_LINKS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 
 _ETC = {

@@ -80,12 +80,15 @@ class _Reader:
         self.lines = text.splitlines()
 
     def wrong(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
-        """Return a refusal of a key. ``nth`` is the index of its table among those of its kind."""
+        """Return the error for a key.
+
+        ``nth`` is the index of its table among the tables of that name.
+        """
         shown = "" if value is None else f" {str(value)[:200]!r}"
         return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
 
     def _line(self, key: str, nth: int) -> int:
-        """Return the line of a key, otherwise of its table, otherwise of the file's start."""
+        """Return the line number of a key; if not found, of its table; if that is missing, 1."""
         table, _, last = key.rpartition(".")
         start = 0
         if table:
@@ -96,7 +99,7 @@ class _Reader:
             if re.match(pattern, self.lines[number]):
                 return number + 1
             if table and number > start and self.lines[number].lstrip().startswith("["):
-                break  # the next table
+                break  # the next table begins
         return start + 1
 
     def check_kinds(

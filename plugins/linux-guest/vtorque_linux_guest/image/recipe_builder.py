@@ -34,7 +34,7 @@ from vtorque_linux_guest.image.root_disk import write_disk
 
 MIN_RAM_MIB = {"debian": 256, "redhat": 512}
 
-# An initramfs of the distribution's own; selinux: files of an image have no labels.
+# For an initramfs built by the distribution. selinux=0: the image's files have no labels.
 OWN_CMDLINE = f"{CMDLINE} root=/dev/disk/by-id/virtio-vtroot rootfstype=ext4 selinux=0"
 
 _MAX_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
@@ -155,13 +155,13 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
     try:
         image_data = extract_vmlinux(found[release])
     except HostFault:
-        image_data = found[release]  # of another kind: QEMU may know it as it is
+        image_data = found[release]  # another format, which QEMU may support
     (staging / "vmlinux").write_bytes(image_data)
     (staging / "initrd").write_bytes(initrd.read(_MAX_KERNEL))
     return release
 
 
 def _by_version(release: str) -> list[tuple[int, str]]:
-    """Return the sort key of a release: 6.10 after 6.9."""
+    """Return a sort key for releases, by which 6.10 follows 6.9."""
     words = re.findall(r"\d+|[^\d]+", release)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

@@ -1,6 +1,6 @@
 """Pack the files that a recipe adds into one tar file. As root.
 
-Others may be able to write to the recipe's directory, so no path may lead out of it.
+Users other than root may be able to write to the recipe's directory, so no path may leave it.
 """
 
 from __future__ import annotations

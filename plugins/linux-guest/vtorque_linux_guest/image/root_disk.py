@@ -27,7 +27,7 @@ def convert_disk(raw: Path, disk: Path) -> None:
 
     Removes ``raw``. Raises HostFault if a tool fails.
     """
-    raw.chmod(0o644)  # the tool, which is nobody, opens it anew by its descriptor
+    raw.chmod(0o644)  # the tool runs as nobody and reopens the file through its descriptor
     try:
         with raw.open("rb") as file:
             path = confined_tool.path_of(file.fileno())

@@ -1,7 +1,7 @@
 """Run package scripts and recipe commands without privileges on this machine.
 
-Installing packages needs root, but only that of a user namespace: see ``_sandbox_exec``. The
-programs can write only to their work directory, with otherwise unused ids. Called as root.
+Installing packages needs only the root user of a user namespace: see ``_sandbox_exec``. The
+programs run with otherwise unused ids and can write only to their work directory. Called as root.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BASE = 2146000000
 """First of the namespace's 65536 ids on this machine: below the default of [node] subordinate_ids,
 and above the ids that adduser(8) and useradd(8) assign."""
 
-_LAST_WORDS = 1500  # characters of what a failed program said
+_LAST_WORDS = 1500  # characters of a failed program's output
 
 
 def _prepare(work: Path) -> None:
     """Make the files in ``work`` readable for the sandbox, whatever the umask.
 
-    Only before the first run: later, a path in it could be a link to anywhere.
+    Call it only before the first run: later, a path in ``work`` could be a link to anywhere.
     """
     for path in work.iterdir():
         if path.is_file():

@@ -1,6 +1,6 @@
 """Configure an installed systemd system to boot fast for one job, reproducibly.
 
-No program of the image runs.
+This code runs no program of the image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vtorque_linux_guest.image.recipe import DEBIAN
 _GENERATORS = "etc/systemd/system-generators"  # a link to /dev/null masks: systemd.generator(7)
 _UNITS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 
-# Never of use in a guest that lives for one job: waiting for networks, timers, login prompts.
+# A guest that lives for one job never needs these: waiting for networks, timers, login prompts.
 MASKED = (
     *("systemd-networkd-wait-online.service", "NetworkManager-wait-online.service"),
     *("systemd-firstboot.service", "getty@tty1.service", "serial-getty@ttyS0.service"),
@@ -31,8 +31,8 @@ MASKED = (
     *("sys-kernel-tracing.mount", "systemd-network-generator.service"),
     *("systemd-journal-flush.service", "systemd-sysusers.service"),
 )
-# Before the first unit, one process after the other, most of them shells: for what an image from a
-# recipe does not have, and cloud-init's, which searches the machine for a source of data.
+# Generators run before the first unit, one after another; most are shell scripts. They serve
+# features that images from recipes lack, or search the machine for a data source (cloud-init's).
 GENERATORS = (
     *("systemd-cryptsetup-generator", "systemd-integritysetup-generator"),
     *("systemd-veritysetup-generator", "systemd-gpt-auto-generator"),
@@ -40,12 +40,13 @@ GENERATORS = (
 )
 CLOUD_INIT_GENERATOR = "cloud-init-generator"
 CLOUD_INIT_TARGET = "cloud-init.target"
-# A Python of its own for what the seed has its first stage do. From 24.3 on all stages are one
-# process, which waits for each: the second has another name and is done.
+# The second stage starts another Python for work that the seed assigns to the first. From 24.3 on,
+# one process runs all stages and waits for each; there the second has another name.
 SECOND_STAGE = "cloud-init.service"
 FIRST_STAGE = "cloud-init-local.service"
 NETWORK_STAGE = "cloud-init-network.service"
-# cloud-init starts it when the seed names time servers; the clock is the host's until then.
+# cloud-init starts one of these if the seed names time servers. Until then the host's clock is
+# used.
 DISABLED = ("systemd-timesyncd.service", "chronyd.service")
 ENABLED = {
     "debian": (
@@ -67,26 +68,27 @@ _SEED = r"dev-disk-by\x2did-virtio\x2dvtseed.device"
 _FILES = {
     "etc/fstab": "# The initramfs mounts the root disk.\n",
     "etc/hostname": "localhost\n",
-    # Empty: systemd makes a new one in each guest (machine-id(5)).
+    # Empty: systemd generates an id in each guest (machine-id(5)).
     "etc/machine-id": "",
-    # Only what the seed asks for; its modules and the data source are all that runs. Nothing after
-    # the first stage may touch sshd (set-passwords restarts it): jobs of several guests use it.
+    # Only the modules and the data source that the seed needs. No later stage may restart sshd (as
+    # set-passwords does), because jobs with several guests use it.
     "etc/cloud/cloud.cfg.d/90-vtorque.cfg": (
         "datasource_list: [NoCloud, None]\n"
         "cloud_init_modules: [seed_random, write-files, set_hostname, update_hostname,"
         " users-groups, ssh]\n"
         "cloud_config_modules: [ntp, runcmd]\n"
         "cloud_final_modules: [scripts-user, final-message]\n"
-        # Should the seed bring no host key: an RSA key takes many seconds under emulation.
+        # If the seed contains no host key: generating an RSA key takes many seconds under
+        # emulation.
         "ssh_genkeytypes: [ed25519]\n"
     ),
     "etc/ssh/sshd_config.d/10-vtorque.conf": "PermitRootLogin no\nPasswordAuthentication no\n",
-    # The rest of cloud-init takes seconds under emulation, and nothing that READY means.
+    # READY does not depend on the rest of cloud-init, which takes seconds under emulation.
     "etc/systemd/system/cloud-config.service.d/10-vtorque.conf": (
         "[Unit]\nAfter=vtorque-agent.service\n"
     ),
     "etc/systemd/journald.conf.d/10-vtorque.conf": "[Journal]\nStorage=volatile\n",
-    # A guest that is booted before its job gets the seed then, whenever that is.
+    # A warm guest gets its seed only when its job starts, so there is no time limit.
     f"etc/systemd/system/{FIRST_STAGE}.d/10-vtorque.conf": (
         f"[Unit]\nRequires={_SEED}\nAfter={_SEED} vtorque-waits.service\n"
     ),
@@ -98,7 +100,7 @@ _WAITS = {
     "vtorque-waits": "usr/lib/vtorque/vtorque-waits",
 }
 
-# What package scripts leave that is of no use in a guest, or differs from build to build.
+# Leftovers of package scripts that a guest does not need or that differ between builds.
 _EMPTIED = (
     *("tmp", "run", "proc", "sys", "dev", "var/tmp", "var/cache/apt"),
     *("var/cache/dnf", "var/cache/yum", "var/cache/ldconfig", "var/cache/debconf"),
@@ -113,7 +115,7 @@ _REMOVED = (
     *("var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock"),
     *("var/lib/dpkg/available-old", "root/.bash_history", "root/.lesshst", "root/.cache"),
     *("var/lib/rpm/.rpm.lock", "usr/lib/sysimage/rpm/.rpm.lock"),
-    # An index in memory of the next file (sqlite.org/walformat.html); made anew.
+    # Index of SQLite's write-ahead log (sqlite.org/walformat.html), which is created again.
     *("var/lib/rpm/rpmdb.sqlite-shm", "usr/lib/sysimage/rpm/rpmdb.sqlite-shm"),
 )
 

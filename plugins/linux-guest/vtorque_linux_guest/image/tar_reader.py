@@ -18,11 +18,11 @@ from vtorque_core.api import Refused
 MAX_ENTRIES = 500_000
 MAX_HEADER = 1 << 20  # bytes of one extended header
 MAX_HEADERS = 256 << 20  # bytes of all of them: names and attributes are kept in memory
-MAX_NAME = 255  # bytes: ext4's limit and everybody's
+MAX_NAME = 255  # bytes: the limit of ext4 and of other file systems
 MAX_PATH = 4095  # bytes of a path and of a symbolic link's target: a page less its NUL
-_ATTRIBUTE = 256  # bytes that an extended attribute costs beside its text
+_ATTRIBUTE = 256  # bytes of memory for an extended attribute, besides its text
 _BLOCK = 512
-_LATEST = 0x7FFFFFFF  # seconds: what every ext4 can say
+_LATEST = 0x7FFFFFFF  # seconds: the latest time that every ext4 can store
 _XATTR = b"SCHILY.xattr."  # how tar(1) and Go's archive/tar name them in pax headers
 _NUMBER = re.compile(rb"(-?[0-9]{1,20})(?:\.[0-9]*)?")
 _KINDS = {
@@ -36,7 +36,7 @@ class Member:
     """One member of a tar file. ``path`` is valid, without ``.`` or empty components.
 
     ``kind`` is file, directory, link, hard link, fifo or device. ``offset`` and ``size`` locate a
-    file's content. ``target`` is that of a link. ``mtime`` is in seconds since 1970.
+    file's content. ``target`` is a link's target. ``mtime`` is in seconds since 1970.
     """
 
     path: str
@@ -61,7 +61,7 @@ class _More:
 
 @dataclass
 class Budget:
-    """The limits for all tar files of one image together, and their use.
+    """Limits that all tar files of one image share, and how much of them is used.
 
     Attributes:
         entries: maximum number of members.
@@ -165,7 +165,7 @@ def _members(reader: _Reader) -> Iterator[Member]:
 
 
 def _checked_size(head: bytes) -> int:
-    """Return the size field. Verify the checksum first, also that of historic signed bytes."""
+    """Verify the checksum, of unsigned or (historic) signed bytes, and return the size field."""
     given = head[148:156]
     sums = head[:148] + b" " * 8 + head[156:]
     total = sum(sums)

@@ -1,6 +1,7 @@
 """Base of drivers for guests with the agent: wait until ready, and run the job.
 
-The job shell uses only ``run``, and root's hooks all but ``run``: each method imports its code.
+The job shell calls only ``run``, and root's hooks call only the other methods. Therefore each
+method imports its own code.
 """
 
 # ruff: noqa: PLC0415
@@ -28,7 +29,7 @@ class AgentDriver:
     """
 
     def __init__(self) -> None:
-        """Import what ``run`` needs, in the job shell: its guests are still starting."""
+        """In the job shell, import the code of ``run`` while its guests are still starting."""
         if os.geteuid() != 0:
             from vtorque_linux_guest.job import run_job  # noqa: F401 - root's hooks need none of it
 
@@ -55,8 +56,8 @@ class AgentDriver:
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
         """Make a guest and its job shell keep waiting if their connection breaks. As root.
 
-        Both wait for this many seconds from now; 0 stops it. Raises HostFault if the guest does not
-        confirm before ``deadline``.
+        Both wait until this many seconds from now; 0 ends the waiting. Raises HostFault if the
+        guest does not confirm before ``deadline``.
         """
         from vtorque_linux_guest.job import ready
 

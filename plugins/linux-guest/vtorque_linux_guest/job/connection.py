@@ -30,16 +30,19 @@ from vtorque_linux_guest.job.frames import (
 from vtorque_linux_guest.job.session_state import SessionState
 
 WINDOW = 1 << 20
-"""Maximum of buffered bytes of stdout, and of stderr, for a slow reader."""
+"""Maximum number of bytes buffered for a slow reader, for stdout and for stderr each."""
 RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
 RESYNC_FIRST = 0.5
 RESYNCED = b"unknown frame type"
-"""The agent's ERROR in response to RESYNC if it was only slow; sent between its two HELLOs."""
+"""Text of the agent's ERROR if a RESYNC reaches it although it was only slow. It sends this error
+between its answers to the two HELLOs."""
 DISCARD_MAX = 64 << 20
 ACK_EVERY = 262144
-"""Acknowledge after this many bytes from the guest. It keeps at most 512 KiB of output."""
+"""Send an ACK after receiving this many bytes. The guest keeps at most 512 KiB of unacknowledged
+output."""
 KEPT_MAX = 32 << 20
-"""Maximum of bytes not acknowledged by the guest: more than the largest START and its files."""
+"""Maximum number of sent bytes that await the guest's ACK. More than the largest START and its
+files."""
 RESUME_SECONDS = 60.0
 LOOK_UP = 0.5
 
@@ -52,7 +55,7 @@ class Dropped(Exception):
 
 
 class Connection:
-    """The frames of a session, which can outlive a broken connection."""
+    """The frames of a session. The session can outlive a broken connection."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Connection:
         self._tell = tell
         self._decoder = Decoder()
         self._out = bytearray()
-        self._before = 0  # bytes of _out that are no part of the session
+        self._before = 0  # bytes at the start of _out that do not belong to the session
         self._kept = bytearray()  # sent, and not acknowledged
         self._acked = self._told = 0
         self._resumes = False
@@ -77,8 +80,8 @@ class Connection:
     def hello(self, deadline: float) -> None:
         """Begin a session, until `deadline` (time.monotonic() seconds).
 
-        Earlier bytes from the guest are skipped. The agent ends what still runs from an older
-        session. Raises GuestSilent, GuestDied, or StreamError for another protocol version.
+        Earlier bytes from the guest are skipped. The agent ends programs of an older session. May
+        raise GuestSilent, GuestDied, or StreamError for another protocol version.
         """
         self._nonce = os.urandom(8)
         self._stdin_window = 0
@@ -98,7 +101,7 @@ class Connection:
     def _ask(
         self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
     ) -> bytes:
-        """Send a HELLO and repeat it after growing pauses; return the answer."""
+        """Send a HELLO, repeat it after growing pauses, and return the answer."""
         prefix = hello_prefix(self._nonce)
         seen, skipped = bytearray(), 0
         again = time.monotonic()
@@ -120,7 +123,7 @@ class Connection:
             at = seen.find(prefix)
             end = at + HEADER.size + HELLO.size
             while at >= 0 and end <= len(seen) and _which(seen[at:end]) != _which(hello):
-                at = seen.find(prefix, at + 1)  # that one answers an older RESUME
+                at = seen.find(prefix, at + 1)  # this HELLO answers an older RESUME
                 end = at + HEADER.size + HELLO.size
             if at >= 0 and end <= len(seen):
                 self._hellos -= 1
@@ -177,7 +180,7 @@ class Connection:
 
     def _forget(self, taken: int) -> None:
         more = (taken - self._acked) & POSITION_MASK
-        if more > POSITION_MASK // 2:  # it was sent again: a resume has said more since
+        if more > POSITION_MASK // 2:  # a late ACK: a resume has acknowledged more since
             return
         if more > len(self._kept):
             raise StreamError("the guest acknowledged data that was not sent")
@@ -185,7 +188,7 @@ class Connection:
         self._acked += more
 
     def acknowledged(self, item: Frame) -> None:
-        """Handle an ACK. On stream 1 it also says that the guest dropped all later frames."""
+        """Handle an ACK. On stream 1 it also means that the guest dropped all later frames."""
         if not self._resumes:
             raise StreamError("the guest sent an ACK out of order")
         self._forget(int.from_bytes(item.payload, "little"))

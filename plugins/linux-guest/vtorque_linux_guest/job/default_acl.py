@@ -1,4 +1,4 @@
-"""Warn about default ACLs whose mask the umask limits in a guest.
+"""Warn about default ACLs that the umask restricts in a guest, but not on bare metal.
 
 A guest's kernel applies the umask before virtiofsd creates a file. On bare metal the kernel ignores
 the umask in a directory that has a default ACL (acl(5)).

@@ -105,9 +105,9 @@ class Source:
 def _typed_ahead(terminal: int) -> int:
     """Return the number of bytes that were typed before a terminal became raw.
 
-    The kernel has stored a NUL for each Ctrl-D among them (n_tty.c, ``__DISABLED_CHAR``). Unless it
-    is restored, the guest's shell waits forever for the end of input, for example under script(1)
-    in a service.
+    The kernel stores each Ctrl-D among them as a NUL (n_tty.c, ``__DISABLED_CHAR``). Unless the
+    Ctrl-D is restored, the guest's shell waits forever for the end of input, for example under
+    script(1) in a service.
     """
     import termios  # noqa: PLC0415 - few jobs have a terminal
 

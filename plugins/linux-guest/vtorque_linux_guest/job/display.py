@@ -26,20 +26,20 @@ from vtorque_linux_guest.guest.contract import SPOOL, SSH_CONFIG
 from vtorque_linux_guest.job.start_request import GuestFileData
 
 SECONDS = 30.0  # a guest is ready before its sshd listens
-ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # guests write where the user's may lead
+ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # not the user's PATH: guests can write
 
 _NAME = re.compile(r"(localhost|127\.0\.0\.1|unix)?:([0-9]{1,4})(\.[0-9]{1,2})?", re.ASCII)
 _TCP = 6000  # the port of display 0
-_LOCAL, _WILD = 256, 65535  # families of addresses: this host's name, any
+_LOCAL, _WILD = 256, 65535  # address families: this host's name, any host
 _COOKIE = b"MIT-MAGIC-COOKIE-1"
 _MAX_FILE, _MAX_COOKIE = 1 << 20, 256  # bytes
 _FILE = ".vtorque-xauthority"
 _UP = b"vtorque: the display is there\n"
-_MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may say before
+_MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may print before _UP
 
 
 class NoDisplay(Exception):
-    """The guest cannot use the display, with the reason."""
+    """The guest cannot use the display; the message is the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The driver of Linux guests: their devices, context and resources. As root, on the node.
 
-The job shell uses only ``run``, so the imports for other methods are in them.
+The job shell calls only ``run``, so the other methods contain their own imports.
 """
 
 # ruff: noqa: PLC0415

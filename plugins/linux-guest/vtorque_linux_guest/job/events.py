@@ -38,7 +38,7 @@ class Events:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so poll wakes anyway
             os.write(self._write, b"!")
 
     def fileno(self) -> int:
@@ -62,7 +62,7 @@ class Events:
 
     def _empty(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            numbers = os.read(self._read, 4096).replace(b"!", b"")  # 33 is no signal of anybody's
+            numbers = os.read(self._read, 4096).replace(b"!", b"")  # 33 is not used as a signal
             if self._told is not None and self._told >= 0 and numbers:
                 os.write(self._told, numbers)
 

@@ -12,13 +12,15 @@ from vtorque_linux_guest.job.session_state import SessionState
 
 PROTOCOL = 1
 HEADER = struct.Struct("<BBHI")
-"""type, stream, reserved (0), length of the payload in bytes."""
+"""Header of a frame: type, stream, reserved (0), length of the payload in bytes."""
 HELLO = struct.Struct("<8s8sHHI")
-"""magic, nonce, protocol version, flags, window in bytes (with RESUMES: bytes received so far)."""
+"""Payload of a HELLO: magic, nonce, protocol version, flags, window in bytes (with RESUMES: bytes
+received so far)."""
 KEEPS, RESUMES = 1, 2
-"""HELLO flags: the sender can resume a session; the sender resumes one."""
+"""Flags of a HELLO. KEEPS: the sender can resume a session. RESUMES: it resumes one."""
 FLAG_BITS = 2
-"""The agent echoes the flags above these bits, to show which RESUME it answers."""
+"""Number of bits for flags. The agent echoes the bits above them, to show which RESUME it
+answers."""
 POSITION_MASK = 0xFFFFFFFF
 MAGIC = b"vTorque\n"
 PAYLOAD_MAX = 65536
@@ -35,7 +37,7 @@ class GuestDied(StreamError):
 
 
 class GuestSilent(StreamError):
-    """A deadline passed without an answer."""
+    """The guest did not answer before the deadline."""
 
 
 class GuestFailed(StreamError):
@@ -55,11 +57,11 @@ class NotStarted(StreamError):
 
 
 class AgentError(StreamError):
-    """The agent rejected a request or runs no jobs; it has ended the session."""
+    """The agent rejected a request, or does not run jobs; it has ended the session."""
 
 
 class BadStart(StreamError):
-    """The program to start exceeds the protocol's limits; nothing was sent."""
+    """The program to start exceeds the protocol's limits. Nothing was sent."""
 
 
 class RunAbandoned(StreamError):
@@ -88,7 +90,7 @@ class Kind(IntEnum):
 
 
 class Tag(IntEnum):
-    """Elements of a START."""
+    """Tags of the elements in a START frame."""
 
     ARG = 1
     FILEARG = 2
@@ -110,7 +112,7 @@ class Frame(NamedTuple):
 
 
 _RULES: dict[int, tuple[int, int, int]] = {
-    # kind: number of streams, least and greatest length of what a guest may send
+    # Frames that a guest may send, by kind: number of streams, minimum and maximum length.
     Kind.HELLO: (1, HELLO.size, HELLO.size),
     Kind.DATA: (3, 1, PAYLOAD_MAX),
     Kind.EOF: (3, 0, 0),
@@ -127,18 +129,18 @@ def frame(kind: Kind, stream: int = 0, payload: bytes = b"") -> bytes:
 
 
 def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
-    """Split `payload` into as many frames of one kind as it needs."""
+    """Split `payload` into as many frames of this kind as it needs."""
     parts = range(0, len(payload), PAYLOAD_MAX)
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
 
 
 def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
-    """Return a HELLO; the sender accepts `window` bytes per stream before any CREDIT."""
+    """Return a HELLO. Its sender accepts `window` bytes per stream before it sends a CREDIT."""
     return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
 
 
 def ack_frame(taken: int) -> bytes:
-    """Return an ACK of all frames up to a position, in bytes since the session began."""
+    """Return an ACK of all frames up to a position (bytes since the session began)."""
     return frame(Kind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
 
 
@@ -154,7 +156,7 @@ def shown(text: bytes) -> str:
 
 
 def element(tag: Tag, value: bytes) -> bytes:
-    """Return one tag-length-value element of a START."""
+    """Return one element of a START frame: tag, length, value."""
     return struct.pack("<BI", tag, len(value)) + value
 
 

@@ -17,14 +17,15 @@ from vtorque_linux_guest.job.frames import StreamError
 from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
 
 NAME = "cloud-init.log"
-"""In the guest's state directory. The core keeps it with the job's log (doc/logging.md)."""
+"""Name of the guest's logs in its state directory. The core keeps them with the job's log
+(doc/logging.md)."""
 
 FILES = ("/run/vtorque/setup.log", "/var/log/cloud-init-output.log", "/var/log/cloud-init.log")
-"""The logs of setup.sh's last step and of cloud-init, most important first."""
+"""The logs to fetch: of setup.sh's last step and of cloud-init, most important first."""
 
-MAX = len(FILES) * (LOG_MAX + 100)  # bytes of all
+MAX = len(FILES) * (LOG_MAX + 100)  # bytes of all logs
 SECONDS = 2.0
-_SHARE = 10  # of a short time only so much is taken
+_SHARE = 10  # at most a tenth of the time left is kept for the logs
 _log = logging.getLogger(__name__)
 
 

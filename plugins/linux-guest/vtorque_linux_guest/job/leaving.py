@@ -19,8 +19,8 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.guest_driver import LEAVE, LEFT, TELL, ReadyGuest
 from vtorque_linux_guest.job.session_state import SessionState
 
-_LOOK = 0.05  # seconds between two looks whether root reads, or has taken it
-_AGAIN = 2.0  # seconds until root counts as killed, and another reads all of it anew
+_LOOK = 0.05  # seconds between two checks whether root has read the state
+_AGAIN = 2.0  # seconds after which root is considered killed, and the state is sent again
 
 
 def is_asked(guest: ReadyGuest) -> bool:
@@ -34,7 +34,7 @@ def leave(guest: ReadyGuest, state: SessionState) -> None:
     Returns when root has read it or withdrawn the request.
     """
     while is_asked(guest):
-        with suppress(OSError):  # nobody reads it now
+        with suppress(OSError):  # no reader
             _write(guest.run_dir / LEAVE, state.to_json)
             again = time.monotonic() + _AGAIN
             while is_asked(guest) and time.monotonic() < again:
@@ -54,12 +54,12 @@ class Telling:
         The state is empty if something other than the script runs.
         """
         if time.monotonic() >= self._again:
-            with suppress(OSError):  # nobody reads it now, or asks
+            with suppress(OSError):  # no reader, or no request
                 _write(self._path, lambda: state().to_json() if self._runs() else "")
                 self._again = time.monotonic() + _AGAIN
         asks = self._path.exists()
         if not asks:
-            self._again = 0.0  # root has taken it: who asks next does so for another time
+            self._again = 0.0  # root has read the state; the next request is a new one
         return asks
 
 
@@ -75,7 +75,10 @@ def _write(path: Path, text: Callable[[], str]) -> None:
 
 
 def left(guest: ReadyGuest) -> SessionState | None:
-    """Return the state from another job shell, if this one continues it. Raises HostFault."""
+    """Return the state from the job shell whose script this one continues, if any.
+
+    Raises HostFault.
+    """
     try:
         return SessionState.from_json((guest.run_dir / LEFT).read_text())
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Wait until a guest is READY. An unprivileged process parses its messages.
 
-That process sends root bytes with a type letter: steps, logs and a verdict.
+That process reports steps, logs and a verdict to root, each as bytes that begin with a type letter.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError
 from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
 SEED = "seed"
-"""The step of a guest that is waiting for its seed (micro_init, vtorque-waits)."""
+"""Name of the setup step in which a guest waits for its seed (micro_init, vtorque-waits)."""
 
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
 _STEP_SHOWN = 200  # bytes of a step's name
 _USERS = (f"command /bin/sh {AS_USER}: ", "packages: ")
 """Prefixes of the error messages that the user's cloud-config causes."""
-_MORE = 2.0  # seconds that the reader has beyond the guest's deadline, to say that it has passed
+_MORE = 2.0  # seconds that the reader has after the guest's deadline, to report the timeout
 
 
 def await_ready(
@@ -82,7 +82,10 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
 
 def hold(port: socket.socket, seconds: int, deadline: float) -> None:
-    """Make a guest's session wait for its job shell (StatusReader.hold). Raises HostFault."""
+    """Make a guest's session wait if its job shell disconnects (StatusReader.hold).
+
+    Raises HostFault.
+    """
     if wrong := _wrong(_holds, port, deadline, seconds):
         raise HostFault(wrong)
 

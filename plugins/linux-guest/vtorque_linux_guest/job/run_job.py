@@ -1,6 +1,6 @@
 """Run a job in a ready guest: prologue, script, epilogues, and their signals.
 
-Runs in the main thread of the job shell, because it sets signal handlers, as the job's user.
+Runs as the job's user, in the main thread of the job shell because it sets signal handlers.
 :mod:`vtorque_linux_guest.job.stream` validates everything from the guest.
 """
 
@@ -49,12 +49,12 @@ EXIT_NOT_FOUND = 127
 MISSING_INTERPRETER = re.compile(
     r"cannot run (.*): its interpreter (.*) \(#! line\) does not exist here", re.DOTALL
 )
-"""An error message of the agent (``start.c``)."""
+"""Pattern of one of the agent's error messages (``start.c``)."""
 
 ENV_LINE = re.compile(rb"#![ \t]*/\S*/env[ \t]+(?:-\S+[ \t]+|\w+=\S*[ \t]+)*([^\s-]\S*)")
 OTHER_IMAGES = "Choose an image that has it (-vm img=); vmgr images list shows the images"
 HELLO_SECONDS = 60.0
-RETRY = 0.05  # seconds until a connection is tried again that is expected to come
+RETRY = 0.05  # seconds between two attempts to reconnect
 KILL_SECONDS = 10.0
 """Time limit for a killed job to end, before its guest is abandoned."""
 
@@ -80,9 +80,9 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     After TERM and ``script.grace`` seconds the whole job is killed, including epilogues.
 
     Returns:
-        The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. The code of
-        a failed prologue, after which the script does not run. The code of a failed epilogue if the
-        script succeeded.
+        The script's exit code (128+n for signal n), or 126 or 127 if it cannot be run. If the
+        user's prologue fails, the script does not run and the prologue's code is returned. If the
+        script succeeds but an epilogue fails, the epilogue's code.
 
     Raises:
         GuestDied: the guest is gone or violated the protocol.
@@ -103,7 +103,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
         if error.state is None or not ending.leaves:
             raise GuestDied(f"{guest.hostname}: {error}") from None
         job._say("the job was saved and ends now; restore it with vsub -vm resume=ID")
-        leaving.leave(guest, error.state)  # and its batch system may end us as soon as it is taken
+        leaving.leave(guest, error.state)  # then the batch system may end this process
         return 128 + signal.SIGTERM
     except StreamError as error:
         raise GuestDied(f"{guest.hostname}: {error}") from None
@@ -116,7 +116,7 @@ def _home_and_cwd() -> list[str]:
 
 
 class _Ending:
-    """Forwards signals to the guest. TERM starts the timer that ends in KILL."""
+    """Forwards signals to the guest. TERM also starts a timer, after which the job is killed."""
 
     def __init__(self, grace: float) -> None:
         self.events = Events()
@@ -384,7 +384,7 @@ def _program_of_env(start: Start | SessionState) -> str:
 
 
 def _limits(script: Script) -> dict[int, tuple[int, int]]:
-    """Return the limits by number, the same on host and guest (setrlimit(2))."""
+    """Return the resource limits by number; host and guest use the same numbers (setrlimit(2))."""
     return {
         int(getattr(resource, f"RLIMIT_{name}")): limit
         for name, limit in script.limits.items()

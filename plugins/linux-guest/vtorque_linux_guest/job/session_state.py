@@ -9,10 +9,10 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class SessionState:
-    """State of a session and its run between two frames; pairs are for stdout and stderr.
+    """State of a session and its program, taken between two frames. Pairs are (stdout, stderr).
 
-    It is valid while the guest keeps all later bytes: once the guest is paused or held (``HOLD``).
-    Positions count the bytes of all frames in one direction.
+    It is valid while the guest keeps all later bytes, that is, while the guest is paused or held
+    (``HOLD``). Positions count the bytes of all frames in one direction.
     """
 
     nonce: bytes
@@ -29,7 +29,7 @@ class SessionState:
     owed: tuple[int, int]
     ended: tuple[bool, bool]
     written: tuple[int, int]
-    """Bytes written; ``pending`` follows."""
+    """Number of bytes written; the bytes in ``pending`` follow them."""
     pending: tuple[bytes, bytes]
     lost: tuple[str, ...]
     exit: tuple[int | None, int | None] | None

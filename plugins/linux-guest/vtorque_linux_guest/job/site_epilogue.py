@@ -1,7 +1,7 @@
-"""Run the site's epilogue in each guest before it ends, from root on each node.
+"""Run the site's epilogue in each guest before the guest ends. As root, on each node.
 
-It runs only once: in the first guest, the job shell has run it if the script ended by itself. An
-unprivileged process parses the guest's answers.
+It runs only once per guest: if the script ended by itself, the job shell has already run it in the
+first guest. An unprivileged process parses the guest's answers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from vtorque_linux_guest.job.start_request import Start
 from vtorque_linux_guest.job.stream import Session
 
 HELLO_SECONDS = 5.0
-"""Timeout for the agent to answer. A guest that hangs delays the node's epilogue this long."""
+"""Timeout for the agent's answer. A hung guest delays the node's epilogue this long."""
 
 _PIPE = 1 << 20  # bytes of output at most (pipe(7), /proc/sys/fs/pipe-max-size)
-_TOLD = 2000  # bytes of its end, as of a failed step of the setup
+_TOLD = 2000  # bytes from the end of the output, as for a failed setup step
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SiteEpilogue(Resource):
-    """A guest whose site epilogue must still run; releasing it runs the epilogue.
+    """A guest whose site epilogue must still run. Releasing the resource runs the epilogue.
 
     It is acquired when the guest is ready, so it is released before the guest ends. ``seconds`` is
     the time limit of the scripts.
@@ -68,9 +68,7 @@ class SiteEpilogue(Resource):
     def _run(self) -> tuple[int, str]:
         until = time.monotonic() + self.seconds
         with socket.socket(socket.AF_UNIX) as port:
-            port.setblocking(
-                False
-            )  # the user has the port, too, and can leave no room in its queue
+            port.setblocking(False)  # the user can open the port, too, and fill its queue
             port.connect(str(Path(self.run_dir, RUN_SOCKET)))
             port.setblocking(True)
             told = read_apart(

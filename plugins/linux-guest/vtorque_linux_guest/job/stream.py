@@ -30,7 +30,7 @@ from vtorque_linux_guest.job.start_request import Start
 
 LAST_WORDS = 5.0
 """Time limit for writing output that was received before the guest died."""
-_TELLS = 0.05  # seconds between two looks whether somebody reads the session's state
+_TELLS = 0.05  # seconds between two checks whether root reads the session's state
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Session(Connection):
     Call `hello` first, then `run` any number of times, one after another. After any StreamError
     except NotStarted and BadStart, call `hello` for a new session or close the socket.
 
-    If the connection breaks during a run, the session calls `again`. It returns a new connection
-    and its deadline (time.monotonic() seconds), or None if the guest is gone. Its argument returns
-    a reason to stop waiting. When an ACK announces a possible break, the session calls `tell`
-    repeatedly with its state, for another job shell, until it returns False.
+    If the connection breaks during a run, the session calls `again`, with a function that returns a
+    reason to stop waiting. `again` returns a new connection and its deadline (time.monotonic()
+    seconds), or None if the guest is gone. When an ACK announces a possible break, the session
+    calls `tell` repeatedly with its state, for another job shell, until it returns False.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
-        """Resume another job shell's session. Next, call `run` with its state.
+        """Resume another job shell's session. Then call `run` with the same state.
 
         Raises as `hello`.
         """
@@ -319,7 +319,10 @@ class _Run:
             self._ended[stream - 1] = True
 
     def _old_hello(self, payload: bytes) -> None:
-        """Ignore the second answer if HELLO was sent twice. Both precede any frame of a run."""
+        """Ignore the second answer if HELLO was sent twice.
+
+        Both answers precede any frame of a run.
+        """
         if self._s._hellos <= 0 or payload[8:16] != self._s._nonce:
             raise StreamError("the guest sent a HELLO out of order")
         self._s._hellos -= 1

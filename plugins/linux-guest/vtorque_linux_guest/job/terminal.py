@@ -27,7 +27,7 @@ def raw_terminal(fd: int, events: Events) -> Iterator[None]:
     before = termios.tcgetattr(fd)
     resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
     try:
-        tty.setraw(fd, termios.TCSADRAIN)  # what was typed before stays
+        tty.setraw(fd, termios.TCSADRAIN)  # keeps what was typed before
         yield
     finally:
         signal.signal(signal.SIGWINCH, resized)
