@@ -1,4 +1,4 @@
-"""The command line of a guest that boots from its disk, written to the job's overlay."""
+"""The command line of a guest that boots from its disk. It is written to the job's overlay."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 
 @dataclass(frozen=True)
 class BootLine(Resource):
-    """OSv's command line on the job's qcow2 overlay; it is removed with the overlay.
+    """OSv's command line on the job's qcow2 overlay. Removing the overlay removes the line.
 
-    qemu-io(1) writes it, because it supports qcow2. It parses the untrusted image, so it runs as
-    the user of the guest's QEMU. It reads the bytes from a file.
+    qemu-io(1) writes the line, because it supports qcow2. It parses the untrusted image, so it runs
+    as the user of the guest's QEMU, and reads the line from a file.
     """
 
     kind: ClassVar[str] = "osv-bootline"

@@ -1,6 +1,6 @@
-"""The image builder ``osv``: combine a loader, your programs and their libraries to an image.
+"""The image builder ``osv``: combine a loader, programs and their libraries into an image.
 
-Root runs it in the staging directory. It executes none of the programs.
+It runs as root in the staging directory, and executes none of the programs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vtorque_osv.recipe import Recipe
 DISK = "disk.raw"
 KERNEL = "loader.elf"
 _LIB = "/usr/lib"
-# OSv mounts what its own images say (static/etc/fstab_rofs): /tmp is all that can be written.
+# OSv mounts these as listed in its own images (static/etc/fstab_rofs). Only /tmp is writable.
 _ROOT = b"/dev/vblk0.1 /          rofs      defaults 0 0\n"
 _FSTAB = b"""\
 none         /dev       devfs     defaults 0 0
@@ -96,7 +96,7 @@ def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
         tree.file(f"{_LIB}/{name}", library)
     for name, line in wanted.commands.items():
         first = script.parse(line.encode(), {})[0].words[0]
-        there = wanted.root_share and wanted.root_directory is None  # the share has it, or not
+        there = wanted.root_share and wanted.root_directory is None  # maybe in the share
         if not there and not tree.has(first):
             raise Refused(f"commands.{name}: {first} is not among the image's files")
     return tree

@@ -31,7 +31,7 @@ def named_commands(image: Image) -> Mapping[str, str]:
 
 
 def has(image: Image, label: str) -> bool:
-    """Return whether the image's labels declare a part of OSv."""
+    """Return whether the image contains a part of OSv, according to its label."""
     return image.labels.get(label) == "true"
 
 
@@ -41,7 +41,7 @@ def mount_points(image: Image) -> tuple[str, ...]:
 
 
 def check_script(content: bytes, image: Image) -> Iterable[Refusal]:
-    """Return why the script cannot run in a guest of this image; empty if it can."""
+    """Return the reasons why the script cannot run in a guest of this image, if any."""
     try:
         script.parse(content, named_commands(image))
     except Refused as error:

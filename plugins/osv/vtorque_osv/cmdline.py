@@ -3,8 +3,8 @@ r"""Build OSv's kernel command line, and the script disk that it names. Pure.
 The command line has options (OSv's loader.cc), split at white space, with ``\`` as escape character
 (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The script disk is plain text: one line
 with the environment as ``--env=`` and all commands, in the syntax of core/commands.cc. So QEMU's
-arguments, which all users of a node can read, contain nothing of the job, and the limit of a few
-KiB suffices.
+arguments, which all users of a node can read, contain nothing of the job, and a command line of a
+few KiB suffices.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from vtorque_core.api.guest_plan import Address
 from vtorque_osv.script import Command, command_line, quoted
 
 MAX_CMDLINE = 3584
-"""Bytes; OSv keeps 3,640 bytes of an ELF kernel's command line from QEMU 7.2 (PVH)."""
+"""Maximum length in bytes. From QEMU 7.2 on, OSv keeps 3,640 bytes of an ELF kernel's command line
+(PVH)."""
 
-MAX_SCRIPT_DISK = 65536  # bytes; tried
+MAX_SCRIPT_DISK = 65536  # bytes; tested
 OUTPUT_BEGINS = ("VTORQUE_OUTPUT", "begins")
-"""The last variable; on the console its line precedes the job's output."""
+"""Name and value of the last variable. On the console, its line precedes the job's output."""
 
 REST_SERVER = "/libhttpserver-api.so"
 CLOUD_INIT = "/usr/mgmt/cloud-init.so"
 
-# Of the host's system or shell, or of OSv itself: they would mislead a program in the guest.
+# Variables of the host's system or shell, or of OSv, which would mislead a program in the guest.
 _NOT_FOR_OSV = frozenset({
     "PATH", "SHELL", "PWD", "OLDPWD", "SHLVL", "MAIL", "TERM", "LS_COLORS", "LESSOPEN",
     "LESSCLOSE", "MANPATH", "INFOPATH", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "ENV",
@@ -38,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that OSv supports: not the shell's own, plain names, ASCII values."""
+    """Return the variables that OSv supports: plain names, ASCII values, no shell variables."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -64,7 +65,7 @@ def base_options(*, run_init: bool = False) -> list[str]:
 
 
 def network_options(addresses: Sequence[Address]) -> list[str]:
-    """Return the static addresses; empty if OSv uses DHCP.
+    """Return the options for static addresses; an empty list if OSv uses DHCP.
 
     Raises Refused if a NIC has neither a static address nor DHCP, because OSv would wait forever.
     """
@@ -86,7 +87,7 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
 
 
 def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
-    """Return the mounts of virtiofs shares; ``first`` is the number of their first device."""
+    """Return the options that mount virtiofs shares; ``first`` is the first device number."""
     return [
         f"--mount-fs=virtiofs,/dev/virtiofs{number},{target}"
         for number, target in enumerate(targets, first)
@@ -94,7 +95,7 @@ def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
 
 
 def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
-    """Return the command line, with only the variables that a script disk would change.
+    """Return the command line. It contains only those variables that a script disk would change.
 
     Raises Refused if it is too long.
     """
@@ -126,7 +127,10 @@ def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> byte
 
 
 def escaped(word: str) -> str:
-    """Return an option as one word. It cannot contain a backslash, because OSv drops them all."""
+    """Return an option as one word.
+
+    It cannot contain backslashes, because OSv removes all of them.
+    """
     return re.sub(r"([ \t\n])", r"\\\1", word)
 
 

@@ -32,7 +32,7 @@ BEGIN_SEED = "cloud-init: copied file "
 TAIL = 40  # lines
 _MAX_LINE = 65536  # bytes of a line held back at most
 _MAX_TAIL = 1000  # bytes of a line of the tail; 200 characters are shown
-_MAX_HELD = 256  # lines; the way down has a dozen
+_MAX_HELD = 256  # lines; a shutdown prints about a dozen
 _KNOWN = (
     b"program ", b"VFS: unmounting ", b"ROFS: ", b"Powering off.", b"Aborted", b"[backtrace]",
     b"Requested termination of ", b"random: ", b"[virtiofs] inode ", b"[I/",
@@ -40,7 +40,7 @@ _KNOWN = (
 _WAY_DOWN = re.compile(
     rb"(.*?)(VFS: unmounting .*|ROFS: .*|Requested termination of .*, waiting\.\.\.)", re.DOTALL
 )
-_KERNELS_OWN = re.compile(  # at any time
+_KERNELS_OWN = re.compile(  # may appear at any time
     rb"random: device unblocked\.|\[virtiofs\] inode \d+, .*|\[I/\d+ dhcp\]: .*"
 )
 _EXITED = re.compile(rb"^(.*)program exited with status (-?\d+)$", re.DOTALL)
@@ -79,8 +79,8 @@ class Console:
         self._programs = {program.encode() for program in programs}
         self._begin = begin.encode()
         self._booted = False
-        self._line = b""  # what of the current line is not given back yet
-        self._held: list[bytes] = []  # lines that may be the way down
+        self._line = b""  # the part of the current line that was not returned yet
+        self._held: list[bytes] = []  # lines that may belong to the shutdown
         self._tail: deque[bytes] = deque(maxlen=TAIL)
         self._crash: list[bytes] | None = None
         self._code = 0
@@ -103,7 +103,7 @@ class Console:
             keep = b"\r" if rest.endswith(b"\r") else b""
             out.append(self._release() + rest[: len(rest) - len(keep)])
             self._line = keep
-        elif len(rest) > _MAX_LINE:  # of a boot or crash that nobody shows whole
+        elif len(rest) > _MAX_LINE:  # a line of a boot or crash, which is shown only in part
             self._line = self._whole(rest)
         return b"".join(out)
 
@@ -163,7 +163,7 @@ class Console:
             self._refused, self._ended = _shown(line), True
         elif said is not None:
             return self._release() + said if said else b""
-        elif down is not None:  # behind what the program has not ended with a newline
+        elif down is not None:  # follows output without a final newline
             text = self._release() + down[1] if down[1] else b""
             self._held.append(down[2])
             return text

@@ -45,15 +45,15 @@ class OsvDriver(LateDriver):
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
         """Yield console, HPET, shares, seed and direct boot, with virtio devices only."""
-        yield Clock(hpet=True)  # without one it halts under emulation
+        yield Clock(hpet=True)  # without an HPET, OSv halts under emulation
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
             yield KernelBoot(kernel=str(guest.image.kernel))
-        if _seeded(guest):  # cloud-init looks for it from the second disk on
+        if _seeded(guest):  # OSv's cloud-init searches the second and later disks
             yield Disk("seed", path=str(guest.state_dir / SEED), format="raw", readonly=True)
         if guest[OSV_MODE] != "rest":
             yield Disk("script", path=str(guest.state_dir / SCRIPT), format="raw", readonly=True)
-        for share in (*root_share(guest), *mounted(guest, "virtiofs")):  # in OSv's numbers
+        for share in (*root_share(guest), *mounted(guest, "virtiofs")):  # in this order
             yield Filesystem(
                 share.name,
                 source=share.source,
@@ -76,7 +76,7 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the job shell's file, and a seed if the image reads one."""
+        """Yield the file for the job shell (:class:`Word`), and a seed if the image reads one."""
         rest = guest[OSV_MODE] == "rest"
         files = placed(guest, items)
         word = Word(
@@ -97,7 +97,7 @@ class OsvDriver(LateDriver):
     def late(
         self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
     ) -> Iterator[Single | Resource]:
-        """Yield the command line of the job's script, in the place where this guest reads it."""
+        """Yield the script's command line, as the resource or device where this guest reads it."""
         asked = Order.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
         environ = environment(guest, items, asked)
@@ -179,7 +179,7 @@ def root_share(guest: GuestPlan) -> list[Share]:
 
 
 def inside(guest: GuestPlan, cwd: str) -> str:
-    """Return the working directory if it is in a mounted share, or an empty string."""
+    """Return the working directory if it is in a mounted share, otherwise an empty string."""
     targets = [share.target for kind in ("virtiofs", "nfs") for share in mounted(guest, kind)]
     path = PurePosixPath(cwd)
     safe = cwd.isprintable() and "\\" not in cwd and cwd.isascii()
@@ -187,7 +187,7 @@ def inside(guest: GuestPlan, cwd: str) -> str:
 
 
 def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, str]:
-    """Return by path the guest's files that a variable names, such as the node file.
+    """Return the guest's files to which a variable refers, such as the node file, by path.
 
     They are placed in /tmp, the only writable directory of OSv. Raises Refused for binary files.
     """
@@ -234,10 +234,10 @@ def seed(files: Mapping[str, str]) -> bytes:
     """Return an ISO image with ``/user-data`` for OSv's cloud-init (as JSON, which is also YAML).
 
     It contains no host name, because OSv would then wait for DHCP. It ends with zeros, because
-    OSv's iso-read reads beyond the data that it needs.
+    OSv's iso-read reads beyond the end of the data.
     """
     content = json.dumps({"files": dict(files)}).encode() + b"\n"
-    import pycdlib  # noqa: PLC0415 - 25 ms that no job's shell needs
+    import pycdlib  # noqa: PLC0415 - takes 25 ms, and no job shell needs it
 
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, rock_ridge="1.09", vol_ident="cidata")

@@ -1,7 +1,7 @@
 """Check programs for OSv, and find the libraries that they need.
 
 Nothing is executed. ELF files are parsed (elf(5), gabi "Dynamic Linking"), and libraries are
-searched as by ld.so(8): RPATH, RUNPATH, the system's cache.
+searched as in ld.so(8): RPATH, RUNPATH, the system's cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from elftools.elf.elffile import ELFFile
 from vtorque_core.api import Refused, run_tool
 
 ARCHES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
-# What OSv's kernel is itself (core/elf.cc, create_main_program).
+# Libraries that OSv's kernel implements (core/elf.cc, create_main_program).
 SUPPLIED = frozenset({
     "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.musl-x86_64.so.1",
     "ld-musl-x86_64.so.1", "libresolv.so.2", "libc.so.6", "libm.so.6", "libpthread.so.0",
     "libdl.so.2", "librt.so.1", "libstdc++.so.6", "libaio.so.1", "libxenstore.so.3.0",
     "libcrypt.so.1", "libutil.so",
 })  # fmt: skip
-# What pyelftools raises for numbers that lead nowhere, beside OSError.
+# Besides OSError, pyelftools raises these for invalid offsets.
 _BROKEN = (
     ELFError, ValueError, KeyError, IndexError, AssertionError, AttributeError, OverflowError,
 )  # fmt: skip
@@ -35,7 +35,7 @@ _CACHED = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/\S+)$")
 
 
 KERNEL_BASE = 0x40000000
-"""The whole GiB below OSv's kernel (conf/kconfig: 0x40200000), where its mappings begin."""
+"""Lowest address that OSv uses: its kernel's (0x40200000, conf/kconfig), rounded down to a GiB."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read(path: Path) -> Elf | None:
                 search=search,
             )
         except OSError as error:
-            if error.errno != errno.EINVAL:  # what lseek(2) says to an offset beyond all files
+            if error.errno != errno.EINVAL:  # lseek(2) with an offset beyond the maximum
                 raise
             raise Refused(f"{path}: is an invalid ELF file: an offset is wrong") from None
         except _BROKEN as error:
@@ -107,7 +107,7 @@ def check_program(elf: Elf, arch: str) -> None:
 def libraries(
     programs: Iterable[Elf], here: Sequence[Path] = (), have: Iterable[str] = ()
 ) -> Mapping[str, Path]:
-    """Return by name the libraries that the programs need, including indirect dependencies.
+    """Return all libraries that the programs need, directly or indirectly, by name.
 
     ``here`` are directories to search first; ``have`` are names that the image already contains.
     Raises Refused with the program's name if a library is missing.

@@ -1,8 +1,8 @@
 """Run a job in the OSv guests of this node, from the job shell.
 
-Each guest runs the whole script; its environment has its rank and names. OSv cannot receive
-signals. TERM, INT and HUP therefore end the job at once, and the batch system's epilogue ends the
-guests. Other signals are ignored.
+Each guest runs the whole script; its environment contains the guest's rank and names. OSv cannot
+receive signals. Therefore TERM, INT and HUP end the job at once, and the batch system's epilogue
+ends the guests. Other signals are ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Ended(Exception):
 
 
 def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
-    """Run the script; return the first exit status other than 0, by rank, or 128+n for a signal.
+    """Run the script. Return the first exit status other than 0, by rank, or 128+n for signal n.
 
     Raises:
         Refused: OSv cannot run the script.
@@ -93,7 +93,10 @@ class _Output:
     line: bytes = field(default=b"")
 
     def lines(self, data: bytes, *, last: bool = False) -> bytes:
-        """Return data to write; with several guests, whole lines with the guest's name."""
+        """Return the data to write.
+
+        With several guests, these are whole lines with the guest's name.
+        """
         if not self.prefix:
             return data
         *whole, self.line = (self.line + data).split(b"\n")
@@ -152,7 +155,7 @@ class _Job:
         code = 0
         for output in outputs:
             outcome = output.outcome
-            if outcome is None:  # cannot be: its console has ended
+            if outcome is None:  # impossible, because its console has ended
                 raise GuestDied(
                     f"{output.guest.hostname}: the guest ended without reporting a result"
                 )

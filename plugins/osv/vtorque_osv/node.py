@@ -1,4 +1,4 @@
-"""The OSv plugin on the node: refusals and resources."""
+"""The OSv plugin on the node: checks of requests, and resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vtorque_osv.settings import OSV_MODE, Settings
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
-    """Refuse requests that OSv, this image or this site does not support."""
+    """Reject requests that OSv, this image or this site does not support."""
     image, mode = guest.image, guest[OSV_MODE]
     if image.guest_type != "osv":
         if "osv_mode" in guest.request.given:
@@ -53,7 +53,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
 
 @hookimpl
 def vtorque_resources() -> Iterable[type[Resource]]:
-    """Return the class that releases this plugin's journal records."""
+    """Return the class of this plugin's resource, with which a teardown releases it."""
     from vtorque_osv.bootline import BootLine  # noqa: PLC0415 - only a teardown needs it
 
     return [BootLine]

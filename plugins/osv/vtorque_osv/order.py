@@ -1,4 +1,4 @@
-"""Messages between the job shell (user) and root: the order and the word.
+"""Two messages: the order, from the job shell (user) to root, and the word, from root to the shell.
 
 Both are JSON objects (RFC 8259). The order is untrusted input, and root only validates its types.
 """
@@ -13,7 +13,8 @@ from typing import Any
 from vtorque_core.api import Refused
 
 WORD = "osv.json"
-"""The word's file in a guest's run directory; root owns it, and the job's user can read it."""
+"""Name of the word's file in a guest's run directory. Root owns it, and the job's user can read
+it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The plugin's declarations: guest type, image builder and ``-vm osv_mode``; also for ``vsub``."""
+"""The plugin's declarations, which vsub imports: guest type, image builder, ``-vm osv_mode``."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@
     [env]
     OMP_NUM_THREADS = "1"
 
-Relative paths on this machine start at the recipe's directory.
+Paths on this machine may be relative to the directory of the recipe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORDS = ("min_ram", "root_share")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A validated recipe. ``files``: path in the image to path here; ``min_ram`` in MiB."""
+    """A validated recipe. ``files`` maps paths in the image to host paths; ``min_ram`` in MiB."""
 
     loader: Path
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Recipe:
 
 
 def from_arguments(arguments: Mapping[str, str]) -> Recipe:
-    """Return the recipe of the options of ``vmgr images build``, which override the file's values.
+    """Return the recipe from the options of ``vmgr images build``.
 
-    Options: ``recipe=FILE``, and each key of the file as ``loader=``, ``min_ram=``, ``mounts=A,B``,
-    ``libdirs=A,B``, ``file:/in/image=PATH``, ``command:NAME=LINE``, ``env:NAME=VALUE``. Raises
-    Refused.
+    Options, which override the file's values: ``recipe=FILE``, and each key of the file as
+    ``loader=``, ``min_ram=``, ``mounts=A,B``, ``libdirs=A,B``, ``file:/in/image=PATH``,
+    ``command:NAME=LINE``, ``env:NAME=VALUE``. Raises Refused.
     """
     base, data = Path(), dict[str, Any]()
     if "recipe" in arguments:

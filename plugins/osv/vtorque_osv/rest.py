@@ -1,6 +1,7 @@
-"""Client of OSv's REST API (modules/httpserver-api), as far as jobs need it.
+"""Client of OSv's REST API (modules/httpserver-api), limited to the requests that jobs need.
 
-The server has no authentication and uses HTTP/1.0. It reports no exit status; the console does.
+The server has no authentication and uses HTTP/1.0. It does not report exit statuses, which appear
+only on the console.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 PORT = 8000
-POLL = 0.05  # seconds between two questions
+POLL = 0.05  # seconds between two requests
 _ASK = 5.0  # seconds for one answer
-_NO_ANSWER = 0.3  # seconds: the machine goes without closing its connections
+_NO_ANSWER = 0.3  # seconds: the machine powers off without closing its connections
 
 
 class RestError(Exception):
-    """The server rejected or failed a request; the message has its reason."""
+    """The server rejected a request, or failed; the message is its reason."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Rest:
         self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file below /tmp; on a read-only file system the server would hang.
+        """Write a file below /tmp. On a read-only file system the server would hang.
 
-        The body is a form (RFC 7578). Without one the server writes nothing, but answers 200.
+        The body is a form (RFC 7578). With another body the server writes nothing, but answers 200.
         """
         boundary = uuid.uuid4().hex
         head = (
@@ -66,7 +67,7 @@ class Rest:
         return str(said).split()
 
     def finished(self, tid: str) -> bool:
-        """Return whether a program has ended; also true for an unknown id."""
+        """Return whether a program has ended; also True for an unknown id."""
         return bool(json.loads(self._ask("GET", f"/app/finished?tid={quote(tid)}")) == "1")
 
     def power_off(self) -> None:

@@ -1,6 +1,6 @@
 """Run a job in one guest through its REST server, in a thread of the job shell.
 
-It keeps errors of the server, because the console does not show them.
+The thread records the server's errors, because the console does not show them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RestJob:
                 background += tids if command.end == "&" else []
             self._await(background)
         except (RestError, OSError, http.client.HTTPException, ValueError) as error:
-            if not self._over.wait(1.0):  # else OSv has ended, and the console says how
+            if not self._over.wait(1.0):  # otherwise OSv has ended, and the console shows why
                 self._failure = f"OSv's REST server: {error}"
         while not self._over.wait(POLL):  # until the console has ended
             self._rest.power_off()

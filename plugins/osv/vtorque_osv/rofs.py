@@ -7,12 +7,16 @@ scripts/gen-rofs-img.py):
 2. The data of the files, each from the start of a block.
 3. Without gaps: all directory entries (u64 inode number, u16 length, name), all symbolic links
    (u16 length, path), all inodes (u64 mode, number, offset, count).
-4. Zeros up to a whole block.
+4. Zeros up to the end of the block.
 
-Inodes count from 1, which is the root. Offset and count of an inode are the first block and the
-size in bytes of a file, the first entry and the number of entries of a directory, or the number of
-a link and 1. Owners, permissions and times are not stored: OSv shows all files as root's, readable
-and executable.
+Inode numbers start at 1, the root directory. An inode's offset and count depend on its type:
+
+- file: first block, size in bytes;
+- directory: first entry, number of entries;
+- symbolic link: number of the link, 1.
+
+Owners, permissions and times are not stored: OSv shows all files as readable, executable, and owned
+by root.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ _INODE = struct.Struct("<4Q")
 class Node:
     """A directory (``children``), a link (``target``) or a file.
 
-    The content of a file is ``data``, or that of the host's regular file ``source``.
+    A file's content is ``data``, or the content of ``source``, a regular file of the host.
     """
 
     mode: int
@@ -111,7 +115,7 @@ class Tree:
         return (node.source for node in _numbered(self.root) if node.source is not None)
 
     def names(self, path: str) -> Iterator[str]:
-        """Yield the names in a directory; none if it does not exist."""
+        """Yield the names in a directory, or nothing if it does not exist."""
         node: Node | None = self.root
         for part in _parts(path):
             node = node.children.get(part) if node is not None else None
@@ -158,8 +162,7 @@ def _parts(path: str) -> tuple[bytes, ...]:
 def write(tree: Tree, out: BinaryIO) -> int:
     """Write the file system at the position of the seekable ``out``; return its size in bytes.
 
-    The output is reproducible. Raises OSError, or Refused if a source is not a regular file
-    anymore.
+    The output is reproducible. Raises OSError, or Refused if a source is no longer a regular file.
     """
     begin = out.tell()
     out.write(bytes(BLOCK))
@@ -203,7 +206,7 @@ def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int
 
 
 def copy(node: Node, put: Callable[[bytes], object]) -> int:
-    """Pass a file's content to ``put``; return its size. Raises OSError, Refused."""
+    """Pass a file's content to ``put``; return its size. Raises OSError and Refused."""
     if node.source is None:
         put(node.data)
         return len(node.data)

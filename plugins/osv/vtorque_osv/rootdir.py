@@ -1,8 +1,8 @@
-"""Write an image's tree to a host directory, for a root file system by virtiofs.
+"""Write an image's tree to a host directory, which is a guest's root file system by virtiofs.
 
-OSv mounts it read-only and sees the host's owners and modes. The job's user reads it, so everything
-is world-readable. Running guests have the directory open, so it never changes: new content needs a
-new directory. It is not in the image pool.
+OSv mounts it read-only and sees the host's owners and modes. Everything is world-readable, because
+the job's user reads it. The directory never changes, because running guests have it open: new
+content needs a new directory. It is not in the image pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write(tree: Tree, target: Path) -> None:
     Privileges: root.
 
     Raises:
-        Refused: it exists, or users other than root can write to a parent directory.
+        Refused: ``target`` exists, or users other than root can write to one of its parents.
         OSError: a file cannot be read or written.
     """
     target = target.absolute()

@@ -1,7 +1,7 @@
 """Parse a job script as OSv command lines, or report why that is impossible. Pure.
 
-OSv has no shell: ``fork`` fails there. A line is accepted if it has the same meaning in OSv
-(core/commands.cc) and in a POSIX shell. Other lines are refused with their number.
+OSv has no shell, and ``fork`` fails. A line is accepted if it has the same meaning in OSv
+(core/commands.cc) and in a POSIX shell. Other lines are rejected, with their number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vtorque_core.api import Refusal, Refused
 
-MAX_SCRIPT = 65536  # bytes: what of a script that is so long?
+MAX_SCRIPT = 65536  # bytes
 COMMAND_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}", re.ASCII)
 
 _FIX = "write one program per line, by its absolute path in the image, with its arguments"
@@ -54,7 +54,7 @@ class Command:
     end: str = ";"
 
     def text(self) -> str:
-        """Return the command in OSv's syntax, without its end."""
+        """Return the command in OSv's syntax, without the separator ``end``."""
         return " ".join(quoted(word) for word in self.words)
 
 
@@ -113,7 +113,7 @@ def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Comm
     while at < len(line):
         if line[at].isspace():
             at += 1
-        elif line[at] == "#":  # a word of its own: a comment, as in a shell
+        elif line[at] == "#":  # at the start of a word: a comment, as in a shell
             break
         elif line[at] in ";&":
             end = line[at : at + 2] if line[at : at + 2] in ("&!", "&&", ";;") else line[at]
