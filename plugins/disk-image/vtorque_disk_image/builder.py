@@ -1,7 +1,7 @@
-"""The builder ``disk``: make an image of an untrusted disk. Privileges: root.
+"""The image builder ``disk``: make an image from an untrusted disk. Privileges: root.
 
-The file is copied first, so that the checked file is the used one; the original is only read.
-Confined tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a
+The file is copied first, so that the checked content is the content in use. The original is only
+read. Confined tools then work on the copy (:mod:`vtorque_core.api.confined_tool`). The result is a
 standalone qcow2, so converting and hashing a sparse disk takes time only for its data.
 """
 
@@ -27,7 +27,7 @@ _DISK, _KERNEL, _INITRD = "disk.qcow2", "kernel", "initrd"
 _MIN_RAM_MIB = 256
 _MOST_KERNEL = 512 << 20  # bytes
 _SLACK = 64 << 20  # bytes that a qcow2 may be larger than qemu-img measures
-_LEAKED = 3  # exit code of qemu-img check: unused clusters, no harm
+_LEAKED = 3  # exit code of qemu-img check: leaked clusters, which are harmless
 _LABEL = "label."
 FIRMWARE = ("bios", "efi")
 _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
@@ -35,13 +35,13 @@ _CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's description of an image; empty or None: detect it, or keep the old value.
+    """The user's description of an image. Fields that are empty or None are detected, or unchanged.
 
     Args:
         file: a disk in one of ``FORMATS``, or an ELF kernel that needs no disk.
         boot: ``kernel``: extract the disk's kernel and boot it directly; ``disk``: use the disk's
             boot loader; ``auto``: use its kernel if there is one.
-        kernel, initrd: files to boot instead.
+        kernel, initrd: files to boot instead of those on the disk.
         labels: may set ``firmware`` to ``bios`` or ``efi``, which starts the boot loader.
     """
 
@@ -135,7 +135,7 @@ class _Work:
         return self._complete(built)
 
     def _complete(self, built: BuiltImage) -> BuiltImage:
-        """Take unknown facts from the previous version. Raises Refused for those still unknown."""
+        """Take unknown facts from the previous version. Raises Refused if one remains unknown."""
         before = self.progress.before
         facts = {key: getattr(built, key) for key in ("guest_type", "distro", "arch")}
         if before is not None:
@@ -147,7 +147,7 @@ class _Work:
         if missing:
             notes = "; ".join(self.found.notes) or "the operating system is unknown"
             raise Refused(f"{notes}: use {', '.join(missing)}")
-        family = probe.FAMILIES.get(facts["distro"].lower())  # of a disk that is not looked into
+        family = probe.FAMILIES.get(facts["distro"].lower())  # if the disk was not inspected
         if family and facts["guest_type"] == "linux":
             built = replace(built, labels={"family": family, **built.labels})
         least = built.min_ram_mib or (before.min_ram_mib if before else _MIN_RAM_MIB)
@@ -163,7 +163,7 @@ class _Work:
                     raise Refused("is itself a kernel, so --kernel cannot be used")
                 self._copy_in(file, _KERNEL)
                 return None
-            check(source.descriptor, kind, self.progress.max_disk)  # before it costs anything
+            check(source.descriptor, kind, self.progress.max_disk)  # before the copy
             with fresh(self.stage / "copy") as mine:
                 copy(source, mine, self.stage.parent, self.progress.told)
                 check(mine, kind, self.progress.max_disk)
@@ -176,7 +176,7 @@ class _Work:
         return _DISK
 
     def _from_other(self, disk: int, kind: str) -> None:
-        """Convert the disk to raw first, because only raw disks can be inspected."""
+        """Convert the disk to raw first, because only a raw disk can be inspected."""
         size = self._info(disk, kind)
         self.progress(f"checking the {kind}")
         argv = ("qemu-img", "check", "-q", "-f", kind, path_of(disk))

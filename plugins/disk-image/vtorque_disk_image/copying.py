@@ -1,7 +1,7 @@
 """Copy an untrusted file to the staging directory, with its holes.
 
-The copy is checked and used, because the file may change at any time. Privileges: root; in tests
-the caller.
+Only the copy is checked and used, because the file may change at any time. Privileges: root; in
+tests the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 16 << 20  # bytes copied at a time
 
 @dataclass(frozen=True)
 class Source:
-    """An open file of a user; ``stamp`` must not change while it is read."""
+    """An open file of a user; ``stamp`` (inode, size, times) must not change during the copy."""
 
     path: Path
     descriptor: int
@@ -30,7 +30,7 @@ class Source:
     stamp: tuple[int, ...]
 
     def check_unchanged(self) -> None:
-        """Refuse a file that was modified since it was opened."""
+        """Raise Refused if the file was modified since it was opened."""
         if _stamp(os.fstat(self.descriptor)) != self.stamp:
             raise Refused("changed while it was read: try again when no program writes to it")
 
@@ -41,9 +41,10 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """Open a regular file that is not a link; errors inside the context name it. Raises Refused.
+    """Open a regular file, without following a link. Errors inside the context name the file.
 
-    Other types are not opened, because opening a FIFO blocks and opening a device may have effects.
+    Raises Refused. Other types are not opened, because opening a FIFO blocks and opening a device
+    may have effects.
     """
     shown = printable(str(path))
     try:
@@ -106,7 +107,7 @@ def copy(source: Source, target: int, pool: Path, told: Told) -> None:
         while at < end:
             count = _copy_some(source.descriptor, target, at, min(_CHUNK, end - at))
             if count == 0:
-                break  # it has become shorter: seen below
+                break  # the file has become shorter, which is detected below
             at += count
             done += count
             told(done, max(data, done))

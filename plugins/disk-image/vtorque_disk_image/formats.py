@@ -21,7 +21,7 @@ FORMATS: tuple[Format, ...] = ("qcow2", "vmdk", "vhdx", "raw")
 _ALONE = "convert it to a single file: qemu-img convert"
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
 _VMDK_ENTRIES = 512  # of each grain table
-_VMDK_PACKED = 1 << 16  # flags: grains are compressed; one that is cut cannot be unpacked
+_VMDK_PACKED = 1 << 16  # flag: grains are compressed; a truncated grain cannot be unpacked
 _MOST_TABLES = 1 << 20  # of 32 MiB each with grains of 64 KiB
 _VMDK_DESCRIPTOR = 20 * 512  # bytes that QEMU 7.2 reads of it: block/vmdk.c, DESC_SIZE
 _MOST_DESCRIPTOR = 1 << 20
@@ -42,9 +42,9 @@ _OTHER = {
 
 
 def detect(descriptor: int) -> Format | Literal["elf"]:
-    """Return the format by a file's first bytes; ``elf`` is a kernel without a disk.
+    """Return a file's format by its first bytes; ``elf`` is a kernel without a disk.
 
-    Raises Refused for another or an unknown type.
+    Raises Refused for any other type.
     """
     head = os.pread(descriptor, 70000, 0)
     if head.startswith(MAGIC):
@@ -96,7 +96,7 @@ def check(descriptor: int, kind: str, most: int) -> None:
 
 
 def check_size(size: int, most: int) -> None:
-    """Refuse a disk that is empty, or larger than the site's limit in bytes."""
+    """Raise Refused if a disk is empty, or larger than the site's limit in bytes."""
     if size > most:
         limit = f"{most >> 20} MiB, set with [images] max_disk"
         raise Refused(f"is a disk of {size >> 20} MiB, more than allowed (limit: {limit})")
@@ -163,7 +163,7 @@ def _check_vmdk_descriptor(text: bytes) -> None:
 def check_kernel(head: bytes) -> None:
     """Check that a file begins like a kernel that QEMU can boot. Raises Refused.
 
-    Known are bzImage (Documentation/arch/x86/boot.rst), ELF and arm64 Image.
+    Supported are bzImage (Documentation/arch/x86/boot.rst), ELF and arm64 Image.
     """
     if not (head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF" or head[56:60] == b"ARM\x64"):
         raise Refused("is not a kernel: neither a bzImage nor ELF nor an arm64 Image")

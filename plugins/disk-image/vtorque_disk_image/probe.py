@@ -22,7 +22,7 @@ from vtorque_disk_image.copying import fresh
 from vtorque_disk_image.formats import check_kernel
 
 _SECTOR = 512
-_SECONDS = 60.0  # for debugfs to read one thing
+_SECONDS = 60.0  # for one call of debugfs
 _MOST_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
 _MOST_TEXT = 1 << 20
 _ESP = uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b").bytes_le  # the same, 5.3.3
@@ -31,7 +31,7 @@ _GPT = 0xEE  # type of the protective MBR's entry: UEFI 2.10, 5.2.3
 _KERNEL = re.compile(r"(?:vmlinuz|vmlinux|Image)-([A-Za-z0-9][A-Za-z0-9._+~-]{0,150})", re.ASCII)
 _INITRD = ("initrd.img-{}", "initramfs-{}.img", "initrd-{}", "initramfs-{}")
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}", re.ASCII)
-# e_machine of elf(5) to what uname -m says
+# e_machine of elf(5), and the output of uname -m
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 22: "s390x"}
 FAMILIES = {  # by os-release's ID or ID_LIKE, and by the names that people give an image's distro
     **dict.fromkeys(("debian", "ubuntu"), "debian"),
@@ -39,7 +39,8 @@ FAMILIES = {  # by os-release's ID or ID_LIKE, and by the names that people give
     **dict.fromkeys(("ol", "oracle"), "redhat"),
 }
 _PROGRAMS = ("/usr/bin/env", "/bin/busybox", "/usr/lib/systemd/systemd", "/bin/bash")
-# of what is not looked into: name, where its mark is, the mark, where its label is, how long
+# Content that is not inspected: name, offset of the magic number, magic number, offset and length
+# of the label.
 _MARKS = (
     ("XFS", 0, b"XFSB", 108, 12),
     ("Btrfs", 65600, b"_BHRfS_M", 65835, 256),
@@ -62,7 +63,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Partition:
-    """An extent of a disk, in bytes. ``kind`` is its GPT type."""
+    """An extent of a disk, in bytes. ``kind`` is its partition type in the GPT."""
 
     start: int
     size: int
@@ -235,7 +236,7 @@ class _Ext:
             return ""
 
     def data(self, path: str) -> bytes:
-        """Return the first bytes of a program; symbolic links of directories are followed."""
+        """Return the first bytes of a program. Symbolic links of directories are followed."""
         return self.text(path)[:64].encode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
