@@ -20,7 +20,7 @@ from vtorque_core.api import HostFault, Refused, alone, guarded
 from vtorque_core.api.read_apart import Unreadable, read_apart
 
 CHUNK = 1 << 20
-MOST_TEXTS = 2 << 20  # bytes: more than the agent takes (container.MAX_SETTINGS)
+MOST_TEXTS = 2 << 20  # bytes: more than the agent accepts (container.MAX_SETTINGS)
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 TIMEOUT = 1800  # seconds for unpacking all layers of an image
 
@@ -66,12 +66,12 @@ def apart(
     files: Sequence[int],
     most: int = MOST_TEXTS,
 ) -> list[bytes]:
-    """Return the values that a parser yields. It runs without privileges. Raises Refused.
+    """Run a parser without privileges; return the values that it yields. Raises Refused.
 
     Args:
         parse: see :func:`vtorque_core.api.read_apart`.
         args: its arguments, before the descriptors.
-        files: descriptors for it.
+        files: descriptors, its last arguments.
         most: limit of all values in bytes.
     """
     try:
@@ -92,7 +92,7 @@ def numbers(answer: Iterable[bytes], descriptor: int) -> tuple[int, int]:
 
 
 def invalid_answer() -> Refused:
-    """Return the refusal of an image that has taken over the process that reads it."""
+    """Return the error for an invalid answer from the process that parses the image."""
     return Refused("the unprivileged process that reads it sent an invalid answer")
 
 
@@ -121,7 +121,7 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
 
 
 def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) -> Path:
-    """Return a layer as a plain tar file: itself, or decompressed to ``target``.
+    """Return a layer as a plain tar file: the layer itself, or a decompressed copy in ``target``.
 
     ``most`` limits its size in bytes, ``seconds`` the time. Raises Refused if a limit is exceeded,
     if the layer is damaged, or for an unknown compression.
@@ -134,7 +134,7 @@ def unpacked(packed: Path, target: Path, most: int, seconds: float = TIMEOUT) ->
         if magic.startswith(b"\x1f\x8b"):
             as_nobody(("gzip", "-d", "-c"), file, target, most, "gzip", seconds)
         elif magic.startswith(b"\x28\xb5\x2f\xfd"):
-            # --memory: a frame may ask for any window (RFC 8878, 3.1.1.1.2)
+            # --memory: a frame may require any window size (RFC 8878, 3.1.1.1.2)
             argv = ("zstd", "-d", "-q", "-c", "--memory=256MB")
             as_nobody(argv, file, target, most, "zstd", seconds)
         elif magic.startswith((b"BZh", b"\xfd7zXZ", b"PK")):
@@ -150,7 +150,7 @@ def _too_slow() -> Refused:
 
 
 def too_large(most: int) -> Refused:
-    """Return the refusal of a layer that unpacks to more than ``most`` bytes."""
+    """Return the error for a layer that unpacks to more than ``most`` bytes."""
     return Refused(
         f"unpacks to more than {most >> 20} MiB. The limit is the root disk's size (-o size=) "
         "and a third of the free space on the pool's disk"

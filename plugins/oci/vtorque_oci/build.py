@@ -1,8 +1,8 @@
-"""The builder ``oci``: a container becomes a guest with the site's kernel and the agent.
+"""The image builder ``oci``: combine a container with the site's kernel and the agent.
 
 ``vmgr images build NAME oci -o source=...`` runs it as root. No program of the container is run,
 and its files are not unpacked on this machine: an unprivileged process reads the layers into a tree
-in memory, and writes that to a disk (:mod:`vtorque_oci.unprivileged`).
+in memory, and writes the tree to a disk (:mod:`vtorque_oci.unprivileged`).
 """
 
 from __future__ import annotations
@@ -53,19 +53,21 @@ SIZE_MIB = 8192
 MIN_RAM_MIB = 192
 HOME = "usr/lib/vtorque"
 INIT = f"/{HOME}/init"
-# The kernel's own, and what every program may expect (hier(7)).
+# Mount points that every program may expect (hier(7)); most are file systems of the kernel.
 _MOUNTED = ("dev", "proc", "sys", "run")
-# The guest's root and its kernel run or read what is there; modules are the site's alone.
+# Root and the kernel of the guest run or read the files in these directories. Kernel modules come
+# only from the site.
 _ROOTS = (HOME, MODULES, "sbin", "etc")
-_OF_KERNEL = (MODULES, "sbin/request-key")  # request_key(2) runs that as root, for anybody
-# A container's runtime gives each its own; a link there may lead to what only a service makes.
+_OF_KERNEL = (MODULES, "sbin/request-key")  # request_key(2) runs it as root, for any user
+# A container runtime provides these files. A link there may lead to a file that only a service
+# creates.
 _RUNTIMES = ("etc/resolv.conf", "etc/hosts", "etc/hostname")
 _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home": 0o755}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The ``-o`` options. ``run``: the entry point starts the job's script; ``size`` in MiB."""
+    """The ``-o`` options. ``run``: the entry point starts the job's script; ``size`` is in MiB."""
 
     source: str
     tag: str = ""
@@ -187,7 +189,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
 
 
 def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
-    """Return the container, and whether it is a SIF. Errors name the source."""
+    """Return the container, and whether it is a SIF (Apptainer image). Errors name the source."""
     most = min(options.size << 20, room(work))
     try:
         with reader(), opened(options.source) as descriptor:
@@ -204,7 +206,7 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
 def room(work: Path) -> int:
     """Return the maximum size of the layers in bytes: a third of the free disk space.
 
-    For a while their content exists three times: as layers, on the raw disk and in the image.
+    During the build their content exists three times: as layers, on the raw disk and in the image.
     """
     status = os.statvfs(work)
     return status.f_bavail * status.f_frsize // 3
@@ -224,7 +226,7 @@ def prepare(
     tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
 ) -> None:
     """Add the directories that a guest needs, and the start scripts of its programs."""
-    for name in _MOUNTED:  # a link there would lead the initramfs astray
+    for name in _MOUNTED:  # the initramfs would follow a link there
         tree.remove(name)
         tree.put(name, directory())
     for name, mode in _OTHERS.items():
@@ -259,7 +261,7 @@ def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> 
 
 
 def _equipment(kernel: Kernel, work: Path, options: Options) -> Iterator[tuple[str, Node]]:
-    """Yield by path init, agent, busybox, and the kernel modules that a job may need."""
+    """Yield paths and nodes of init, agent, busybox, and the kernel modules that a job may need."""
 
     def program(content: bytes) -> Node:
         return Node(stat.S_IFREG | 0o755, content)

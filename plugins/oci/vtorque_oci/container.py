@@ -1,4 +1,4 @@
-"""A container of any source: its layers, and how to start its programs."""
+"""A container from any source: its layers, and how to start its programs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Container:
 
 
 def settings(container: Container, prefix: tuple[str, ...]) -> bytes:
-    """Return the agent's settings file (agent/container.c): the environment, then the prefix.
+    """Return the agent's settings file (agent/container.c): environment, then command prefix.
 
-    The job's variables override it, except for PATH, because the host's PATH is wrong in a
-    container.
+    The job's variables override this environment, except for PATH, because the host's PATH is wrong
+    in a container.
     """
     entries = [
         f"{'!' if name == 'PATH' else ''}{name}={value}"

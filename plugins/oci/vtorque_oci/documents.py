@@ -1,8 +1,8 @@
 """Parse the JSON documents of an image (OCI image-spec 1.1).
 
-A hostile document may need much memory or time. Therefore each function runs in a process without
-privileges (:func:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root
-gets texts from these functions and validates them. If a function raises Refused, root gets the
+A hostile document may need much memory or time. Therefore each function runs in an unprivileged
+process (:func:`vtorque_core.api.read_apart`). ``document`` is a descriptor of the file. Root gets
+the texts that a function yields, and validates them. If a function raises Refused, root gets the
 message.
 """
 
@@ -18,11 +18,11 @@ from vtorque_core.api import Refused
 from vtorque_oci.blobs import digest_of
 
 MAX_JSON = 4 << 20  # bytes: what registries accept as a manifest (OCI distribution-spec 1.1)
-MAX_LAYERS = 127  # as overlayfs and docker have it
+MAX_LAYERS = 127  # the limit of overlayfs and docker
 LAYER, VARIABLE, ENTRYPOINT, COMMAND = "L", "E", "P", "C"
-"""The first character of each text of :func:`configuration`."""
+"""The kinds of texts that :func:`configuration` yields. A text's first character is its kind."""
 INDEX, MANIFEST = "index", "manifest"
-"""The first text of :func:`manifest`."""
+"""First value that :func:`manifest` yields: the kind of the document."""
 
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -37,7 +37,7 @@ _MAX_TEXT = 1 << 17  # bytes of one argument or variable: MAX_ARG_STRLEN of exec
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 
-# The batch system defines these, in a container as elsewhere.
+# Variables that the batch system sets, in a container, too.
 _JOBS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TERM", "HOSTNAME"}
 _JOBS_PREFIXES = ("PBS_", "SLURM_", "VTORQUE_")
 
@@ -50,8 +50,8 @@ def index(tag: str, arch: str, document: int) -> Iterator[bytes]:
 def manifest(kind: str, arch: str, document: int) -> Iterator[bytes]:
     """Yield the contents of a manifest of this media type.
 
-    An index: INDEX, then as :func:`index`. A manifest: MANIFEST, then digest and size of the
-    configuration and of each layer.
+    For an index, yield INDEX, then as :func:`index`. For a manifest, yield MANIFEST, then digest
+    and size of the configuration and of each layer.
     """
     found = _object(document, "the manifest")
     kind = kind or str(found.get("mediaType", ""))
@@ -110,7 +110,7 @@ def configuration(layers: int, arch: str, document: int) -> Iterator[bytes]:
 
 def _encoded(*texts: str) -> Iterator[bytes]:
     for text in texts:
-        yield text.encode("utf-8", "replace")  # half of a character becomes a question mark
+        yield text.encode("utf-8", "replace")  # an unpaired surrogate becomes a question mark
 
 
 def _parsed(document: int, what: str) -> Any:
@@ -128,7 +128,7 @@ def _object(document: int, what: str) -> dict[str, Any]:
 
 
 def _chosen(found: Mapping[str, Any], tag: str, arch: str) -> tuple[str, str, str, str]:
-    """Return digest, size, media type and title of the only image, or the only one for ``arch``."""
+    """Return digest, size, media type and title of the only image, or the only one of ``arch``."""
     listed = found.get("manifests")
     if type(listed) is not list or not all(type(d) is dict for d in listed):
         raise Refused("the index lists no manifests")

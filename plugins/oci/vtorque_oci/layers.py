@@ -36,7 +36,7 @@ def apply(
             added.append(member)
         elif name == _OPAQUE:
             tree.clear(directory)
-        elif not name.startswith(".wh..wh."):  # others are aufs's own
+        elif not name.startswith(".wh..wh."):  # other such names are internal to aufs
             hidden = name.removeprefix(_WHITEOUT)
             if hidden in ("", ".", ".."):
                 raise Refused(f"the whiteout {member.path[:200]!r} does not name a file")
@@ -46,7 +46,7 @@ def apply(
 
 
 def check_digest(file: BufferedReader, expect: str | None) -> None:
-    """Refuse a layer whose digest differs from the configuration."""
+    """Raise Refused if a layer's digest differs from the configuration."""
     if expect is None:
         return
     file.seek(0)
@@ -60,7 +60,8 @@ def check_digest(file: BufferedReader, expect: str | None) -> None:
 def without_privilege(tree: FileTree) -> int:
     """Remove setuid and setgid bits and capabilities; return the number of changed programs.
 
-    An ordinary user may have set them in the container, but they would give root in the guest.
+    An ordinary user may have set them in the container, but in the guest they would give root
+    privileges.
     """
     count = 0
     for _, node in tree.walk():

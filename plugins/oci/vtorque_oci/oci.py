@@ -1,7 +1,7 @@
 """Read OCI image layouts and output of ``podman save`` and ``docker save`` (directory or tar).
 
-OCI image-spec 1.1: image-layout.md, manifest.md. A tar file is read in place and never unpacked by
-its names.
+OCI image-spec 1.1: image-layout.md, manifest.md. A tar file is read in place; the names in it are
+never used as paths.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def listed(descriptor: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The reading of one image to ``work``.
+    """State while one image is read into the directory ``work``.
 
     Attributes:
         most: maximum size of all unpacked layers in bytes.
@@ -180,7 +180,7 @@ def _blob(reading: _Reading, digest: str, size: str) -> bytes:
 
 
 def _check_size(said: str, size: int) -> None:
-    """Refuse a blob whose size differs from its descriptor (descriptor.md)."""
+    """Raise Refused if a blob's size differs from its descriptor (descriptor.md)."""
     if said and said != str(size):
         raise Refused(f"a blob has {size} bytes, but its descriptor says {said}")
 

@@ -28,7 +28,7 @@ _ARCHITECTURES = {"x86_64": b"02\0", "aarch64": b"04\0", "ppc64le": b"06\0", "s3
 _MAX_DESCRIPTORS = 4096
 
 ENVIRONMENT = "usr/lib/vtorque/sif-environment"
-# Singularity's own way: shell files of the image, then the program.
+# As Singularity does it: source the image's shell files, then run the program.
 _ENVIRONMENT_SCRIPT = """#!/bin/sh
 for file in /.singularity.d/env/*.sh; do
     [ ! -r "$file" ] || . "$file"
@@ -39,7 +39,7 @@ exec "$@"
 
 
 def is_sif(head: bytes) -> bool:
-    """Return whether these first bytes of a file are those of a SIF."""
+    """Return whether a file that begins with these bytes is a SIF."""
     return head[32:42] == _MAGIC
 
 
@@ -85,7 +85,7 @@ def read_sif(descriptor: int, work: Path, most: int, arch: str, title: str) -> C
         raise Refused(f"the SIF has {size >> 20} MiB, more than the root disk (-o size=)")
     packed, layer = work / "squashfs", work / "layer0.tar"
     copy(descriptor, offset, size, packed, None)
-    packed.chmod(0o644)  # opened anew by the tool, which is nobody
+    packed.chmod(0o644)  # the tool, which runs as nobody, reopens it
     with packed.open("rb") as file:
         argv = ("sqfs2tar", "--no-skip", "/proc/self/fd/0")
         as_nobody(argv, file, layer, most, "squashfs-tools-ng")

@@ -1,9 +1,9 @@
 """Read the layers of an untrusted image in a process without privileges.
 
-The process is forked from root's process, which has loaded the modules and opened the files. It
-changes to the user nobody, closes all other files, and limits its memory, CPU time and file size.
-Root reads lines of text from it, of limited number and length. Runs as root, in tests also as an
-ordinary user.
+The process is forked from root's process, which has loaded the modules and opened the files. The
+new process changes to the user nobody, closes all other files, and limits its memory, CPU time and
+file size. Root reads a limited number of lines from it, of limited length. Runs as root, in tests
+also as an ordinary user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.children import readable
 from vtorque_core.api.read_apart import close_files, drop_privileges
 
-MEMORY = 1 << 30  # bytes beside what this process has already
+MEMORY = 1 << 30  # bytes in addition to those of root's process
 CPU = 900  # seconds of CPU time
 _WALL = 4 * CPU  # seconds: a disk can be slow
 _END = 60.0  # seconds to end after the last line
@@ -49,7 +49,7 @@ class Root:
             os._exit(0)
 
     def say(self, kind: bytes, text: str) -> None:
-        """Send a line of a kind."""
+        """Send a line. ``kind`` is its first byte."""
         line = text.encode("utf-8", "replace").replace(b"\n", b" ")[: _LINE - 2]
         os.write(self.answers, kind + line + b"\n")  # at most PIPE_BUF bytes: in one piece
 
