@@ -40,7 +40,7 @@ from vtorque_core.live.images import (
 from vtorque_images.check import Hashed, check_built, check_disk, file_hashes
 
 Sign = Callable[[Sidecar], str]
-"""Returns the signature of a new image, or an empty string."""
+"""Function that returns the signature of a new image, or an empty string."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ class CommitOptions:
     """How an image is committed.
 
     Attributes:
-        paths: this node's, if its jobs use the pool.
+        paths: this node's directories, if its jobs use the pool.
         keep: seconds to keep the previous version for jobs of other nodes.
         told: called with the progress of the hashing.
-        sign: returns the signature, or raises Refused. None: keep the signature of equal contents.
+        sign: returns the signature, or raises Refused. None: keep the signature if the contents are
+            equal.
     """
 
     paths: Paths | None = None
@@ -63,11 +64,11 @@ class CommitOptions:
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
     """Hash every file of an image, check its disk, and check who can read it.
 
-    As root it also records the result: a pool that was copied to another node has other inodes and
-    times than the sidecar. Other users may call it, too.
+    As root it also records the result, because a pool that was copied to another node has other
+    inodes and times than in its sidecars. Other users may call it, too.
 
     Raises:
-        Refused: names the file and the problem.
+        Refused: a check failed; the message names the file and the problem.
     """
     sidecar = describe(pool, name)
     directory = pool / name / sidecar.version
@@ -117,8 +118,8 @@ def build(
         builder: the builder's name.
         make: a builder's ``build`` with its arguments; gets the staging directory.
         building: progress and notes of the build.
-        there: False refuses an existing image. True refuses a missing one, and passes its facts to
-            the builder. None replaces any existing image.
+        there: False refuses an existing image. True refuses a missing one, and passes the old
+            image's facts to the builder. None replaces any existing image.
         options: as for :func:`commit`.
     """
     check_name(name)
@@ -145,7 +146,7 @@ def _before(pool: Path, name: str) -> BuiltImage | None:
     try:
         return describe(pool, name).built
     except Refused:
-        return None  # broken: an update mends it
+        return None  # broken: an update replaces it
 
 
 def commit(
@@ -160,7 +161,7 @@ def commit(
     """Check the builder's files in ``source`` and make them the current version of an image.
 
     The files get a directory named after their contents. The sidecar, which names that directory,
-    is renamed last. Guests of the previous version keep it. Privileges: root.
+    is renamed last. Running guests keep the previous version. Privileges: root.
 
     Args:
         pool: the pool.
@@ -195,7 +196,7 @@ class Removed:
 
     Attributes:
         used_by: jobs of this node that still use a version of the image.
-        kept: versions that remain for them, or for jobs of other nodes.
+        kept: versions that remain for these jobs, or for jobs of other nodes.
     """
 
     used_by: tuple[str, ...]
@@ -215,7 +216,7 @@ def remove(
     Args:
         pool: the pool.
         name: the image's name.
-        paths: this node's, if its jobs use the pool.
+        paths: this node's directories, if its jobs use the pool.
         keep: seconds to keep the files for jobs of other nodes.
         when_free: allow images in use on this node; the files remain until the last job ends.
 
@@ -264,7 +265,7 @@ def label(
             check_facts(new.built)
         except ValueError as error:
             raise Refused(f"image {name} {error}") from None
-        # A signature was not for these labels.
+        # The signature does not cover the new labels.
         return new if signed_bytes(new) == signed_bytes(now) else replace(new, signature="")
 
     describe(pool, name)
@@ -274,7 +275,7 @@ def label(
 
 
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
-    """Add a signature to an image. Raises Refused if the image is no longer ``seen``.
+    """Add a signature to an image. Raises Refused if its sidecar is no longer ``seen``.
 
     Privileges: root.
     """
@@ -290,7 +291,7 @@ def attach(pool: Path, seen: Sidecar, signature: str) -> None:
 def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
     """Replace an image's sidecar by the result of ``make``, under the pool's lock.
 
-    ``stage`` names the action in a HostFault. Privileges: root.
+    ``stage`` names the action in an error message (HostFault). Privileges: root.
     """
     try:
         with store.locked(pool):
@@ -345,7 +346,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
         there = read_sidecar(pool, sidecar.name)
         sidecar = replace(sidecar, files=there.files)  # guests use these files
     else:
-        for file in sidecar.files:  # of the same content; who has the old one open keeps it
+        for file in sidecar.files:  # same content; a guest that has the old file open keeps it
             (prepared / file).rename(target / file)
         fsync(target)
     fsync(home)
@@ -388,7 +389,7 @@ def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> 
 
     try:
         rewrite(pool, seen.name, "verify", noted)
-    except HostFault:  # a pool that cannot be written to, mostly
+    except HostFault:  # usually because the pool is read-only
         if records != seen.files:
             raise
 

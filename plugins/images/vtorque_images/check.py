@@ -17,10 +17,10 @@ from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.live.images import check_facts, file_names
 
 Hashed = Callable[[int, int], None]
-"""Called with the progress: bytes hashed, total bytes."""
+"""Callback for progress. Its arguments: bytes hashed, total bytes."""
 
 _BLOCK = 1 << 20  # bytes read at a time
-_TOLD = 64 << 20  # bytes between two words on progress
+_TOLD = 64 << 20  # bytes between two progress reports
 
 
 def check_built(staging: Path, built: BuiltImage) -> None:
@@ -35,7 +35,7 @@ def check_built(staging: Path, built: BuiltImage) -> None:
     for file in file_names(built):
         _check_plain(staging / file)
     if built.disk is not None:
-        (staging / built.disk).chmod(0o644)  # as it will be; the tool reads it as nobody
+        (staging / built.disk).chmod(0o644)  # the final mode; the tool runs as nobody
         check_disk(staging / built.disk, built.disk_format)
 
 
@@ -53,7 +53,7 @@ def _check_plain(path: Path) -> None:
 def check_disk(path: Path, declared: str) -> None:
     """Check that a disk has the declared format and refers to no other file.
 
-    With a backing or data file an image could read any file of the node through QEMU. The header is
+    With a backing or data file, an image could make QEMU read any file of the node. The header is
     parsed here first, because qemu-img itself opens a qcow2's data file (CVE-2024-4467).
 
     Raises Refused; HostFault if qemu-img is missing or fails.
@@ -63,7 +63,7 @@ def check_disk(path: Path, declared: str) -> None:
         try:
             if header.startswith(MAGIC):
                 check_qcow2(header, path.stat().st_size)
-            # Not as root, whoever made it: a broken tool may have written this disk.
+            # Not as root, even if root made the disk: a broken tool may have written it.
             argv = ("qemu-img", "info", "--output=json", path_of(file.fileno()))
             info = json.loads(run(*argv, files=(file.fileno(),), most=0))
         except Refused as error:

@@ -19,7 +19,7 @@ from vtorque_core.live.images import Sidecar, Site, signer_of
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_EVERY = 10.0  # seconds between two words on progress where there is no terminal
+_EVERY = 10.0  # seconds between two progress reports without a terminal
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -100,7 +100,7 @@ class Bars:
 
 @contextmanager
 def bars() -> Iterator[Bars]:
-    """Yield a progress display for this standard error."""
+    """Yield a progress display for standard error."""
     if not sys.stderr.isatty():
         yield Bars(None)
         return

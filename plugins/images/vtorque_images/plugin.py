@@ -1,4 +1,4 @@
-"""The plugin's commands: all of ``vmgr images`` except those for a format."""
+"""The plugin's commands below ``vmgr images``. Other plugins add more, such as ``add``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign images, or attach signatures made elsewhere. The reader of an image checks the signer."""
+"""Sign images, and check the form of signatures. Readers of an image check the signer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def check_well_made(sidecar: Sidecar, text: str) -> None:
 
 
 def sign(sidecar: Sidecar, key: Path) -> str:
-    """Return the signature of an image by a private key, as a user who can read the key.
+    """Return the signature of an image by a private key. Privileges: a user who can read the key.
 
-    ssh-keygen asks for a passphrase on the terminal. Raises Refused with its message, HostFault.
+    ssh-keygen asks for a passphrase on the terminal. Raises HostFault, or Refused with the message
+    of ssh-keygen.
     """
     named = ("-n", signature.NAMESPACE, "-f")
     try:

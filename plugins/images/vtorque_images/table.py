@@ -14,7 +14,7 @@ from vtorque_core.live.images import Broken, Listed, Site, store
 from vtorque_images.common import age, size
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
-DESCRIPTION = "description"  # label: what people should know of an image
+DESCRIPTION = "description"  # label: a description for users
 _MOST_JOBS = 3
 
 
