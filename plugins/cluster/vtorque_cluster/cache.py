@@ -31,7 +31,7 @@ from vtorque_images import change
 
 @dataclass(frozen=True)
 class Places:
-    """The image pool, this node's cache, and the paths of its jobs, which use the images."""
+    """The image pool, this node's cache, and the node's directories, which show images in use."""
 
     pool: Path
     cache: Path
@@ -49,7 +49,7 @@ def places(config: Path) -> Places:
 
 
 def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the files of these images, or of all, by image, as paths relative to the pool.
+    """Return the files of these images (default: all) by image, as paths relative to the pool.
 
     Raises:
         Refused: If there is no such image, or it cannot be read.
@@ -64,10 +64,10 @@ def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def receiving(places: Places, name: str) -> Path:
-    """Return the cache's directory for received files. Creates it and the cache if missing.
+    """Return the cache's directory for received files. Create it and the cache if missing.
 
     Raises:
-        Refused: If others than root can write to the cache. Nothing is received.
+        Refused: If users other than root can write to the cache. Nothing is received.
     """
     make_directories(places.cache)
     check_pool(places.cache)
@@ -77,15 +77,14 @@ def receiving(places: Places, name: str) -> Path:
 
 
 def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
-    """Move received images into the cache; return the new ones.
+    """Move received images into the cache; return the names of the new ones.
 
     An image that the cache already has gets the received labels and signature. After an
     interruption, a repeated call continues.
 
     Raises:
-        Refused: If others than root can write to the directories, or if a copy does not have the
-            hash
-            in its sidecar. Such a copy is deleted.
+        Refused: If users other than root can write to the directories, or if a copy does not have
+            the hash in its sidecar. Such a copy is deleted.
         HostFault: If there is no space.
     """
     for directory in (places.cache, sent):
@@ -94,7 +93,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
     new = [copy for copy in copies if not has_copy(places.cache, copy)]
     for copy in new:
         _gather(places.cache, sent, copy)
-    store.sweep(places.cache, places.paths)  # also what is damaged and has no name: sent next time
+    store.sweep(places.cache, places.paths)  # also damaged files: sent again next time
     for copy in copies:
         if copy in new:
             _commit(places, sent, copy)
@@ -105,7 +104,7 @@ def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
 
 
 def keep_only(places: Places, names: Iterable[str]) -> list[str]:
-    """Remove all other images from the cache; return them. Files in use are removed later."""
+    """Remove all other images from the cache; return their names. Files in use remain for now."""
     check_pool(places.cache)
     others = sorted({*names_in(places.cache)} - {*names})
     for name in others:

@@ -10,7 +10,7 @@ from vtorque_cluster.on_nodes import Answer, nodes_of
 from vtorque_core.api.health import ALIKE
 
 Found = dict[str, list[str]]
-"""Nodes by problem."""
+"""Maps each problem to the nodes that have it."""
 
 
 def wrong(answers: Iterable[Answer]) -> Found:

@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the command succeeded."""
+        """True if the command succeeded."""
         return self.code == 0
 
 
@@ -77,7 +77,7 @@ def run(
         nodes: Host names for ssh.
         argv: The command, which is quoted for the remote login shell.
         stdin: Standard input. It appears in no argument, environment or file.
-        fanout: How many nodes at a time.
+        fanout: Number of nodes at a time.
         ended: Called with each node and its exit status (None: timeout) when it ends.
         seconds: Timeout on one node.
         whole: Return all of the output, even if the command fails.
@@ -87,7 +87,7 @@ def run(
     errors: dict[str, list[str]] = {node: [] for node in nodes}
 
     class Handler(EventHandler):  # type: ignore[misc]
-        """Collects; ClusterShell calls it in this thread."""
+        """Collects the answers; ClusterShell calls it in this thread."""
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
             said = errors if sname == worker.SNAME_STDERR else lines
@@ -112,7 +112,7 @@ def run(
         worker.write(stdin)
     worker.set_write_eof()
     task.resume()
-    # Steps that were done before differ; what failed is often the same.
+    # Nodes differ in the steps before the failure, but the failure itself is often the same.
     output = {n for n in codes if codes[n] == 0 or not errors[n] or (whole and lines[n])}
     told = {n: lines[n] if n in output else errors[n] for n in codes}
     return together(codes, told if whole else {n: said[-_LINES:] for n, said in told.items()})

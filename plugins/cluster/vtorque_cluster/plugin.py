@@ -1,4 +1,4 @@
-"""The plugin's commands."""
+"""The plugin's commands: ``vtorque cluster`` and ``vmgr images sync``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Fill the nodes' image caches: push from the pool's host, receive on the node. Runs as root.
 
 A copy is collected in ``<cache>/.partial/<name>/<version>/``, where an interrupted transfer
-continues. It becomes an image of the cache only if its hash matches the pool's sidecar, by the same
-rename as in a pool.
+continues. If its hash matches the pool's sidecar, the same rename as in a pool makes it an image of
+the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE_TIME = 86400.0  # seconds for one node
 
 @dataclass(frozen=True)
 class Synced:
-    """The result of a synchronization: names copied, unchanged, and removed."""
+    """The result of a synchronization: names of copied, unchanged, and removed images."""
 
     copied: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Synced:
 
 
 def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> None:
-    """Send images, or all, to a node with rsync(1), without files that its cache has.
+    """Send images (default: all) to a node with rsync(1), except files that its cache has.
 
     Resumable. ``receive`` must follow on the node.
     """
