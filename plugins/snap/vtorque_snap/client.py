@@ -31,8 +31,8 @@ from vtorque_core.api import ConfigError, HostFault, require_root_owned, require
 from vtorque_snap.access import Access, at
 
 T = TypeVar("T")
-MAX_BYTES = 4 << 20  # of an answer: a list of about 10,000 tasks
-_AGAIN = 0.05  # seconds until a task that is being stopped is looked at again
+MAX_BYTES = 4 << 20  # size limit of an answer: a list of about 10,000 tasks
+_AGAIN = 0.05  # seconds between two polls of a task that is being stopped
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part of a path
 
 
@@ -77,7 +77,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
 
 
 def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
-    """Read a file that only root can write (``secret``: or read). Raises HostFault."""
+    """Read a file that only root can write (with ``secret``: read or write). Raises HostFault."""
     try:
         (require_secret if secret else require_root_owned)(Path(path), uid=os.geteuid())
         with Path(path).open("rb") as file:
@@ -169,7 +169,10 @@ class Client:
         return value
 
     def _tell(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Return status and value of an answer; remember an error message. Raises HostFault."""
+        """Send a request; return status and value of the answer. Remember an error message.
+
+        Raises HostFault.
+        """
         status, data = self._exchange(method, f"/{self.access.version}{path}", body)
         if status == 401:
             user = f"user {self.access.user!r}" if self.access.password else "without a password"

@@ -51,7 +51,7 @@ class Settings:
             raise ValueError(
                 f"url={self.url!r} is invalid: write http://HOST:PORT or https://HOST:PORT"
             )
-        _ = url.port  # a ValueError of its own
+        _ = url.port  # raises ValueError itself
         if url.scheme == "https" and not self.ca:
             raise ValueError("ca must be set for https: the CA certificates to verify the server")
         if url.scheme == "http" and self.password and not here:

@@ -18,7 +18,7 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_snap.access import Access, at, is_local
 
-_SETTLE = 0.2  # seconds: a killed start may have sent a request that snapteld is still at
+_SETTLE = 0.2  # seconds: snapteld may still process the request of a killed start
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
@@ -77,8 +77,9 @@ def _filled(value: Any, values: Mapping[str, str], guests: Sequence[str]) -> Any
 class SnapTask(Resource):
     """A running task, identified by its name, because its id is unknown until it exists.
 
-    A release never fails, because a failure would keep the job's CPUs and memory leased. Tasks that
-    snapteld did not delete are noted in ``notes``, and the release of a later job's task retries.
+    A release never fails, because a failure would keep the job's CPUs and memory leased. If
+    snapteld did not delete a task, the task is noted in ``notes``, and the release of a later job's
+    task retries.
 
     Args:
         name: the task's name, unique in this snapteld.
@@ -109,7 +110,7 @@ class SnapTask(Resource):
         within(Access(*self.access), self.deadline, work)
 
     def release(self) -> None:
-        """Stop and delete the task, and those that earlier releases noted. Idempotent."""
+        """Stop and delete this task and the tasks noted by earlier releases. Idempotent."""
         from vtorque_snap.client import Client, NotRunning, within  # noqa: PLC0415
 
         url = self.access[0]
@@ -144,7 +145,7 @@ class SnapTask(Resource):
 
 
 def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
-    """Yield (file, task name) of the tasks that remain to be deleted at a URL.
+    """Yield (file, task name) of each task that must still be deleted from snapteld at a URL.
 
     Privileges: root.
     """
@@ -154,6 +155,6 @@ def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
         return
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            note = json.loads(path.read_text(encoding="utf-8"))  # of a killed writer: empty
+            note = json.loads(path.read_text(encoding="utf-8"))  # empty if its writer was killed
             if note["url"] == url:
                 yield path, str(note["name"])
