@@ -37,9 +37,8 @@ class Sample:
     Args:
         name: matches ``[a-z_][a-z0-9_]*``, with the base unit last, and ``_total`` for counters.
         value: in the base unit: seconds, bytes, cores.
-        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the sample's
-            own.
-            Safe for every format: printable, at most 200 characters each.
+        labels: ``job``, ``user``, ``node``, for a guest ``guest`` (its rank), then the sample's own
+            labels. Safe for every format: printable, at most 200 characters each.
         kind: a counter only grows while its guest lives.
         time: time of the measurement, Unix seconds.
         help: description in one line.
@@ -54,7 +53,7 @@ class Sample:
 
 
 class Sink(Protocol):
-    """An open exporter. Each has its own thread, so it delays only its own samples.
+    """An open exporter. Each sink has its own thread, so a slow sink loses only its own samples.
 
     The first exception is logged until the sink works again; jobs are not affected.
     """
@@ -63,12 +62,12 @@ class Sink(Protocol):
         """Export all samples of one moment, of all jobs on this node.
 
         ``deadline`` is in ``time.monotonic()`` seconds. Samples that arrive before an earlier
-        ``write`` has returned are counted and lost to this sink.
+        ``write`` has returned are lost to this sink, and counted.
         """
         ...
 
     def end(self, jobs: Collection[str]) -> None:
-        """Forget the series of ended jobs, by their label ``job``."""
+        """Forget the series of ended jobs; ``jobs`` are values of the label ``job``."""
         ...
 
     def close(self) -> None:
@@ -82,7 +81,8 @@ def read_secret(path: str | Path) -> str:
     Privileges: root.
 
     Raises:
-        ConfigError: others can read the file, or it is missing, longer than 4096 bytes or not text.
+        ConfigError: other users can read the file, or it is missing, longer than 4096 bytes or not
+            text.
     """
     require_secret(Path(path), os.geteuid())
     try:

@@ -1,7 +1,8 @@
 """Metrics that a job reports itself: ``name value [labels]`` lines from an untrusted guest.
 
 Examples: ``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. Invalid lines are counted and
-dropped. A name that ends in ``_total`` is a counter, any other a gauge. The last value counts.
+dropped. A name that ends in ``_total`` is a counter, any other a gauge. A series keeps its last
+value.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 from vtorque_telemetry.metrics import APP, Own, Values
 
 MAX_LINE = 512  # bytes
-MAX_READ = 64 << 10  # bytes that are read of a guest for one sample
+MAX_READ = 64 << 10  # bytes that are read from a guest for one sample
 MAX_LABELS = 4
 RESERVED = frozenset({"job", "user", "node", "guest", "instance", "le", "quantile", "time"})
 """Labels that vTorque, Prometheus or InfluxDB reserve."""
@@ -45,7 +46,10 @@ def parse(line: bytes) -> tuple[str, Own, float] | None:
 
 
 class AppMeter:
-    """Reads one guest's lines. ``values``: the last of each series; ``rejected`` counts lines."""
+    """Reads a guest's lines.
+
+    ``values``: last value of each series; ``rejected``: count of bad lines.
+    """
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -55,7 +59,7 @@ class AppMeter:
 
     def connect(self, port: socket.socket) -> None:
         """Read from this non-blocking connection from now on."""
-        self._rest += self._receive()  # what was said to the one before
+        self._rest += self._receive()  # data from the previous connection
         self.close()
         self._socket = port
 
@@ -66,9 +70,10 @@ class AppMeter:
             self._socket = None
 
     def read(self, room: int) -> Values:
-        """Read available lines; return new values. ``room`` is the number of series it may add.
+        """Read available lines; return new values.
 
-        Never blocks. Excess data remains in the guest until the next call.
+        ``room`` is the number of series that may be added. Never blocks. Excess data remains in the
+        guest until the next call.
         """
         fresh: Values = {}
         for line in self._lines():
@@ -86,7 +91,7 @@ class AppMeter:
     def _lines(self) -> list[bytes]:
         data = self._rest + self._receive()
         *lines, self._rest = data.split(b"\n")
-        if len(self._rest) > MAX_LINE:  # its end, when it comes, is a bad line too
+        if len(self._rest) > MAX_LINE:  # the rest of this line counts as an invalid line, too
             self._rest = self._rest[: MAX_LINE + 1]
         return lines
 

@@ -10,7 +10,7 @@ from vtorque_telemetry.labels import escape
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-_KEPT = 20_000  # labels
+_KEPT = 20_000  # cached labels
 
 
 class LabelTexts:
@@ -38,7 +38,7 @@ _texts = LabelTexts(_labels)
 
 
 def text(samples: Iterable[Sample]) -> bytes:
-    """Format the samples by name, each with help and type, without times."""
+    """Format the samples, grouped by name, with help and type but without times."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.name, []).append(sample)

@@ -19,7 +19,10 @@ _G = "vtorque_guest_"
 
 
 class GuestMeter:
-    """Measures one guest. Counters never decrease while it lives, even if a source does."""
+    """Measures one guest.
+
+    Its counters never decrease while the guest lives, even if a source's do.
+    """
 
     def __init__(self, guest: RunningGuest) -> None:
         self.guest = guest
@@ -33,7 +36,7 @@ class GuestMeter:
             self._process = None
 
     def measure(self, stats: Mapping[str, Any] | None) -> Values:
-        """Return the current values; ``stats`` are libvirt's, None if it did not answer."""
+        """Return the current values. ``stats`` are libvirt's, or None if libvirt did not answer."""
         guest, values = self.guest, Values()
         values[f"{_G}vcpus", ()] = guest.vcpus
         values[f"{_G}memory_assigned_bytes", ()] = guest.ram_mib << 20
@@ -85,7 +88,7 @@ def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
             if value is not None:
                 values[name, own] = value * unit
     for number in range(min(int(stats.get("net.count", 0)), MAX_DEVICES)):
-        own = (("device", f"nic{number}"),)  # the tap's name says nothing to its user
+        own = (("device", f"nic{number}"),)  # users do not know the tap's name
         for stat, name in NET:
             value = stats.get(f"net.{number}.{stat}")
             if value is not None:

@@ -50,7 +50,7 @@ class Influx:
     def __init__(self, settings: Settings) -> None:
         """Read secrets and certificates. Raises ConfigError, HostFault.
 
-        Connects with the first samples.
+        The connection is opened with the first samples.
         """
         url = urlsplit(settings.influx_url)
         self._host, self._port = url.hostname or "", url.port

@@ -24,14 +24,14 @@ class Series:
 
 
 class Labels:
-    """The series of one guest or of a whole job, which share their first labels."""
+    """The series of one guest or of a whole job. All of them have the same base labels."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.base = {name: safe(value) for name, value in base.items()}
         self._known: dict[tuple[str, Own], Series] = {}
 
     def series(self, name: str, own: Own) -> Series:
-        """Return a series; ``own`` labels never replace the shared ones."""
+        """Return a series. ``own`` labels never replace the base labels."""
         known = self._known.get((name, own))
         if known is None:
             labels = {**{k: safe(v) for k, v in own}, **self.base}
@@ -53,7 +53,7 @@ class Labels:
 
 
 def safe(text: str) -> str:
-    """Return a label's value with unprintable characters replaced, truncated."""
+    """Return a label's value, truncated, with unprintable characters replaced."""
     return "".join(c if c.isprintable() else "?" for c in text[:_LABEL])
 
 

@@ -15,7 +15,7 @@ from vtorque_telemetry.settings import Settings
 
 FILE = "/run/vtorque-metrics"
 PORT = "org.vtorque.metrics"
-_USERS = 1024  # the first port that is not root's alone (ip(7), ip_unprivileged_port_start)
+_USERS = 1024  # the first port that users may bind (ip(7), ip_unprivileged_port_start)
 
 vtorque_settings = always(Settings)
 vtorque_resources = always(Sampler)
@@ -31,7 +31,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
-    """Add the port for these metrics; on the host only root can open it."""
+    """Add the port for the job's own metrics; on the host only root can open it."""
     if _has_lines(guest, site):
         yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
 
@@ -43,7 +43,7 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Warn where a user could impersonate the endpoint, or InfluxDB, while it is down."""
+    """Warn if a user could impersonate the Prometheus endpoint or InfluxDB while it is down."""
     settings = site[Settings]
     if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
         yield HealthResult(
@@ -68,14 +68,14 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Start the sampler, unless another job has; it starts while the guests boot."""
+    """Start the sampler unless another job has started it. It starts while the guests boot."""
     if job.site[Settings].enabled:
         Sampler.start(job, "the job is not measured")
 
 
 @hookimpl
 def vtorque_teardown(job: EndedJob) -> None:
-    """Take the last sample."""
+    """Take the ended job's last sample."""
     last_sample(job.paths, job.job.key)
 
 

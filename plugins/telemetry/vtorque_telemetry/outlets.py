@@ -25,7 +25,7 @@ class Outlet:
         self._samples: Sequence[Sample] | None = None
         self._ended: set[str] = set()
         self._closing = False
-        self._since = 0.0  # monotonic time since when the sink has been at work; 0: it is not
+        self._since = 0.0  # monotonic time when the sink was last called; 0: no call is running
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
@@ -65,7 +65,7 @@ class Outlet:
                     self._sink.write(samples, begun + self._deadline)
                 if closing:
                     self._sink.close()
-            except Exception as error:  # it may be anybody's code
+            except Exception as error:  # it may be third-party code
                 self._say(f"{type(error).__name__}: {error}")
             else:
                 if samples is not None and self._trouble:

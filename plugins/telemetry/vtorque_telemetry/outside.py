@@ -32,12 +32,12 @@ from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import MAX_FILES, Name, Tick, receive, send
 
 _OPENING = 10.0  # seconds that all sinks together have to open as root
-_AGAIN = 60.0  # seconds until what could not be opened is tried again, in another process
-_STUCK = 30.0  # seconds without taking anything, after which it is killed
+_AGAIN = 60.0  # seconds until another process retries the sinks that could not be opened
+_STUCK = 30.0  # seconds without receiving a tick, after which the process is killed
 _WAITING = 16 << 10  # bytes of its socket's buffer; a tick takes about 800, doubled by the kernel
-_END = 0.7  # seconds for the end: what the sinks have, and a little
-_DEATH = 1.0  # seconds until one that was killed is left to itself
-_SAID = 8000  # bytes for the log at once
+_END = 0.7  # seconds for the process to end: the time of the sinks, and a margin
+_DEATH = 1.0  # seconds to wait for the end of a killed process
+_SAID = 8000  # bytes that are logged at once
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("telemetry")
 
@@ -47,14 +47,14 @@ class _Life:
     process: subprocess.Popen[bytes]
     socket: socket.socket
     said: int  # its standard error
-    has: dict[Name, int]  # files that it was sent
+    has: dict[Name, int]  # files that were sent to it
     taken: float  # monotonic time when it last had room
 
 
 class Outside:
-    """Root's handle of the process, which starts with the first tick and restarts if it ends.
+    """Root's handle of the unprivileged process. ``send`` starts the process if it does not run.
 
-    Root never waits for it. About forty ticks fit in its socket while it is busy; further ticks are
+    Root never waits for it. While it is busy, its socket holds about forty ticks; further ticks are
     lost.
     """
 
@@ -63,7 +63,7 @@ class Outside:
         self._life: _Life | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Send a tick, with files that the process does not have yet, and the pipe to answer."""
+        """Send a tick, files that the process lacks, and a pipe for the answer."""
         if self._life is None or self._life.process.poll() is not None:
             self.close()
             self._life = _start(self._argv)
@@ -85,7 +85,7 @@ class Outside:
         life.has = {**had, **{name: files[name] for name in fresh}}
 
     def close(self, seconds: float = _END) -> None:
-        """End the process; kill it after this time."""
+        """End the process. Kill it if it still runs after this time."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -102,7 +102,7 @@ class Outside:
 
 def _start(argv: tuple[str, ...]) -> _Life:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
+    ours.shutdown(socket.SHUT_RD)  # the process could send descriptors that are slow to close
     ours.setblocking(False)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING)
     said, says = os.pipe()
@@ -151,7 +151,7 @@ def _sink(name: str, opened: Future[Sink]) -> Sink | None:
         return opened.result(0)
     except TimeoutError:
         log.warning("exporter %s: not ready within %g s", name, _OPENING)
-    except Exception as error:  # anybody's code
+    except Exception as error:  # third-party code
         log.warning("exporter %s: %s: %s", name, type(error).__name__, printable(str(error)))
     return None
 
@@ -164,7 +164,7 @@ def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], Sink]]]:
     for name in dict.fromkeys(settings.exporters):
         try:
             openings[name] = partial(found.function(name), site)
-        except Exception as error:  # anybody's module
+        except Exception as error:  # third-party module
             log.warning("exporter %s: %s", name, printable(str(error)))
     return settings, openings
 

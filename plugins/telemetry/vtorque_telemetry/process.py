@@ -1,6 +1,6 @@
 """The sampler as a resource of jobs, and its socket.
 
-Hooks import this module instead of the sampler itself. Privileges: root.
+Hooks import this module instead of the sampler's. Privileges: root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sampler(NodeProcess):
     def create(self) -> None:
         """Start the sampler. Raises HostFault.
 
-        The socket is created first, so that the set of files does not change later.
+        The socket is created first, so that no file of the node appears later.
         """
         try:
             listen(Path(self.lock).with_suffix(".sock")).close()
@@ -48,7 +48,7 @@ class Sampler(NodeProcess):
 def last_sample(paths: Paths, key: str) -> None:
     """Request a job's last sample, while its guests still exist.
 
-    Waits at most half a second. Without an answer only that sample is lost.
+    Waits at most half a second. Without an answer, only this sample is lost.
 
     Privileges: root.
     """
@@ -56,7 +56,7 @@ def last_sample(paths: Paths, key: str) -> None:
         connection.settimeout(LAST)
         connection.connect(os.fspath(paths.run / "telemetry.sock"))
         connection.sendall(key.encode())
-        # a pipe: what others have the end of could bring a descriptor that is slow to close
+        # a pipe, because a socket's peer could send a descriptor that is slow to close
         _, ends, _, _ = socket.recv_fds(connection, 1, 1)
         for end in ends:
             select.select([end], [], [], LAST)

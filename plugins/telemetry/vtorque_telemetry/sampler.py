@@ -37,21 +37,24 @@ from vtorque_telemetry.series import NAME
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
 
-_IDLE = 60.0  # seconds between two looks whether it is needed, while no guest runs
+_IDLE = 60.0  # seconds between two checks whether the sampler is needed, while no guest runs
 log = logging.getLogger("telemetry")
 StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
 class Takes(Protocol):
-    """The receiver of measurements; the caller keeps the files open."""
+    """Receives measurements. The caller keeps the files open."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Accept a tick, and close the pipe ``answer`` after processing it. Never blocks."""
+        """Accept a tick. Close the pipe ``answer`` once the tick is processed. Never blocks."""
         ...
 
 
 class Port:
-    """The connection to the port of a guest's own metrics, which this process does not read."""
+    """A connection to a guest's port for the job's own metrics.
+
+    This process does not read from it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,17 +67,17 @@ class Port:
             self._socket = None
 
     def descriptor(self) -> int | None:
-        """Return the connection, renewed if QEMU has closed it; None if there is none."""
+        """Return the connection, renewed if QEMU has closed it, or None if connecting fails."""
         before, self._socket = self._socket, self._socket or _connected(self._path)
         if before is not None and _is_closed(before):
-            self._socket = _connected(self._path)  # before the other's number is free
+            self._socket = _connected(self._path)  # before close(), so that the number differs
             before.close()
         return None if self._socket is None else self._socket.fileno()
 
 
 def _is_closed(connection: socket.socket) -> bool:
     waiting = select.poll()
-    waiting.register(connection, 0)  # POLLHUP and POLLERR are always told
+    waiting.register(connection, 0)  # POLLHUP and POLLERR are always reported
     return bool(waiting.poll(0))
 
 
@@ -142,11 +145,11 @@ class JobMeter:
     def _open(self) -> None:
         kept = self.job.kept
         try:
-            os.close(kept.append(NAME))  # which makes it, with the owner's right to read
+            os.close(kept.append(NAME))  # creates it, readable by the owner
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
             self._series = os.open(kept.directory / NAME, flags)
             self._said = ""
-        except (OSError, HostFault) as error:  # a full disk: other jobs, and sinks, go on
+        except (OSError, HostFault) as error:  # a full disk must not affect other jobs and sinks
             if str(error) != self._said:
                 log.warning("%s: %s", self.job.job.id, error)
             self._said = str(error)
@@ -189,7 +192,7 @@ class Loop:
             try:
                 figures[key] = meter.measure(stats_of)
                 files |= dict(meter.files(key))
-            except Exception:  # a defect in what one job has brought about
+            except Exception:  # a defect that one job triggers
                 if not meter.broken:
                     log.exception("%s", key)
                 meter.broken = True
@@ -223,7 +226,7 @@ def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], 
         now = time.monotonic()
         if now >= due:
             loop.tick()
-            # From a fixed beat, so that a slow one does not shift all others.
+            # At fixed times, so that a slow sample does not delay all later ones.
             due = max(due + interval, time.monotonic() + interval / 4) if due else now + interval
         wait = max(0.0, due - time.monotonic()) if loop.jobs else _IDLE
         waiting = select.poll()
@@ -240,7 +243,7 @@ def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], 
 
 
 def _answer(loop: Loop, control: socket.socket) -> None:
-    """Take the last sample of an ending job; its writer confirms it."""
+    """Take the last sample of an ending job. The process that writes the sample confirms it."""
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:
@@ -269,7 +272,7 @@ def main() -> None:
     def end(_number: int, _frame: object) -> None:
         outside.close()
         (paths.run / "telemetry.sock").unlink(missing_ok=True)
-        os._exit(0)  # a call of libvirt's may hang
+        os._exit(0)  # a call to libvirt may hang
 
     signal.signal(signal.SIGTERM, end)
     events = changes.events()

@@ -1,6 +1,6 @@
 """The sampler's unprivileged part: guests' own metrics, samples, series.jsonl.
 
-Root's measurements, ports and files arrive as :mod:`tick <vtorque_telemetry.tick>`.
+Root's measurements, ports and files arrive in ticks (:mod:`vtorque_telemetry.tick`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GuestSamples:
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
         self.app = AppMeter()
         self.labels = Labels({**labels, "guest": str(guest.rank)})
-        self.untold: Values = {}  # the job's own, not yet in its file
+        self.untold: Values = {}  # metrics reported by the job that are not in its file yet
 
 
 class JobSamples:
@@ -52,7 +52,7 @@ class JobSamples:
             self.series.close()
 
     def take(self, guest: int | None, file: int, job: JobFigures) -> None:
-        """Take over a file of the job or of a guest."""
+        """Take ownership of an open file of the job or of a guest."""
         if guest is not None:
             self._guest(guest, job).app.connect(socket.socket(fileno=file))
             return
@@ -72,7 +72,7 @@ class JobSamples:
                 fresh = guest.app.read(self._settings.app_series - known)
                 rejected += guest.app.rejected
             samples += guest.labels.samples({**figures.values, **guest.app.values}, at)
-            guest.untold.update(fresh)  # with the next line: who talks does not shorten the series
+            guest.untold.update(fresh)  # written with the next line: saves space
             told = guest.labels.texts({**figures.values, **guest.untold})
             if self._write(index, at, told, must=last):
                 guest.untold.clear()
@@ -99,13 +99,13 @@ class JobSamples:
 
     def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
         """Write a line if it is due or ``must`` is true; return whether it was written."""
-        if self.series is None:  # root could not open it, and has said so
+        if self.series is None:  # root could not open it, and has logged that
             return False
         try:
             if not must and guest is not None and not self.series.due(guest, at):
                 return False
             self.series.add(guest, at, values)
-        except OSError as error:  # a full disk: other jobs, and sinks, go on
+        except OSError as error:  # a full disk must not affect other jobs and sinks
             if str(error) != self._said:  # once, until it can be written again
                 log.warning("%s: %s", self.id, error)
             self._said = str(error)
@@ -132,7 +132,7 @@ class Samples:
         self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
-        """Process a tick: pass all samples to the outlets, and confirm a last sample."""
+        """Process a tick: pass the samples to the outlets, and confirm the last sample of a job."""
         ended = self._keep(tick)
         for name, file in zip(tick.files, files, strict=False):
             self._take(tick, name, file)
@@ -141,7 +141,7 @@ class Samples:
             found = self.jobs[key]
             try:
                 samples += found.measure(job, tick.at, last=key == tick.last)
-            except Exception:  # a defect in what one job has brought about
+            except Exception:  # a defect that one job triggers
                 if not found.broken:
                     log.exception("%s", key)
                 found.broken = True

@@ -17,14 +17,17 @@ from typing import Any
 
 NAME = "series.jsonl"
 MAX_LINES = 2000  # of each guest
-MAX_BYTES = 16 << 20  # of the file, however long a job's own names are: then it is thinned, too
+MAX_BYTES = 16 << 20  # of the file: limits long names of a job's own metrics; also thinned then
 
 
 class SeriesFile:
     """The file of one job on this node. Methods raise OSError."""
 
     def __init__(self, descriptor: int, job: str, node: str, interval: float) -> None:
-        """Start the file, or continue the file of a killed sampler, open to read and write."""
+        """Start the file, or continue the file of a killed sampler.
+
+        ``descriptor`` is open to read and write.
+        """
         self._descriptor = descriptor
         self._head = {"schema": 1, "job": job, "node": node, "interval": interval}
         self._lines: dict[int, int] = {}

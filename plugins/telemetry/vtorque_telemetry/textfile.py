@@ -47,7 +47,7 @@ class Textfile:
         """Do nothing: the next file does not contain these jobs."""
 
     def close(self) -> None:
-        """Remove the file: node_exporter would keep reporting its last values."""
+        """Remove the file, because node_exporter would keep reporting its last values."""
         self._path.unlink(missing_ok=True)
 
 

@@ -21,7 +21,7 @@ from vtorque_core.api.vcpu_threads import (
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _GONE = (OSError, ValueError, IndexError)
-LOOK_AGAIN = 15  # samplings after which threads are looked for again
+LOOK_AGAIN = 15  # number of samplings after which threads are searched again
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Process:
         for path, descriptor in list(self._threads.items()):
             try:
                 self._last[path] = int(os.pread(descriptor, 64, 0).split()[0]) / 1e9
-            except _GONE:  # its time is not to be lost: counters never fall
+            except _GONE:  # keep the thread's time, because counters never decrease
                 os.close(self._threads.pop(path))
                 self._ended[self._kinds[path]] += self._last.pop(path, 0.0)
                 continue
@@ -88,7 +88,7 @@ class Process:
                 self._add(task, "io")
         for task in own_vhost_threads(self._directory):
             self._add(task, "own vhost")
-        if self._looks <= LOOK_AGAIN:  # they are there from the start, and all of /proc is much
+        if self._looks <= LOOK_AGAIN:  # they exist from the start, and /proc is large
             for task in kernel_vhost_threads(self._directory):
                 self._add(task, "vhost")
 
