@@ -1,4 +1,4 @@
-"""Public API for declaring modules. Every ``vsub`` imports this package, so it imports little."""
+"""Public API for declaring modules. It imports little, because every ``vsub`` imports it."""
 
 from vtorque_core.api.strategies import BatchSystem as BatchSystem
 from vtorque_core.api.strategies import Command as Command

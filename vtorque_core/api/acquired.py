@@ -23,7 +23,7 @@ class Resource:
     """
 
     kind: ClassVar[str]
-    """Unique over all distributions: ``"acme-shell"``."""
+    """Name of this type of resource (``"acme-shell"``), unique among all plugins."""
 
     scope: ClassVar[Literal["job", "node"]] = "job"
     """``"node"``: shared by jobs; created by the first, released with the last open record."""

@@ -118,10 +118,10 @@ class GuestDriver(Protocol):
 
 @runtime_checkable
 class LateDriver(GuestDriver, Protocol):
-    """A driver whose guests need the script at boot.
+    """A driver whose guests can boot only once the script is known.
 
-    Until then, a root process waits for one order on :data:`ORDER_SOCKET`, which ``run`` sends with
-    :func:`boot_guests`.
+    Until the script is known, a root process waits on :data:`ORDER_SOCKET` for one order to boot.
+    ``run`` sends the order with :func:`boot_guests`.
     """
 
     def late(
@@ -138,7 +138,7 @@ class SpareDriver(GuestDriver, Protocol):
     """A driver whose guests can boot before a job exists and wait for its devices."""
 
     def await_spare(self, guest: GuestPlan, deadline: float) -> None:
-        """Wait, as root, until the guest waits for the last of its devices, the job's seed.
+        """As root, wait until the guest lacks only its last device, the job's seed.
 
         Raises HostFault at the deadline.
         """
@@ -157,7 +157,7 @@ class ClockDriver(GuestDriver, Protocol):
 
 @runtime_checkable
 class LeavableDriver(GuestDriver, Protocol):
-    """A driver whose job shells can detach from a running script and attach to it.
+    """A driver whose job shells can detach from a running script and attach to it again.
 
     If the connection to the guest breaks and :data:`LEAVE` exists, ``run`` writes one line to this
     FIFO until it is removed, and then ends. The line is untrusted, and starts after a newline, so
@@ -187,7 +187,7 @@ class BootedGuest:
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
     """Boot the job's guests on this node, and return them in rank order. In the job shell.
 
-    Raises Refused or HostFault with the reason.
+    Raises Refused, HostFault.
     """
     path = guest.run_dir / ORDER_SOCKET
     if len(order) > MAX_ORDER:

@@ -5,10 +5,10 @@ constant. It may omit arguments. A hook that returns data has no side effects. O
 root, in one thread, in the sorted order of plugin names. An error is reported with the plugin's
 name, and does not stop other plugins' hooks.
 
-``Module`` is the module that has the hook: declaring (``vtorque1``) or acting (``vtorque1.node``).
-In a declaring module, ``site`` has only the settings of declaring modules. "Does not start" means:
-``Refused`` ends the job with exit status 121; other exceptions are faults of the node (122), and
-the job may run on another node.
+``Module`` is the plugin's module that implements the hook: *declaring* (entry point ``vtorque1``)
+or *acting* (``vtorque1.node``). In a declaring module, ``site`` has only the settings of declaring
+modules. "Does not start" means: ``Refused`` ends the job with exit status 121; other exceptions are
+faults of the node (122), and the job may run on another node.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 
 @hookspec
 def vtorque_guest_types() -> Iterable[GuestType]:
-    """Return the guest types of this plugin, under names that no other plugin uses.
+    """Return this plugin's guest types, with unique names.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -84,7 +84,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
 @hookspec
 def vtorque_batch_systems() -> Iterable[BatchSystem]:
-    """Return the batch systems of this plugin. The site selects one with ``[batch] system``.
+    """Return this plugin's batch systems. The site selects one with ``[batch] system``.
 
     Module: declaring.
     Called: by every command, as any user.
@@ -102,7 +102,7 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 
 @hookspec
 def vtorque_image_builders() -> Iterable[ImageBuilder]:
-    """Return the image builders of this plugin.
+    """Return this plugin's image builders.
 
     Module: declaring.
     Called: by ``vmgr images build``, as root.
@@ -268,7 +268,7 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
 @hookspec
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
-    """Check combinations of options in the whole parsed request, and return refusals.
+    """Check combinations of the request's options, and return refusals.
 
     Each value is already within the site's limits.
 
@@ -295,8 +295,8 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     """Return resources that the guests of one node need besides vCPUs and RAM.
 
-    ``vsub`` requests them from the batch system; claim them in ``vtorque_plan``. The hook may be
-    called with several numbers of vCPUs.
+    ``vsub`` requests them from the batch system; claim them in ``vtorque_plan``. ``vsub`` may call
+    the hook repeatedly, with different numbers of vCPUs.
 
     Module: declaring.
     Called: at submission as the user and on the node as root.
@@ -370,7 +370,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 @hookspec
 def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
-    """Return items that this node must not assign to these guests although they are free.
+    """Return free items that this node must not assign to these guests.
 
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
     is called even if the plugin is disabled for the job.
@@ -547,7 +547,7 @@ def vtorque_teardown(job: EndedJob) -> None:
 
 @hookspec
 def vtorque_ended(place: Place, site: Site) -> None:
-    """Act after everything of a job attempt is released on this node.
+    """Act after all resources of a job attempt are released on this node.
 
     ``place`` has the final records. Also called after failed and refused starts, and again if a
     later teardown released something.

@@ -40,7 +40,7 @@ class File(OneFile):
     content: bytes = unjournalled(b"")
 
     def create(self) -> None:
-        """Write the file. Raises HostFault, for example if it exists or the disk is full."""
+        """Write the file. Raises HostFault if it exists or the disk is full."""
         write = safefs.replace if self.replace else safefs.write_new
         with safefs.naming(f"cannot create {self.path}"):
             write(
@@ -72,7 +72,7 @@ class Tree(CoreResource):
     gid: int = -1
 
     def create(self) -> None:
-        """Create the directory. Raises HostFault if it exists or its parent is unsafe."""
+        """Create the directory. Raises HostFault, for example if it exists."""
         with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 

@@ -96,7 +96,7 @@ class ReceivingNode(Protocol):
         node, ``name`` this node. If the start fails, resources are kept only if ``keeps()`` returns
         True.
 
-        Raises Refused if this node may not run the guests, HostFault if the start fails.
+        Raises Refused if this node may not run the guests, HostFault.
         """
 
 

@@ -51,7 +51,7 @@ class ReaderGone(HostFault):
 def reader() -> Iterator[None]:
     """Start the unprivileged helper process for this context.
 
-    Enter before threads and secrets exist. Raises HostFault if fork fails.
+    Enter before threads and secrets exist. Raises HostFault.
     """
     global _asking  # noqa: PLW0603 - one helper per process
     before = _asking

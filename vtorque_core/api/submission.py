@@ -35,7 +35,7 @@ def to_token(blob: bytes) -> str:
 def from_token(token: str) -> bytes:
     """Decode an untrusted token in an unprivileged process. On the node, as root.
 
-    Raises Refused if it is invalid, HostFault if fork fails.
+    Raises Refused if it is invalid, HostFault.
     """
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
@@ -72,7 +72,7 @@ def unpacked(token: str) -> Iterator[bytes]:
 def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a command, whose program is an absolute path.
 
-    ``stdin`` becomes its standard input. Raises UsageError if the program cannot be executed.
+    ``stdin`` becomes its standard input. Raises UsageError.
     """
     sys.stdout.flush()
     sys.stderr.flush()

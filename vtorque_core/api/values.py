@@ -1,4 +1,4 @@
-"""Values for declaring modules. Every ``vsub`` imports this module, so it imports little."""
+"""Values for declaring modules."""
 
 from __future__ import annotations
 

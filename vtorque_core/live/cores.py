@@ -79,7 +79,6 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
 
 
 def _leases(state: JournalState, guest: int | None, use: str) -> list[Record]:
-    """Return the leases of exclusive cores of a guest for a use."""
     cores = (r for r in state.leases if r.args["pool"] == CORE)
     return [r for r in cores if r.guest == guest and r.args.get("use") == use]
 
@@ -96,11 +95,11 @@ def resize(
     Waits ``wait`` seconds for the job's lock. If the calling process was killed, repeat the call to
     repair the pinning.
 
-    Pins after an increase and before a decrease is journaled. If pinning fails, the journal has the
-    larger number.
+    The threads are pinned after an increase, and before a decrease, is journaled. If pinning fails,
+    the journal has the larger number.
 
-    Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest
-    has no such claim, HostFault if libvirt or the journal fails.
+    Raises FileNotFoundError if the job has ended, Busy if a lock is held, Refused if the guest has
+    no such claim, HostFault.
     """
     path = paths.journal / f"{job}.jsonl"
     with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
@@ -210,10 +209,9 @@ def _pin_domain(
     emulator: tuple[int, ...],
     iothreads: tuple[int, ...],
 ) -> None:
-    """Pin threads of a running guest (``virsh vcpupin``, ...), unless it has ended.
+    """Pin threads of a running guest, unless it has ended. Raises HostFault.
 
-    ``vcpus`` maps vCPU numbers to CPUs; ``iothreads`` are the CPUs of all I/O threads. Threads
-    without CPUs are not changed. Raises HostFault.
+    Threads without CPUs are not changed. ``iothreads`` are the CPUs of all I/O threads.
     """
 
     def work(domain: Any) -> None:

@@ -1,7 +1,7 @@
 """Read and change images: the pool, nodes' caches, the site's settings.
 
-Privileges: changes need root, or the owner of a personal site. Raises ConfigError if the site
-    config is invalid.
+Privileges: changes need root, or the owner of a personal site.
+Raises ConfigError if the site config is invalid.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def set_default(config: Path, name: str) -> None:
     """Set the default image in the config.
 
     Raises Refused if the image is unusable, ConfigError if the site's policy excludes it,
-    UsageError without privileges, HostFault if the config cannot be written.
+    UsageError without privileges, HostFault.
     """
     site, plugins = root_site(config)
     lookup(site.images.pool, name)

@@ -36,8 +36,7 @@ class LockedJob:
     def enter(self, phase: str) -> bool:
         """Record a phase of the job. Return False if it is the current one already.
 
-        Acquires the node's lock. Raises HostFault if it is held, or if the journal cannot be
-        written.
+        Acquires the node's lock. Raises HostFault if that fails, or writing the journal.
         """
         with node_lock(self.paths), Journal.open(self.paths, self.state.path) as journal:
             if read(self.state.path).phase == phase:
@@ -56,7 +55,7 @@ def locked_job(paths: Paths, key: str) -> Iterator[LockedJob | None]:
     """Hold the lock of a job attempt. Yield None if this node has no journal of it.
 
     A process that holds the lock may acquire it again. Not for threads. Raises Busy if another
-    process holds it for ``WAIT`` seconds, JournalError if the journal is unreadable.
+    process holds it for ``WAIT`` seconds, JournalError.
     """
     with job_lock(paths, lock_name(paths.journal / f"{key}.jsonl"), WAIT):
         state = journal_of(paths, key)

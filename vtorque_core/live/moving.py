@@ -1,6 +1,6 @@
 """Migrate running guests to another node.
 
-Privileges: root. Errors: HostFault if libvirt fails or does not answer.
+Privileges: root. Errors: HostFault if libvirt fails.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class NodeProcess(Process):
         return cls(argv, lock=str(paths.run / f"{cls.name}.lock"))
 
     def create(self) -> None:
-        """Start the process. Raises HostFault if it cannot be executed or its lock is held."""
+        """Start the process. Raises HostFault."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             safefs.naming(f"{self.argv[0]}: lock {self.lock}"),
@@ -112,8 +112,7 @@ def _be_nice(pid: int, value: int) -> None:
 def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     """Initialize the process: log to ``<state>/<name>.log``, and create files with mode 0600.
 
-    Returns the site's paths, and the further arguments (:meth:`NodeProcess.of`). Raises OSError if
-    the log cannot be opened.
+    Returns the site's paths, and the further arguments (:meth:`NodeProcess.of`). Raises OSError.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415

@@ -92,8 +92,7 @@ def has_user_disk(run_dir: Path) -> bool:
 def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
     """Return the stat(2) results of the owner's disk files that a guest uses, by name.
 
-    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault if
-    root cannot open a file.
+    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault.
     """
     return {lock.stem: served(lock) for lock in _disks(run_dir)}
 

@@ -72,9 +72,9 @@ def is_half_done(paths: Paths, job: RunningJob) -> bool:
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """Change the phase of a job on this node in a new process, for all guests at once.
 
-    Idempotent. ``to`` is ``RUNS``, ``PAUSED`` or ``SUSPENDED``, and ``why`` a reason for the job's
-    log. Call this without other threads. When the process has ended, call :meth:`Child.check`.
-    Raises OSError if fork(2) fails.
+    Idempotent. ``why`` is a reason for the job's log. ``to`` is ``RUNS``, ``PAUSED`` or
+    ``SUSPENDED``. Call this without other threads. When the process has ended, call
+    :meth:`Child.check`. Raises OSError.
     """
 
     def work() -> None:
@@ -175,7 +175,7 @@ def _all(
 def driver_of(paths: Paths, job: RunningJob) -> tuple[str, GuestDriver]:
     """Return the type of the job's guests and its driver, from the plugins that the journal names.
 
-    Raises HostFault if the job has ended; OSError and VtorqueError if loading fails.
+    Raises HostFault if the job has ended, OSError, VtorqueError.
     """
     kind = str(job.kept.facts().get("guest_type", ""))
     if (state := journal_of(paths, job.job.key)) is None:

@@ -190,7 +190,7 @@ def _refusal(
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
-    """Return the refusal of a default that contradicts the combination of several [[limits]]."""
+    """Return a refusal if a default value violates several [[limits]] taken together."""
     set_by = site.options.get(option.key, Limits()).set_by
     if not site.limits or not set_by or value is None or value == "":
         return None

@@ -78,7 +78,7 @@ class TeardownReport:
     """Result of one teardown.
 
     Attributes:
-        notes: problems that leave nothing behind.
+        notes: problems that did not prevent the release of any resource.
         usage: usage of the guests that still ran at the first attempt.
         ended: the job if everything is released, otherwise None.
     """

@@ -91,7 +91,7 @@ class Demand:
 
     @property
     def shared(self) -> int:
-        """Minimum number of CPUs that need not be exclusive."""
+        """Number of CPUs that the guest needs for its uses without exclusive CPUs."""
         return max((c.count for c in self.cores.values() if not c.own), default=0)
 
     @property

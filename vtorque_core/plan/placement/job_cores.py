@@ -58,7 +58,7 @@ class NodeShare:
 
     @property
     def counted(self) -> bool:
-        """True if the batch system grants a number of CPUs, and the ledger chooses them."""
+        """True if the batch system grants only a number of CPUs; vTorque's ledger chooses them."""
         return not self.cpus and self.cpu_count is not None and not self.whole_node
 
     @property
