@@ -1,4 +1,4 @@
-"""Options that vsub adds to the user's sbatch or salloc arguments; listed in doc/batch-slurm.md."""
+"""Options that vsub adds to the user's sbatch or salloc arguments; see doc/batch-slurm.md."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list
 def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature: str) -> list[str]:
     """Return the arguments for the bare-metal components of a heterogeneous job.
 
-    Each gets its own ``--comment``, because sbatch would copy the preceding one with the request.
+    Each gets its own ``--comment``. Otherwise sbatch would copy the preceding one with the request.
 
     Raises:
-        UsageError: Not only the first component requests the site's node feature.
+        UsageError: A component other than the first requests the site's node feature.
     """
     if not others:
         return []

@@ -12,12 +12,12 @@ from vtorque_core.api import HostFault, printable
 from vtorque_slurm.settings import Settings
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_TRIES, _PAUSE = 3, 2.0  # a busy controller
+_TRIES, _PAUSE = 3, 2.0  # the controller may be busy
 
 
 @dataclass(frozen=True)
 class Client:
-    """Client for Slurm's controller. ``environ`` is the hook's, for SLURM_CONF."""
+    """Client for Slurm's controller. ``environ`` is the hook's environment, for SLURM_CONF."""
 
     settings: Settings
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Client:
         conf = self.environ.get("SLURM_CONF") or self.settings.conf
         path = f"{self.settings.bindir}:{_PATH}" if self.settings.bindir else _PATH
         environ = {"PATH": path, "LC_ALL": "C", "HOME": "/root"}
-        if os.access(conf, os.R_OK):  # else Slurm's own default, or no file at all ("configless")
+        if os.access(conf, os.R_OK):  # otherwise Slurm's default, or no file ("configless")
             environ["SLURM_CONF"] = conf
         try:
             done = subprocess.run(

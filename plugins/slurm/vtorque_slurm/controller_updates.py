@@ -15,23 +15,23 @@ from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
-OURS = "vTorque"  # how our notes begin
+OURS = "vTorque"  # prefix of our notes
 _WAITED = " waited too long for free resources on "
 _MAX_NOTE = 300  # characters
-_MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at most 1024 bytes
+_MAX_SHOWN = 2000  # characters that squeue shows; a comment has at most 1024 bytes
 _STARTED = ("RUNNING", "CONFIGURING")
 
 
 def record(client: Client, job_id: str, account: str | None = None) -> JobRecord:
     """Return the controller's record of a job.
 
-    With ``account``, also read the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
+    With ``account``, it includes the QOS. See :func:`vtorque_slurm.job_records.parse_job`.
     """
     return job_records.parse_job(shown(client.ask, job_id), job_id, account)
 
 
 def shown(ask: Callable[..., str], job_id: str) -> str:
-    """Return the output of ``scontrol show job`` for one job, not for its whole array.
+    """Return the output of ``scontrol show job`` for one job, without the rest of its array.
 
     ``ask`` is :meth:`Client.ask`, or :meth:`Client.run` to avoid retries.
     """
@@ -42,9 +42,9 @@ def shown(ask: Callable[..., str], job_id: str) -> str:
 
 
 def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
-    """Return the nodes of a heterogeneous job's components after the first.
+    """Return the nodes of all components of a heterogeneous job except the first.
 
-    All of them are known when the first component's Prolog runs (measured).
+    Slurm has allocated all of them when the first component's Prolog runs (measured).
     """
     text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+0")
     found: list[BareNode] = []
@@ -55,15 +55,15 @@ def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
-    """Requeue the job and exclude this node; hold the job once the retry limit is reached.
+    """Requeue the job and exclude this node. Hold the job once the retry limit is reached.
 
-    If several nodes fail at once, one requeues the job and each is excluded. A job that cannot be
-    requeued (``--no-requeue``, salloc) ends with the job shell's message.
+    If several nodes fail at once, the job is requeued once and all of them are excluded. A job that
+    cannot be requeued (``--no-requeue``, salloc) ends with the job shell's message.
     """
     note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
     found = record(client, job.id)
     _note_node(client, job.node, note)
-    waited = _note_of(client, found.name).count(_WAITED)  # such starts were no failures
+    waited = _note_of(client, found.name).count(_WAITED)  # starts that were not failures
     held = job.attempt - waited >= settings.requeue_limit
     if found.restarts == job.attempt and found.state in _STARTED:
         client.run("scontrol", "requeuehold" if held else "requeue", _whole(found))
@@ -76,7 +76,7 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
 
 
 def in_use(client: Client, job: BatchJob, reason: str) -> None:
-    """Requeue the job because a resource is in use.
+    """Requeue the job because a resource is in use by another job.
 
     The node is not excluded, and the job is never held.
     """
@@ -87,7 +87,7 @@ def in_use(client: Client, job: BatchJob, reason: str) -> None:
 
 
 def _whole(found: JobRecord) -> str:
-    """Return the id to requeue; one component of a heterogeneous job cannot be requeued."""
+    """Return the id to requeue: single components of a heterogeneous job cannot be requeued."""
     return found.name.partition("+")[0]
 
 
@@ -98,19 +98,19 @@ def note_job(client: Client, found: JobRecord, line: str) -> None:
 
 
 def _note_of(client: Client, name: str) -> str:
-    """Return a job's AdminComment, queried separately so that user text cannot imitate it."""
+    """Return a job's AdminComment. A separate query keeps user text from imitating it."""
     field = f"--Format=admin_comment:{_MAX_SHOWN}"
     said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
-    said = said.partition("\n")[0].strip()  # of a heterogeneous job the others follow
+    said = said.partition("\n")[0].strip()  # a heterogeneous job's other components follow
     return "" if said == "(null)" else printable(said, _MAX_SHOWN)
 
 
 def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
     """Append a line to a job's AdminComment in slurmdbd. Return True if it was already present.
 
-    sacctmgr(1), "SPECIFICATIONS FOR JOB": only texts can be modified, in lower case, with
-    administrator rights in slurmdbd, which a node's root has. Both commands take an array's first
-    job id as the whole array (measured on 22.05).
+    Only texts can be modified, in lower case (sacctmgr(1), "SPECIFICATIONS FOR JOB"). This needs
+    administrator rights in slurmdbd, which a node's root has. Both commands take the first job id
+    of an array for the whole array (measured on 22.05).
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [
@@ -147,7 +147,7 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
 
 
 def is_marked(client: Client, feature: str) -> bool:
-    """Return whether this node has the feature or vTorque's note why it has been removed."""
+    """Return whether this node has the feature, or vTorque's note on why it was removed."""
     text = client.ask("scontrol", "show", "node", this_node(client))
     there = job_records.node_comment(text)
     doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")
@@ -180,7 +180,7 @@ def undrain(client: Client) -> None:
 def requeue(client: Client, job_id: str) -> None:
     """Requeue a running job, with all components if it is heterogeneous.
 
-    The state is checked first because Slurm would also requeue a finished job.
+    The state is checked first, because Slurm would also requeue a finished job.
     """
     found = record(client, job_id)
     if found.state not in _STARTED:
@@ -189,7 +189,7 @@ def requeue(client: Client, job_id: str) -> None:
 
 
 def this_node(client: Client) -> str:
-    """Return this node's name in Slurm, from SLURMD_NODENAME or else from scontrol."""
+    """Return this node's name in Slurm, from SLURMD_NODENAME or otherwise from scontrol."""
     name = client.environ.get("SLURMD_NODENAME")
     if name:
         return name
@@ -211,7 +211,7 @@ def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
 
 
 def _note_node(client: Client, node: str, note: str, shown: str | None = None) -> None:
-    """Set or clear the node's comment, but keep a comment written by the site."""
+    """Set or clear the node's comment. A comment written by the site is kept."""
     text = client.ask("scontrol", "show", "node", node) if shown is None else shown
     there = job_records.node_comment(text)
     wanted = printable(note, _MAX_NOTE)

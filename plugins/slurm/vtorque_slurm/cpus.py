@@ -1,4 +1,4 @@
-"""Map Slurm's CPU ids to the kernel's. Slurm counts socket by socket, core by core."""
+"""Map Slurm's CPU ids to the kernel's. Slurm numbers CPUs by socket, then core, then thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def kernel_ids(ids: Sequence[int], sysfs: Path = SYSFS) -> tuple[int, ...]:
     """Return the kernel's numbers for Slurm's CPU ``ids``, or an empty tuple if unknown.
 
     A Slurm id is an index in the order of socket, core and thread (slurm.conf(5), CpuSpecList). The
-    result is empty if the node is configured with more CPUs than it has.
+    numbers are unknown if slurm.conf gives the node more CPUs than it has.
     """
     order = _order(sysfs)
     if not ids or max(ids) >= len(order):

@@ -1,7 +1,7 @@
 """Generic resources (GRES) and licenses: requests of a job and allocations on a node. No I/O.
 
-Names are those of Slurm's TRES: ``gres/gpu`` for any type, or ``gres/gpu:a100``. Licenses are named
-as in ``--licenses``. SLURM_JOB_GPUS in Prolog is not used because it lists only GPUs.
+GRES have the names of Slurm's TRES: ``gres/gpu`` for any type, or ``gres/gpu:a100``. Licenses are
+named as in ``--licenses``. SLURM_JOB_GPUS of Prolog is not used because it lists only GPUs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024*
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)  # sbatch(1), --gres
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 _NAME = r"[^\s:,()]+"
-# As src/slurmctld/gres_ctld.c writes one: gpu:a100:2(IDX:0-1), gpu:1(IDX:0,3), bandwidth(CNT:10)
-_MOST_DEVICES = 256  # of a node; a user can write lines of scontrol's, too
+# As written by src/slurmctld/gres_ctld.c: gpu:a100:2(IDX:0-1), gpu:1(IDX:0,3), bandwidth(CNT:10)
+_MOST_DEVICES = 256  # of a node; users can forge lines of scontrol's output
 _GRANT = rf"({_NAME})(?::({_NAME}))??(?::([0-9]{{1,18}})\(IDX:([0-9,-]*)\)|\(CNT:([0-9]{{1,18}})\))"
-_SHARED = ("mps", "shard")  # gres.conf(5): several jobs have the same device
+_SHARED = ("mps", "shard")  # gres.conf(5): jobs share these devices
 
 
 def asked(given: Given) -> dict[str, int]:
     """Return the requested GRES per node and the requested licenses, by name.
 
-    Slurm may distribute ``--gpus`` unevenly, so its number per node is only an average. The node
-    checks its actual allocation.
+    For ``--gpus``, the number per node is only an average, because Slurm may distribute GPUs
+    unevenly. The node checks its actual allocation.
     """
     found: dict[str, int] = {}
 
@@ -55,8 +55,8 @@ def asked(given: Given) -> dict[str, int]:
 def additions(given: Given, needs: Needs) -> list[str]:
     """Return the options for needs that the user has not requested.
 
-    The result repeats the user's items, because a later ``--gres`` or ``--licenses`` replaces an
-    earlier one.
+    They repeat the user's items, because a later ``--gres`` or ``--licenses`` replaces an earlier
+    one.
 
     Raises:
         UsageError: A resource is not a GRES, or the user requested it without its type.

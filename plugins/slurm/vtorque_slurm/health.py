@@ -15,9 +15,9 @@ from vtorque_slurm.settings import Settings
 
 
 def memory_apart(site: Site) -> Iterator[HealthResult]:
-    """Check that Slurm reserves the memory of warm guests, which wait for a job.
+    """Check that Slurm does not allocate the memory of warm (pre-booted) guests to jobs.
 
-    Yields nothing if no guest waits or the caller is not root.
+    Yields nothing if there are no such guests or the caller is not root.
     """
     if os.geteuid() != 0:
         return

@@ -1,6 +1,6 @@
 """Generate the Prolog and Epilog scripts, which slurmd runs as root on the nodes.
 
-On bare-metal jobs they cost one shell with one built-in test.
+A bare-metal job costs one shell with one built-in test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from vtorque_core.api.setup_steps import Installation, hook_script
 def prolog(place: Installation) -> bytes:
     """Return the Prolog script. It always exits with 0 because Slurm drains the node otherwise.
 
-    If the prologue fails, its resources are released at once, and the job shell finds no proof.
+    If the prologue fails, the script releases its resources at once. The job shell then finds no
+    proof of the start.
     """
     guard = "case $SLURM_JOB_COMMENT in *vt1:*) ;; *) exit 0 ;; esac"
     release = f'{_call(place, "epilogue")} "$SLURM_JOB_ID"'
@@ -22,9 +23,10 @@ def prolog(place: Installation) -> bytes:
 
 
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:
-    """Return the Epilog script, which runs if the job left files here, regardless of its comment.
+    """Return the Epilog script, which runs the epilogue if the job has files on this node.
 
-    It always exits with 0. The reaper retries failed releases.
+    The job's comment does not matter. The script always exits with 0. The reaper retries failed
+    releases.
     """
     journals = f'{shlex.quote(str(journal))}/"$SLURM_JOB_ID".*.jsonl'
     proof = f'{shlex.quote(str(proofs))}/"$SLURM_JOB_ID".json'

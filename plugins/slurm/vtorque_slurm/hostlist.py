@@ -29,9 +29,10 @@ def expand(text: str) -> tuple[str, ...]:
 def numbers(text: str, most: int) -> tuple[int, ...]:
     """Expand ``0-2,7`` to (0, 1, 2, 7).
 
+    Users can write such lists, so their size is checked before the expansion.
+
     Raises:
-        ValueError: The text is invalid, or has more than ``most`` numbers. The size is checked
-            before the expansion, because users can write such lists.
+        ValueError: The text is invalid, or has more than ``most`` numbers.
     """
     spans = re.findall(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if sum(int(last or first) - int(first) + 1 for first, last in spans) > most:

@@ -1,4 +1,4 @@
-"""Slurm inside guests: job variables, ``srun``, and commands that are rejected."""
+"""Slurm inside guests: variables of the job, ``srun``, and commands that only report an error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_slurm import hostlist
 
 BIN = "/usr/bin"
-"""Directory on every PATH. An image's own Slurm commands there could not work in a guest."""
+"""Directory on every PATH. An image's own Slurm commands in it, useless in guests, are replaced."""
 
 GUESTS = "/etc/vtorque/slurm/guests"
-"""Input of ``srun``, one line per guest by rank: host name, CPUs, component of the job. Bare-metal
-nodes follow."""
+"""Input of ``srun``: a line per guest by rank (host name, CPUs, component), then bare nodes."""
 
 HOSTS = "/etc/vtorque/slurm/hosts"
 """Host file of a heterogeneous job: one line per process, in rank order."""
@@ -26,7 +25,7 @@ REFUSED = (
 
 
 def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
-    """Yield the variables and programs for guests; see sbatch(1), OUTPUT ENVIRONMENT."""
+    """Yield the variables and programs for guests. Variables: sbatch(1), OUTPUT ENVIRONMENT."""
     names = ",".join(guest.hostname for guest in guests)
     slots = hostlist.show_counts([guest.slots for guest in guests])
     variables = {
@@ -60,7 +59,7 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
 def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
     """Adjust the variables for tasks and memory per CPU to the guests.
 
-    Each guest gets at least one task, and the first guests are filled first, like ``srun`` inside.
+    Each guest gets at least one task, and the first guests are filled first, as by ``srun`` inside.
     Variables unset on the host stay unset, except SLURM_TASKS_PER_NODE for mpirun. Without ``-n``,
     all CPUs are used.
 
@@ -88,7 +87,7 @@ def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, st
     }
     found = {name: value for name, value in found.items() if name in environ}
     found["SLURM_TASKS_PER_NODE"] = hostlist.show_counts(on)
-    # Of a heterogeneous job the first component's, which would have the names of nodes.
+    # In a heterogeneous job, variables of the first component, with the names of host nodes.
     again = {
         f"{name}_{kind}_GROUP_0": value
         for name, value in {**guests, **found}.items()
@@ -103,5 +102,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def program(name: str) -> bytes:
-    """Return one of the POSIX sh programs for guests."""
+    """Return one of the POSIX sh programs that run in guests."""
     return (importlib.resources.files("vtorque_slurm") / "guest" / name).read_bytes()

@@ -15,7 +15,7 @@ from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
-_MOST_CPUS = 1 << 19  # in all lines of a job; Slurm has one for nodes with the same CPUs
+_MOST_CPUS = 1 << 19  # in all lines of a job; nodes with the same CPUs share a line
 FORGED = (
     "the job's name or comment contains lines that look like output of scontrol: choose "
     "another name or comment"
@@ -54,7 +54,7 @@ class JobRecord:
 def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     """Parse the output of ``scontrol show job -d`` for one job.
 
-    ``account`` is the job's account from slurmd ("" without one), or None to skip the QOS.
+    ``account`` is the job's account from slurmd ("" if the job has none), or None to skip the QOS.
     """
     found = _records(text)
     if not found[0].startswith(f"JobId={job_id} "):
@@ -96,15 +96,15 @@ def launch_failure(text: str, job_id: str) -> str:
 
 
 def _limit(record: str) -> str:
-    """Return a job's time limit, or "" if the user forged a second one."""
+    """Return a job's time limit; empty if the user forged a second one."""
     found = re.findall(r"^   RunTime=\S+ TimeLimit=([0-9:-]+) .*$", record, re.MULTILINE | re.ASCII)
     return str(found[0]).replace("-", ":") if len(found) == 1 else ""
 
 
 def _qos(record: str, account: str) -> str:
-    """Return a job's QOS.
+    """Return a job's QOS, from a line that also contains the known account.
 
-    Only the known account matches, because without slurmdbd an account can be any text.
+    Without slurmdbd an account can be any text, so another account may be a forgery.
     """
     of = re.escape(account or "(null)")
     qos = _one(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
@@ -121,7 +121,7 @@ def components(text: str, job_id: str) -> tuple[str, ...]:
 
 
 def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
-    """Return the nodes of a component and how many tasks fit on the CPUs of each.
+    """Return the nodes of a component, each with the number of tasks that fit on its CPUs.
 
     ``text`` is the output of ``scontrol show job -d ID+N``, where N is ``number``.
     """
@@ -141,10 +141,10 @@ def _leads(text: str, job_id: str) -> bool:
 
 
 def one_of(text: str, job_id: str) -> str:
-    """Return the id to query if ``job_id`` shows several records, or an empty string.
+    """Return the id of one record if ``job_id`` shows several records, otherwise an empty string.
 
-    That is an array's first element or a heterogeneous job's first component. For a forged line,
-    the controller shows no job or this same one.
+    It is an array's first element or a heterogeneous job's first component. With an id from a
+    forged line, the controller shows no job or the same job.
     """
     if _leads(text, job_id):
         return f"{job_id}+0"

@@ -1,4 +1,4 @@
-"""Record why Slurm did not start a job's script, because no process of the job can do so."""
+"""Record why Slurm did not start a job's script. No process of that job can report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vtorque_core.api.kept_records import LOG
 from vtorque_slurm import controller_updates, job_records
 from vtorque_slurm.batch_commands import Client
 
-_SHORT = 10.0  # seconds: such a job ends at once, and the controller is not asked about others
+_SHORT = 10.0  # seconds: such jobs end at once; do not query the controller about longer ones
 
 
 def keep(client: Client, paths: Paths, job_id: str) -> None:

@@ -1,8 +1,8 @@
 """Hold resources for a migrated guest on a node outside the job's allocation.
 
-A placeholder job of root holds the guest's share. Growing the job itself would leave its CPUs there
-free for other jobs, and Slurm 24.11 drains the node (both observed). The placeholder is named after
-the job and the node, and is canceled when the guest has gone.
+A placeholder job of root holds the guest's resources. Growing the job's allocation instead would
+leave its CPUs there free for other jobs, and Slurm 24.11 drains the node (both observed). The
+placeholder is named after the job and the node, and is canceled when the guest has left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.job_records import JobRecord
 
 _WAIT = 60.0  # seconds for the placeholder to run
-_FIRST_LOOK, _LOOK = 0.05, 0.5  # seconds between two looks: most often it runs at once
+_FIRST_LOOK, _LOOK = 0.05, 0.5  # seconds between two queries; mostly the first suffices
 _ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL",
           "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
           "SPECIAL_EXIT")  # fmt: skip
@@ -69,12 +69,12 @@ def receive(
 
 
 def let_go(client: Client, job_id: str, node: str) -> None:
-    """Cancel the placeholder, if there is one."""
+    """Cancel the placeholder job, if there is one."""
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
 def holds(client: Client, job_id: str, node: str) -> bool:
-    """Return whether there is a placeholder."""
+    """Return whether there is a placeholder job."""
     return bool(_placeholder_id(client, job_id, node))
 
 
@@ -84,7 +84,7 @@ def leave(client: Client, job_id: str, node: str) -> None:
     names = hostlist.expand(has) if has else ()
     if node in names:
         others = ",".join(name for name in names if name != node)
-        name = controller_updates.record(client, job_id).name  # an array's last has the array's id
+        name = controller_updates.record(client, job_id).name  # the last task has its array's id
         controller_updates.update(client, f"JobId={name}", f"NodeList={others}")
 
 
@@ -149,16 +149,16 @@ def _placeholder_id(client: Client, job_id: str, node: str) -> str:
 
 
 def _text(client: Client, job_id: str, field: str) -> str:
-    """Return user text of a job, queried separately so that it cannot imitate other fields.
+    """Return user text of a job. A separate query keeps it from imitating other fields.
 
-    Without slurmdbd, accounts can be any text too.
+    Without slurmdbd, an account can be any text, too.
     """
     said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()
 
 
 def _fields(client: Client, job_id: str, fields: str, count: int) -> list[str]:
-    """Return fields that the job's user cannot write; empty for an unknown job."""
+    """Return fields that the job's user cannot change. They are empty for an unknown job."""
     rows = client.ask(
         "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
     ).split("\n")

@@ -1,7 +1,7 @@
 """Slurm adapter for root on a node: Prolog, Epilog and queries from the reaper.
 
-See slurm.conf(5), Prolog. Epilog starts only after Prolog has ended, even if the job is canceled in
-between (measured on 22.05).
+See slurm.conf(5), Prolog. Epilog starts only after Prolog has ended, even if the job is canceled
+meanwhile (measured on 22.05).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from vtorque_slurm.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-# Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
+# Compact states (squeue(1), JOB STATE CODES) of jobs that may still use resources on a node.
 _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"
-_TRIES = 3  # to write a note that another node may write at the same time
+_TRIES = 3  # because other nodes may change the comment at the same time
 
 
 class SlurmNode(NodeAdapter):
@@ -56,7 +56,7 @@ class SlurmNode(NodeAdapter):
         self._client = Client(settings)
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read Prolog's environment, and query CPUs and memory of a VM job."""
+        """Read Prolog's environment. For a VM job, also query its CPUs and memory."""
         try:
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
@@ -126,7 +126,7 @@ class SlurmNode(NodeAdapter):
                     controller_updates.in_use(self._client, job, reason)
                 else:
                     controller_updates.host_fault(self._client, self._settings, job, reason)
-            # The wrapper tells the user the reason, and ends the job.
+            # The job shell prints the reason, and ends the job.
             except (HostFault, Refused) as error:
                 sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")
         return 0
@@ -143,7 +143,7 @@ class SlurmNode(NodeAdapter):
         return {each: lives.get(states.get(each, ""), Life.ALIVE) for each in ids}
 
     def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
-        """Hold the job's share on this node with a placeholder job of root."""
+        """Reserve resources for a migrating guest on this node, with a placeholder job of root."""
         return moving.receive(self, self._client, job_id, nodes, left, node)
 
     def let_go(self, job_id: str, node: str) -> None:
@@ -159,7 +159,7 @@ class SlurmNode(NodeAdapter):
         moving.leave(self._client, job_id, node)
 
     def over(self, job_id: str, attempt: int) -> bool:
-        """Query squeue for the state and scontrol for the number of requeues."""
+        """Query the job's state with squeue, and the number of requeues with scontrol."""
         return moving.over(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
@@ -177,11 +177,11 @@ class SlurmNode(NodeAdapter):
         controller_updates.drain(self._client, reason)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Query sinfo for drained nodes."""
+        """Query sinfo for the nodes that vTorque has drained."""
         return controller_updates.drained(self._client)
 
     def undrain(self) -> None:
-        """Remove vTorque's drain from this node and keep the rest of its state."""
+        """Undrain this node if vTorque drained it."""
         controller_updates.undrain(self._client)
 
     def requeue(self, job_id: str) -> None:
@@ -192,8 +192,8 @@ class SlurmNode(NodeAdapter):
         """Append this node's usage to the job's AdminComment in slurmdbd, if the site uses it.
 
         Also record why Slurm did not start the script. The controller accepts no comment on an
-        ended job (measured on 22.05). QEMU is not adopted into the job's extern step, because that
-        needs Slurm's library, and libvirt would lose the control group in which it pins the guest.
+        ended job (measured on 22.05). QEMU is not adopted into the job's extern step. That needs
+        Slurm's library, and libvirt would lose the control group in which it pins the guest.
         """
         launch_failure.keep(self._client, self._paths, job_id)
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
@@ -203,7 +203,7 @@ class SlurmNode(NodeAdapter):
         for left in reversed(range(_TRIES)):
             if controller_updates.add_to_accounting(self._client, job_id, line):
                 return
-            if left:  # another node may have written in between
+            if left:  # another node may have overwritten the line
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
     def _request(self, job_id: str, word: str) -> bytes:

@@ -29,13 +29,13 @@ _NONE = """
 contiguous help:h hold:H ignore-pbs no-requeue overcommit:O oversubscribe:s parsable quiet:Q reboot
 requeue spread-job test-only usage use-min-nodes verbose:v version:V wait:W
 """
-# Known to salloc only; its -I (--immediate) is vsub's.
+# Options of salloc only. Its -I (--immediate) is taken by vsub.
 _SALLOC = (("", "immediate kill-command:K x11"), ("bell no-bell no-shell", ""))
-# Later than 22.05: an older sbatch refuses them itself. Never matched by an abbreviation.
+# Newer than 22.05; an older sbatch rejects them. Abbreviations never match them.
 _LATER_REQUIRED = "container-id extra prefer resv-ports segment tres-bind tres-per-task"
 _LATER_NONE = "external stepmgr"
 
-# PBS's, of no meaning to sbatch. Those that mean something else: see pbs_options.
+# Options of PBS that sbatch ignores. For those with another meaning, see pbs_options.
 _PBS = {
     "l": ": on Slurm, request resources with -N, -n, -c, --mem and --time",
     "X": ": on Slurm, use --x11 with -I",
@@ -46,10 +46,10 @@ _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
 @dataclass(frozen=True)
 class Table:
-    """The options of a command.
+    """The options of sbatch or salloc.
 
     Attributes:
-        kinds: NONE, REQUIRED or OPTIONAL by long name.
+        kinds: NONE, REQUIRED or OPTIONAL (the value), by long name.
         short: Long name by letter.
         exact: Long names that cannot be abbreviated.
     """
@@ -59,13 +59,13 @@ class Table:
     exact: frozenset[str] = frozenset()
 
     def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> Table:
-        """Return the table with a site's options: ``name``, or ``name=`` with a value."""
+        """Return the table plus a site's options, as ``name``, or ``name=`` if it takes a value."""
         more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
         kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
         return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))
 
     def find(self, word: str) -> str:
-        """Return the long name for ``word`` or its abbreviation."""
+        """Return the long name of an option, given its name or an abbreviation."""
         if word in self.kinds:
             return word
         found = sorted(n for n in self.kinds if n.startswith(word) and n not in self.exact)
@@ -105,7 +105,7 @@ class CommandLine:
         plain: ``words`` without ``--wrap`` and a closing ``--``.
         options: (long name, value) in order; the value may be "".
         operands: The script and its arguments.
-        more: Further components of a heterogeneous job. The operands belong to the last.
+        more: Further components of a heterogeneous job. The last one has the operands.
     """
 
     vm: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class CommandLine:
 def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
     """Parse the arguments of vsub.
 
-    ``extra`` are the site's options; see :meth:`Table.with_more`.
+    ``extra`` are the site's own options; see :meth:`Table.with_more`.
     """
     interactive = "-I" in _until_script(argv, SALLOC.with_more(extra))
     table = (SALLOC if interactive else SBATCH).with_more(extra)
@@ -149,7 +149,7 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
 
 
 def _components(line: CommandLine, table: Table) -> Iterator[CommandLine]:
-    """Yield a heterogeneous job's components, separated by colons."""
+    """Yield the components of a heterogeneous job, which colons separate."""
     if line.operands[:1] != (COLON,):
         yield line
         return
@@ -161,11 +161,11 @@ def _until_script(argv: Sequence[str], table: Table) -> Sequence[str]:
     try:
         return read(argv, table, ours=False).words
     except UsageError:
-        return ()  # said by the split that counts
+        return ()  # reported when the final command line is parsed
 
 
 def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine:
-    """Parse words with a table. Unless ``ours``, keep ``-I`` among the words."""
+    """Parse words with a table of options. ``ours``: remove vsub's ``-I`` from the words."""
     vm: list[str] = []
     kept: list[str] = []
     plain: list[str] = []

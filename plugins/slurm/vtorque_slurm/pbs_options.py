@@ -1,6 +1,6 @@
 """Detect PBS options that sbatch would misinterpret, before submission.
 
-Only cases that no Slurm user can intend are rejected: ``-q`` and ``-t`` are useful Slurm options.
+Rejects only what no Slurm user can intend: ``-q`` and ``-t`` are useful Slurm options, too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from pathlib import Path
 from vtorque_core.api import UsageError, printable
 from vtorque_slurm.options import CommandLine
 
-_WITH_VALUE = ("-Wblock=", "-Wdepend=")  # sbatch reads -W, then -b or -d with the rest
+_WITH_VALUE = ("-Wblock=", "-Wdepend=")  # sbatch parses -W, then the rest as -b or -d
 
 
 def refuse(line: CommandLine) -> None:
-    """Raise UsageError for an option of qsub and name its Slurm equivalent; see sbatch(1)."""
+    """Raise UsageError for an option of PBS's qsub.
+
+    The message names Slurm's equivalent (sbatch(1)).
+    """
     first = line.operands[0] if line.operands else ""
     before = line.options[-1][0] if line.options else ""
     pair = first if re.match(r"[A-Za-z_]\w*=", first) and not Path(first).exists() else ""

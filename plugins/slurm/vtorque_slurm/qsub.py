@@ -1,8 +1,8 @@
 """``vsub`` for Slurm's ``qsub`` wrapper (slurm-wlm-torque), which runs sbatch or salloc.
 
 The wrapper looks up both commands in its own directory. vsub therefore starts it through a link in
-a temporary directory, where sbatch and salloc are scripts that run ``vsub`` with the ``-vm``
-options.
+a temporary directory, where sbatch and salloc are scripts that run an inner ``vsub`` with the
+``-vm`` options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vtorque_slurm.submitter import SlurmSubmitter, read_script
 INNER = "VTORQUE_SLURM_SBATCH"
 """Set if ``vsub`` stands in for sbatch or salloc."""
 
-# Getopt::Long of the wrapper of 22.05; it stops at the first operand and bundles nothing.
+# Options of the wrapper (Getopt::Long, 22.05): no bundling, and the first operand ends them.
 _VALUE = (*"aAbeJlmMNopPqrStvW", "wd")
 _FLAGS = ("cwd", "h", "I", "V", "help", "?", "man", "sbatchline")
 
@@ -86,7 +86,7 @@ class QsubSubmitter:
         return code if code >= 0 else 128 - code
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs that squeue shows."""
+        """Return the jobs that squeue lists."""
         return self._sbatch.jobs()
 
     def cancel(self, job_id: str) -> int:

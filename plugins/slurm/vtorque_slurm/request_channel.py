@@ -1,9 +1,10 @@
 """Transport of the request to root on the nodes, and the job's owner.
 
 The request is one word at the end of the job's comment, which Prolog gets in its environment. A
-comment has at most 1024 characters (measured on 22.05). A longer request is a comment line below
-the script's first line, and the job's comment contains only a marker. Root then reads the script
-from slurmctld, where nobody can change it. The owner always comes from Slurm, not from the request.
+comment has at most 1024 characters (measured on 22.05). A longer request goes into a comment line
+below the script's first line, and the job's comment contains only a marker. Root then reads the
+script from slurmctld, where nobody can change it. The owner always comes from Slurm, not from the
+request.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def fits(own: str | None, word: str) -> bool:
 
 
 def find(comment: str) -> str | None:
-    """Return the last request word in a comment, even if damaged, or None if it is not a VM job."""
+    """Return the last request word in a comment, even if damaged; None if it is not a VM job."""
     places = [match.end() for match in _OURS.finditer(comment)]
     return comment[places[-1] :].rstrip(" ") if places else None
 
@@ -61,7 +62,7 @@ def strip(script: bytes) -> bytes:
 
 
 def trusted_owner(name: str, uid: int) -> str:
-    """Check that the uid of the job's user has the same name on this node, and return the name."""
+    """Return the job user's name, after checking that this node has the same name for the uid."""
     try:
         found = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,6 +1,6 @@
 """Resource requests of a job, merged from command line, environment and script.
 
-The command line overrides the environment, which overrides the script: sbatch(1).
+The command line overrides the environment, which overrides the script (sbatch(1)).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vtorque_slurm.options import CommandLine
 
-# Variables of the options that we look at; the prefix is SBATCH or SALLOC: sbatch(1), salloc(1).
+# Environment variables of options, without the prefix SBATCH_ or SALLOC_: sbatch(1), salloc(1).
 _VARIABLES = {
     "account": "ACCOUNT",
     "constraint": "CONSTRAINT",
@@ -31,7 +31,7 @@ _VARIABLES = {
     "time": "TIMELIMIT",
 }
 _NOTHING = CommandLine()
-_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # each replaces the others
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # the last one is effective
 _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2, "": 1}
 
 
@@ -43,7 +43,7 @@ class Given:
     environ: Mapping[str, str]
     script: CommandLine = _NOTHING
     prefix: str = "SBATCH"
-    others: frozenset[str] = frozenset()  # what the lines of PBS or LSF in the script set
+    others: frozenset[str] = frozenset()  # options set by #PBS and #BSUB lines
 
     def last(self, name: str) -> str | None:
         """Return the effective value, or None if the option is not given."""
@@ -58,13 +58,13 @@ class Given:
         return any(self.last(name) is not None for name in names)
 
     def number(self, name: str) -> int | None:
-        """Return an option's value as a number, or None."""
+        """Return an option's value as a number; None if it is missing or not a number."""
         match = re.fullmatch(r"\d{1,9}", self.last(name) or "", re.ASCII)
         return int(match[0]) if match else None
 
 
 def facts(given: Given) -> dict[str, str]:
-    """Return the job's partition, account and QOS, if the user gives a single value.
+    """Return the job's partition, account and QOS, except those with a list of values.
 
     Accounts are converted to lower case, as in Slurm.
     """
@@ -74,7 +74,7 @@ def facts(given: Given) -> dict[str, str]:
 
 
 def cpus_per_node(given: Given) -> int | None:
-    """Return the minimum number of CPUs per node, or None if undetermined.
+    """Return the minimum number of CPUs per node; None if the request does not determine it.
 
     Without ``-N``, Slurm distributes tasks freely, so only ``-n 1`` determines it.
     """
@@ -96,7 +96,7 @@ def cpus_per_node(given: Given) -> int | None:
 
 
 def least_nodes(given: Given) -> int | None:
-    """Return the minimum number of nodes from ``-N``, or None."""
+    """Return the minimum number of nodes from ``-N``; None if it is not given."""
     least = re.match(r"\d{1,9}(?=[-,]|$)", given.last("nodes") or "", re.ASCII)
     return int(least[0]) if least else None
 
@@ -107,7 +107,7 @@ def asks_memory(given: Given) -> bool:
 
 
 def mib_per_node(given: Given) -> int | None:
-    """Return the requested memory per node, or None if undetermined or all (``--mem=0``)."""
+    """Return the requested memory per node; None if undetermined or all (``--mem=0``)."""
     for place in (given.line, None, given.script):
         view = Given(place or _NOTHING, {} if place else given.environ, prefix=given.prefix)
         if view.has(*_MEMORY):
@@ -126,7 +126,7 @@ def mib(text: str) -> int | None:
 
 
 def seconds(text: str) -> int | None:
-    """Convert an sbatch time to seconds, or return None if unlimited or invalid: sbatch(1), -t."""
+    """Convert an sbatch time to seconds (sbatch(1), -t); None if unlimited or invalid."""
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if len(parts) > 3 or not all(re.fullmatch(r"\d{1,9}", p, re.ASCII) for p in parts):

@@ -1,8 +1,8 @@
 """Parse the options in a job script as sbatch 22.05 does.
 
-Option lines start in the first column and count up to the first line that is neither empty nor a
-comment. Quotes and backslashes are removed; a word that starts with ``#`` ends the line. ``#PBS``
-and ``#BSUB`` lines count less than ``#SBATCH`` lines.
+Option lines start in the first column. The first line that is neither empty nor a comment ends
+them. Quotes and backslashes are removed; a word that starts with ``#`` ends the line. ``#SBATCH``
+lines override ``#PBS`` and ``#BSUB`` lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHERS = ("#PBS", "#BSUB")
 
 
 def looks_like_script(content: bytes) -> bool:
-    """Return whether the content starts with ``#!``. Otherwise sbatch rejects it."""
+    """Return whether the content starts with ``#!``. sbatch rejects any other script."""
     return content.startswith(SHEBANG)
 
 
@@ -39,7 +39,7 @@ def components(content: bytes, table: Table = SBATCH) -> list[CommandLine]:
 
 
 def others_give(content: bytes) -> frozenset[str]:
-    """Return which of ``job-name``, ``mem`` and ``time`` the ``#PBS`` or ``#BSUB`` lines set."""
+    """Return which of ``job-name``, ``mem`` and ``time`` are set in ``#PBS`` or ``#BSUB`` lines."""
     text = "\n".join(line for prefix in _OTHERS for line in _after(content, prefix))
     found = {
         "job-name": r"(?:^|\s)-[NJ]",

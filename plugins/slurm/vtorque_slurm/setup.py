@@ -1,8 +1,8 @@
 """Install Prolog and Epilog for ``vtorque setup install --batch slurm``.
 
-If slurm.conf names a glob, the hook is added to that directory. Otherwise the value becomes a glob
-of a new directory with the hook and a link to the site's program. Slurm runs them in reverse
-alphabetical order: slurm.conf(5), Prolog.
+If slurm.conf names a glob, the hook is added to the glob's directory. Otherwise the value is
+replaced by the glob of a new directory, with the hook and a link to the site's program. Slurm runs
+such programs in reverse alphabetical order: slurm.conf(5), Prolog.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from vtorque_slurm.settings import Settings
 from vtorque_slurm.slurm_conf import conf_line
 
 OURS = "50-vtorque"
-_SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's comes first, and ends last
-_UNLIMITED = 65534  # PrologEpilogTimeout's default: none, slurm.conf(5)
+_SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's program runs first, and ends last
+_UNLIMITED = 65534  # default of PrologEpilogTimeout, slurm.conf(5)
 
 
 def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) -> list[SetupStep]:
@@ -76,9 +76,9 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
 
 
 def _name_in(directory: Path, pattern: str) -> str | None:
-    """Return our file's name in the directory, or a free name that matches the pattern.
+    """Return the name of our file in the directory, or an unused name that matches the pattern.
 
-    A file of the site is never replaced: depending on the pattern, Slurm would also run its backup,
+    A file of the site is never replaced. Depending on the pattern, Slurm would also run its backup,
     or no longer run the file.
     """
     names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
@@ -144,7 +144,7 @@ def feature_step(name: str, client: Client) -> Mark:
 def _checks(settings: Settings, path: Path) -> Sequence[Check]:
     flags = {flag.strip().lower() for flag in slurm_conf.value(path, "PrologFlags").split(",")}
     least = round(settings.prolog_time)
-    alloc = {"alloc", "contain", "x11"} & flags  # the others imply Alloc, slurm.conf(5)
+    alloc = {"alloc", "contain", "x11"} & flags  # the others imply alloc, slurm.conf(5)
     return (
         Check(
             "PrologFlags=Alloc",

@@ -30,7 +30,7 @@ class SlurmJobShell(JobShell):
     """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for Slurm."""
 
     host_only = frozenset(_HOST_ONLY.split())
-    login = False  # slurmstepd executes the script; it has the environment of the submission
+    login = False  # slurmstepd runs the script with the environment of the submission
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
@@ -60,7 +60,7 @@ class SlurmJobShell(JobShell):
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
     ) -> list[str]:
-        """Return an srun command that overlaps other steps and runs one task per node: srun(1).
+        """Return an srun command that overlaps other steps and runs one task per node (srun(1)).
 
         It covers only a heterogeneous job's first component, which has the guests. Options are
         explicit because the environment would override defaults.

@@ -31,7 +31,7 @@ def with_line(text: str, key: str, value_: str) -> str:
     ours = f"{key}={value_}{_OURS}\n"
     lines = text.splitlines(keepends=True)
     places = [i for i, line in enumerate(lines) if _setting(line, key) is not None]
-    if not places:  # not at the end, where a line may go on (a backslash) or have no newline
+    if not places:  # not appended: the last line may lack a newline or end in "\"
         return ours + text
     for i in places:
         lines[i] = _KEPT + lines[i]

@@ -36,9 +36,9 @@ from vtorque_slurm.settings import Settings
 MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
 STDIN = "/dev/stdin"
 
-_WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch makes it
+_WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch does
 _ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap")
-_FIELDS = "%A|%i|%u|%t|%M|%N|%r|%j"  # squeue(1), --format; the name is the last, it may be any text
+_FIELDS = "%A|%i|%u|%t|%M|%N|%r|%j"  # squeue(1), --format; the name comes last: it may be any text
 _RUNNING = ("R", "CG", "CF", "S")
 
 
@@ -52,7 +52,7 @@ class SlurmSubmitter:
         self._jobshell = jobshell
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
-        """Parse sbatch's command line and read the script that sbatch would find."""
+        """Parse sbatch's command line, and read the script that sbatch would use."""
         line = options.split(argv, self._settings.options)
         pbs_options.refuse(line)
         rest = (*line.words, *line.operands)
@@ -95,7 +95,7 @@ class SlurmSubmitter:
             self._become(["salloc" if args.interactive else "sbatch", *args.rest])
         if args.interactive:
             if blob is not None and not line.has("x11"):
-                os.environ["DISPLAY"] = ""  # the job shell is to find that of --x11 only
+                os.environ["DISPLAY"] = ""  # the job shell must use only that of --x11
             self._become(self.interactive(line, blob, needs))
         content = args.content or b""
         self._become(*self.batch(line, content, blob, needs))
@@ -105,7 +105,7 @@ class SlurmSubmitter:
     ) -> tuple[list[str], bytes | None]:
         """Return the sbatch command and its standard input.
 
-        A bare-metal job keeps the user's command, but sbatch rejects ``#PBS -vm`` lines.
+        A bare-metal job keeps the user's command, without ``#PBS -vm`` lines, which sbatch rejects.
         """
         body = strip_pbs_vm(content)
         given, *others = self._components(line, content)
@@ -120,18 +120,18 @@ class SlurmSubmitter:
             if _has_files(blob) or not request_channel.fits(given.last("comment"), word):
                 extra = request_channel.LINE + word.encode() + b"\n"
                 word = request_channel.IN_SCRIPT
-            if others:  # sbatch would ask for as much memory for each
+            if others:  # sbatch would request the memory for each component
                 needs = replace(needs, mib=None)
             added = additions(given, needs, word, self._settings)
             bare = bare_components(given, others, needs, self._settings.feature)
-            if script.looks_like_script(body):  # else sbatch says what is wrong with it
+            if script.looks_like_script(body):  # otherwise sbatch reports an error
                 body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body
         if not given.has("job-name") and "job-name" not in given.others:
             if line.has("wrap"):
                 added.insert(0, "--job-name=wrap")
             elif line.operands:
                 added.insert(0, f"--job-name={Path(line.operands[0]).name}")
-        # Only for a script with arguments: without, sbatch itself reads standard input.
+        # Only if the script has arguments. Without operands, sbatch reads standard input.
         operands = ["--", STDIN, *line.operands[1:]] if line.operands[1:] else []
         return ["sbatch", *line.plain, *added, *(bare or _as_given(line)), *operands], body
 
@@ -151,7 +151,7 @@ class SlurmSubmitter:
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs that squeue shows, with array elements listed separately.
+        """Return the jobs that squeue lists, with separate array elements.
 
         Job names may contain line ends, so each record starts with a random word.
         """
@@ -168,7 +168,7 @@ class SlurmSubmitter:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
 
     def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-        """Return an srun command that runs in a job beside its other steps: srun(1), --overlap.
+        """Return an srun command that runs in a job beside its other steps (srun(1), --overlap).
 
         Options are explicit because the environment would override defaults.
         """
@@ -179,7 +179,7 @@ class SlurmSubmitter:
         return [self.program("srun"), *which, *group, *plain, *pty, *command]
 
     def _is_heterogeneous(self, job_id: str) -> bool:
-        """Return whether squeue lists the job as ID+0; srun then needs ``--het-group``."""
+        """Return whether squeue lists the job as ID+0. Then srun needs ``--het-group``."""
         argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return b"+" in done.stdout
@@ -219,9 +219,9 @@ def _as_given(line: CommandLine) -> list[str]:
 
 
 def _has_files(blob: bytes) -> bool:
-    """Return whether a request contains the user's files, which others must not read.
+    """Return whether a request contains files of the user, which other users must not read.
 
-    The request is JSON without blanks, with escaped quotes in strings.
+    The request is JSON without blanks. Quotes in strings are escaped.
     """
     return b'"files":{}' not in blob
 
@@ -238,7 +238,7 @@ def _read(line: CommandLine) -> bytes:
 
 
 def read_script(name: str | None) -> bytes:
-    """Return a script's content as sbatch finds it; None means standard input."""
+    """Return a script's content. ``name`` is looked up as by sbatch; None means standard input."""
     try:
         if name is None:
             content = sys.stdin.buffer.read(MAX_SCRIPT + 1)
@@ -261,7 +261,7 @@ def _find(name: str) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # A FIFO without a writer would wait for ever, open(2).
+    # A FIFO without a writer would block forever, open(2).
     return os.open(path, flags | os.O_NONBLOCK)
 
 
