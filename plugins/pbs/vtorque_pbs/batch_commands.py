@@ -1,4 +1,4 @@
-"""Run the batch system's commands, as the user on their terminal or as root."""
+"""Run the batch system's commands: as the user on the user's terminal, or as root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds to wait for the server to refuse a requeue
 REQUEUE_TIME = 120.0  # seconds to wait if the job shell has to report the refusal
-# sh(1): qrerun JOB, then qalter -l WHAT JOB for 300 s, in which the job ends.
+# sh(1): qrerun JOB, then retry qalter -l WHAT JOB for 300 s, until the job has ended.
 _RERUN = """
 "$1" "$2" || exit
 for _ in $(seq 300); do "$3" -l "$4" "$2" && exit; sleep 1; done
@@ -30,7 +30,7 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/ro
 def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
     """Return the path of a command for the user.
 
-    The search includes ``programs``, because processes on a job's node lack the user's PATH.
+    ``programs`` is searched as well, because processes on a job's node lack the user's PATH.
     """
     places = [os.environ.get("PATH", os.defpath), *programs]
     found = shutil.which(program, path=settings.bindir or ":".join(places))
@@ -41,11 +41,11 @@ def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
 
 
 def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
-    """Run a command with our own streams; return its exit status as a shell would.
+    """Run a command with this process's streams; return its exit status as a shell would.
 
     ``stdin`` is passed to :func:`subprocess.run`.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears Ctrl-C by itself
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself receives Ctrl-C
     try:
         done = subprocess.run(argv, stdin=stdin, check=False, preexec_fn=_hear_ctrl_c)
     except OSError as error:
@@ -56,10 +56,10 @@ def pass_on(argv: Sequence[str], stdin: int | None = None) -> int:
 
 
 def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-    """Return an ssh command for a node, quoted for the login shell there.
+    """Return an ssh command for a node, quoted for the login shell on that node.
 
-    ``~/.ssh/config`` is ignored, because root may run this for the job's owner, and
-    ``ProxyCommand`` would run on root's host.
+    ``~/.ssh/config`` is ignored. Root may run this command for the job's owner, and the owner's
+    ``ProxyCommand`` would then run as root on this host.
     """
     config = str(_SSH_CONFIG) if _SSH_CONFIG.is_file() else "none"
     tty = "-t" if terminal else "-T"
@@ -71,7 +71,7 @@ def _hear_ctrl_c() -> None:
 
 
 def login_name() -> str:
-    """Return the calling user's login name, or the uid without one."""
+    """Return the calling user's login name, or the uid if there is none."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,6 +1,6 @@
 """Torque's conventions: hook arguments, resource list, exit codes, qsub's getopt.
 
-Torque, OpenPBS and ``vtorque-local`` use them. Standard library only, because ``vsub`` imports this
+Used for Torque, OpenPBS and ``vtorque-local``. Standard library only, because ``vsub`` imports this
 module. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
 """
 
@@ -18,8 +18,8 @@ from vtorque_core.api.batch_system import Outcome
 TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"
 OPENPBS_GETOPT = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
 
-PROLOGUE_RUN = 0  # the job runs; also what a prologue killed by a signal counts as
-# 1: the job ends and its output is never delivered, so no reason either.
+PROLOGUE_RUN = 0  # the job runs, as after a prologue that was killed by a signal
+# 1: the job ends. Its output is never delivered, so the user would see no reason.
 PROLOGUE_REQUEUE = 2  # any other code: immediate, endless requeue, unless the job is held first
 
 # exit_status of a job as Torque records it (epilogue argument 10, qstat -f)
@@ -32,15 +32,15 @@ STATUS_DELETED = STATUS_SIGNAL + 15  # qdel sends SIGTERM
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.]*=", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15})([kmgt]?)(b|w)?", re.IGNORECASE | re.ASCII)
 _MEM_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# A word is made of these pieces, as in shlex's POSIX mode.
+# Parts of a word, as in shlex's POSIX mode.
 _PIECE = (
     r"(?P<blanks>[{blanks}]+)|(?P<plain>[^{blanks}'\"\\]+)|(?P<single>'[^']*')"
     r"|(?P<double>\"(?:[^\"\\]|\\.)*+\")|(?P<escaped>\\.)|(?P<open>['\"\\])"
 )
-_NAME = re.compile(r"[!-.0-~]+", re.ASCII)  # printable, no blank, no slash
+_NAME = re.compile(r"[!-.0-~]+", re.ASCII)  # printable, without blanks and slashes
 MAX_JOB_NAME = 230  # leaves room for .o<number> below NAME_MAX (255)
 
-# What qsub(1B), "Environment variables", copies from the submitting environment.
+# Variables that qsub copies from the submitting environment: qsub(1B), "Environment variables".
 _ORIGIN = ("HOME", "LANG", "LOGNAME", "PATH", "MAIL", "SHELL", "TZ")
 
 
@@ -94,7 +94,7 @@ class EpilogueArgs:
 
     @classmethod
     def after(cls, job: PrologueArgs, session: int, seconds: float, status: int) -> EpilogueArgs:
-        """Return the arguments for an ended job: session leader, run time and exit status."""
+        """Return the arguments after a job's end, with session leader, run time and exit status."""
         used = f"walltime={show_walltime(seconds)}"
         first = (job.job_id, job.user, job.group, job.job_name, str(session), job.resources, used)
         return cls(*first, job.queue, job.account, str(status), job.script)
@@ -136,7 +136,7 @@ def parse_resources(text: str) -> dict[str, str]:
 
 
 def build_resources(resources: Mapping[str, str]) -> str:
-    """Format a resource list for :func:`parse_resources`."""
+    """Format resources as a list that :func:`parse_resources` can parse."""
     return ",".join(f"{key}={value}" for key, value in resources.items())
 
 
@@ -150,7 +150,7 @@ def request_token(resources: Mapping[str, str]) -> str | None:
 
 
 def ppn(nodes: str) -> int:
-    """Return the processors per node in the first part of ``nodes=``, by default 1."""
+    """Return the processors per node (``ppn``) in the first part of ``nodes=``; 1 if not given."""
     match = re.search(r":ppn=([0-9]{1,6})(?=[:+]|$)", nodes.split("+", maxsplit=1)[0], re.ASCII)
     return int(match[1]) if match else 1
 
@@ -179,9 +179,9 @@ def show_walltime(seconds: float) -> str:
 def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     """Return the exit status of a Torque prologue.
 
-    A refused request still lets the job run: its wrapper only prints the reason, and there is no
-    requeue loop. A host fault requeues the job if ``elsewhere``; the caller must limit that
-    (``qhold -h s``).
+    After a refused request the job still starts: its job shell only prints the reason, and the job
+    is not requeued endlessly. A host fault requeues the job if ``elsewhere``. The caller must limit
+    such requeues (``qhold -h s``).
     """
     if outcome is Outcome.HOST_FAULT and elsewhere:
         return PROLOGUE_REQUEUE
@@ -212,7 +212,7 @@ class QsubArgs:
     """A parsed qsub command line.
 
     Attributes:
-        options: (letter, value) in order. Flags have "", and long options their full name.
+        options: (letter, value) in order. A flag's value is "". Long options have their full name.
         operands: Non-option arguments before ``--``.
         operand_indexes: Indexes of the operands in ``rest``.
         command: Arguments after ``--``, or None. For Torque these are operands.
@@ -231,8 +231,8 @@ class QsubArgs:
 def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
     """Parse a command line like getopt(3) with permutation, and extract ``-vm``.
 
-    ``-vm`` must be a separate argument in an option's place. Users can still write ``-v m`` for a
-    variable. ``-vmore`` and ``-vm=1`` remain ``-v`` options, and ``-N -vm`` names the job.
+    ``-vm`` must be a separate argument where an option is allowed. Users can still write ``-v m``
+    for a variable. ``-vmore`` and ``-vm=1`` remain ``-v`` options, and ``-N -vm`` names the job.
 
     Raises:
         UsageError: An option is unknown or lacks its value.
@@ -296,7 +296,7 @@ def _value(option: str, words: Iterable[str]) -> str:
 
 
 def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
-    """Split at ``blanks`` like :func:`shlex.split`, but in linear time; root parses user text."""
+    """Split at ``blanks`` like :func:`shlex.split`, but in linear time: root parses user text."""
     words: list[str] = []
     word: list[str] | None = None
     piece = re.compile(_PIECE.format(blanks=re.escape(blanks)), re.DOTALL)
@@ -327,9 +327,10 @@ def directive_words(line: str) -> list[str]:
 
 
 def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Parse a ``-v`` value such as ``A=1,B='x,y',C``, with C from ``environ``.
+    """Parse a ``-v`` value such as ``A=1,B='x,y',C``; the value of C is taken from ``environ``.
 
-    Quotes and backslashes protect commas (qsub(1B)). Unset names are omitted. Raises UsageError.
+    Quotes and backslashes protect commas (qsub(1B)). Unset variables are omitted. Raises
+    UsageError.
     """
     found: dict[str, str] = {}
     try:
@@ -349,7 +350,7 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job may have this name, which also starts file names.
+    """Return whether a job may have this name. File names start with it, too.
 
     Default names, from the script's name, may start with any character.
     """
@@ -359,8 +360,8 @@ def is_job_name(name: str) -> bool:
 def check_job_name(name: str) -> str:
     """Return a valid ``-N`` name. Raise UsageError otherwise.
 
-    As in qsub(1B), it starts with a letter and is printable without white space. It also has no
-    slash and at most MAX_JOB_NAME characters.
+    As in qsub(1B), it starts with a letter and is printable without white space. It also contains
+    no slash and has at most MAX_JOB_NAME characters.
     """
     if not is_job_name(name) or not name[0].isalpha():
         raise UsageError(
@@ -371,14 +372,14 @@ def check_job_name(name: str) -> str:
 
 
 _UTF8_MARK = b"\xef\xbb\xbf"
-# Byte order marks of UTF-16 and UTF-32, and "#" in them without a mark.
+# Byte order marks of UTF-16 and UTF-32, and "#" in these encodings without a mark.
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"#\0", b"\0#", b"\0\0\0#")
 
 
 def check_script(content: bytes) -> None:
-    """Raise Refused for a script with unreadable directives or interpreter line.
+    """Raise Refused if the directives or the interpreter line of a script are unreadable.
 
-    Torque's qsub accepts such a script without directives, and the job fails.
+    Torque's qsub accepts such a script, but ignores its directives, and the job fails.
     """
     if content.startswith(_WIDE):
         raise Refused(
@@ -431,7 +432,7 @@ def output_names(job_name: str, job_id: str) -> tuple[str, str]:
 
 
 def sequence(job_id: str) -> str:
-    """Return a job id's number in file names: ``22``, or ``22-0`` for an array's task."""
+    """Return the number of a job id, for file names: ``22``, or ``22-0`` for an array's task."""
     return job_id.partition(".")[0].replace("[", "-").removesuffix("]")
 
 

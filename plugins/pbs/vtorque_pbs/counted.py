@@ -29,7 +29,7 @@ def torque_asked(resources: Mapping[str, str]) -> dict[str, int]:
 
 
 def torque_chunk(chunk: str, needs: Needs) -> str:
-    """Add GPUs to a part of ``nodes=``, in exclusive mode because a server may share them."""
+    """Add GPUs to a part of ``nodes=``, in exclusive mode: otherwise a server may share them."""
     if needs.resources.get(GPUS) and not _GPUS.search(chunk):
         chunk += f":gpus={needs.resources[GPUS]}"
     if needs.resources.get(GPUS) and not _MODES.search(chunk):
@@ -79,7 +79,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
 
 def openpbs_asked(resources: Mapping[str, str]) -> dict[str, int]:
-    """Return the smallest request of a chunk by resource, or else the job's."""
+    """Return, for each resource, the smallest request of a chunk, or the job's request if none."""
     found = {name: int(n) for name, n in resources.items() if n.isdecimal()}
     for chunk in resources.get("select", "").split("+"):
         for name, count in _counts(chunk):
@@ -88,13 +88,13 @@ def openpbs_asked(resources: Mapping[str, str]) -> dict[str, int]:
 
 
 def openpbs_chunk(chunk: str, needs: Needs) -> list[str]:
-    """Return the words that a chunk lacks."""
+    """Return the resource requests (``name=count``) that a chunk lacks."""
     there = dict(_counts(chunk))
     return [f"{name}={n}" for name, n in needs.resources.items() if name not in there]
 
 
 def openpbs_job(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return additions for a job in the old style, without ``select``.
+    """Return additions for a job whose request is in the old style, without ``select``.
 
     Raises:
         UsageError: The job requests ``nodes``, which cannot include the resource.

@@ -77,7 +77,7 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
 
 
 def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
-    """Query qstat, as the user, for all visible jobs. Raise UsageError if it fails."""
+    """Run qstat as the user and return all jobs that it lists. Raise UsageError if it fails."""
     argv = [qstat, dialect.all_jobs]
     try:
         done = subprocess.run(

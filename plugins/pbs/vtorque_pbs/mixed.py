@@ -15,12 +15,12 @@ from vtorque_core.api.batch_system import BareNode
 
 _TRUE = frozenset({"true", "t", "yes", "y", "1"})  # OpenPBS, pbs_resources(7B), "boolean"
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
-_MOST_PARTS = 500  # of Torque's: finding their nodes may take a call within another for each
+_MOST_PARTS = 500  # for Torque: torque_places may recurse once per part
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a job on one node, with its processes and whether it has guests."""
+    """A part of a job on one node: its processes, and whether it has guests."""
 
     node: str
     slots: int
@@ -28,7 +28,7 @@ class Place:
 
 
 def for_guests(parts: Sequence[str], feature: str) -> list[bool]:
-    """Return for each part of a request whether it gets guests; ``feature`` may be ""."""
+    """Return, for each part of a request, whether it gets guests. ``feature`` may be ""."""
     marked = [bool(feature) and any(_marks(w, feature) for w in part.split(":")) for part in parts]
     return marked if any(marked) else [True] * len(parts)
 
@@ -39,7 +39,7 @@ def _marks(word: str, feature: str) -> bool:
 
 
 def require_guests_first(guests: Sequence[bool]) -> None:
-    """Raise Refused unless parts with guests come first; the script runs in the first part."""
+    """Raise Refused unless parts with guests come first: the script runs in the first part."""
     if list(guests) != sorted(guests, reverse=True):
         raise Refused(
             "a part on bare metal precedes a part with virtual machines",
@@ -54,17 +54,17 @@ def torque_places(
 
     Torque does not report which part of ``nodes=`` is on which node. It assigns each node in its
     list to the first part that fits, and reverses the order in exec_host (6.1.3, node_manager.c).
-    Any fitting assignment is as good as the server's, and all nodes of the job compute the same
-    one.
+    This function may assign parts differently. That is harmless, because every assignment that fits
+    is valid, and all nodes of the job compute the same one.
 
     Args:
         nodes: The job's ``Resource_List.nodes``.
         placed: Name and processes of each item in exec_host.
-        feature: The property.
+        feature: The site's property of nodes with guests.
         has: Properties of each node.
 
     Raises:
-        Refused: There is no fitting assignment, for example because a scheduler merged two parts.
+        Refused: No assignment fits, for example because a scheduler merged two parts.
     """
     parts = nodes.partition("#")[0].split("+")
     wanted: list[tuple[int, frozenset[str], bool]] = []
@@ -77,10 +77,10 @@ def torque_places(
         ppn = int(pairs["ppn"]) if _NUMBER.fullmatch(pairs.get("ppn", "")) else 1
         wanted += [(ppn, plain | names, guests)] * min(count, len(placed) + 1)
     wanted.sort(key=lambda each: not each[2])
-    taken: dict[int, int] = {}  # a place's number: the part's
+    taken: dict[int, int] = {}  # index of a place: index of its part
 
     def take(part: int, seen: set[int]) -> bool:
-        """Assign a part to a free place, or to one whose part can have another place."""
+        """Assign a part to a free place, or to a place whose part can be moved to another one."""
         ppn, words, _ = wanted[part]
         fitting = [
             at
@@ -111,10 +111,10 @@ def torque_places(
 
 
 def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str) -> list[Place]:
-    """Return the chunks of a running job, which have the same order in exec_host and the request.
+    """Return the chunks of a running job, in the order of both exec_host and the request.
 
-    The scheduler sorts them (23.06, node_info.cpp, ``seq_num``). For bare-metal chunks ``mpiprocs``
-    counts, as in OpenPBS's node file.
+    The scheduler sorts them (23.06, node_info.cpp, ``seq_num``). As in OpenPBS's node file, a
+    bare-metal chunk has ``mpiprocs`` processes.
 
     Raises:
         Refused: The numbers of chunks differ, or guests do not come first.
@@ -139,7 +139,7 @@ def openpbs_places(select: str, placed: Sequence[tuple[str, int]], feature: str)
 
 
 def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the nodes with guests, first node first, and their processes for guests."""
+    """Return the nodes with guests, the first node first, and the number of processes on each."""
     slots: dict[str, int] = {}
     for place in places:
         if place.guests:
@@ -148,6 +148,6 @@ def per_node(places: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]
 
 
 def bare_nodes(places: Sequence[Place]) -> tuple[BareNode, ...]:
-    """Return the bare-metal nodes with all their processes."""
+    """Return the bare-metal nodes with their numbers of processes."""
     found = per_node([replace(place, guests=not place.guests) for place in places])
     return tuple(BareNode(node, slots) for node, slots in zip(*found, strict=True))

@@ -25,10 +25,10 @@ from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
 ALIVE_TIME = 30.0  # seconds
-NOTE = "vtorque: "  # what a note of ours on a node, or a comment of a job, begins with
-_DRAINED = "drained: "  # then, of a node that is drained, before the reason
-PATIENCE = 15.0  # seconds that a start waits for a job that is just going
-PAUSE, LONGEST = 30, 900  # seconds until a job starts again; twice as long each time
+NOTE = "vtorque: "  # prefix of our notes on nodes, and of comments on jobs
+_DRAINED = "drained: "  # follows NOTE if the node is drained
+PATIENCE = 15.0  # seconds that a start waits for an ending job
+PAUSE, LONGEST = 30, 900  # seconds until a job is restarted: first, longest; doubles each time
 
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 
@@ -39,7 +39,7 @@ def is_job_id(text: str) -> bool:
 
 
 def is_one_part(text: str) -> bool:
-    """Return whether a user's request is a single part, and safe as root's value of ``-l``."""
+    """Return whether a user's request is a single part that root can safely pass to ``-l``."""
     return re.fullmatch(r"[][A-Za-z0-9._:=#-]+", text, re.ASCII) is not None
 
 
@@ -98,7 +98,7 @@ class PbsNode(abc.ABC):
         return self.alive_and_held(ids)[0]
 
     def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
-        """Return the same as :meth:`alive`, and the running jobs that are held, as by ``qhold``."""
+        """Return the result of :meth:`alive`, and the running jobs that are held (``qhold``)."""
         found, held = dict.fromkeys(ids, Life.UNKNOWN), set()
         deadline = time.monotonic() + ALIVE_TIME
         for each in filter(is_job_id, ids):
@@ -115,7 +115,7 @@ class PbsNode(abc.ABC):
         return found, held
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Log the usage; the hooks cannot write accounting records (doc/batch-pbs.md, Limits)."""
+        """Log the usage. Hooks cannot write accounting records (doc/batch-pbs.md, Limits)."""
         text = f"{job_id}: guests used {usage.cpu_seconds:.0f} s CPU, {usage.peak_mib} MiB"
         syslog.syslog(syslog.LOG_INFO, f"vtorque {text}")
 
@@ -128,7 +128,7 @@ class PbsNode(abc.ABC):
         return Life.SUSPENDED if job.get("job_state") == "S" else Life.ALIVE
 
     def own_name(self, nodes: Iterable[str]) -> str:
-        """Return this node's name in the batch system if it is among the nodes, or ""."""
+        """Return this node's name in the batch system; empty if it is not among ``nodes``."""
         host = self._settings.node or socket.gethostname()
         short = host.partition(".")[0]
         by_short = {node.partition(".")[0]: node for node in nodes}
@@ -177,7 +177,7 @@ class PbsNode(abc.ABC):
         self.commands.tell("pbsnodes", "-o", name)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and the nodes that vTorque set offline with their reasons.
+        """Return this node's name, and the reasons of the nodes that vTorque set offline, by name.
 
         Raises:
             Refused: This node has a note of the site, so a drain could not be recorded.
@@ -193,7 +193,7 @@ class PbsNode(abc.ABC):
         return name, {node: why for node, why in found.items() if why is not None}
 
     def undrain(self) -> None:
-        """Set this node online again, and clear the note."""
+        """Set this node online again and clear the note, if vTorque drained it."""
         name, node = self.this_node()
         if self._why_drained(node) is not None:
             self.commands.tell("pbsnodes", self.online, name)
@@ -222,7 +222,7 @@ class PbsNode(abc.ABC):
         self.commands.rerun(job_id)
 
     def requeue_here(self, job_id: str) -> None:
-        """Requeue a single-node job on this node, which has its checkpoint.
+        """Requeue a single-node job on this node, because its checkpoint is on this node.
 
         Raises:
             Refused: The job is not held, or its request cannot name a node.
@@ -235,9 +235,9 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def on_node(self, job: Attributes, node: str) -> str:
-        """Return the job's request as a value of ``-l`` for one node.
+        """Return the job's request as a value of ``-l``, restricted to one node.
 
-        Raise Refused if it has no place.
+        Raise Refused if the request cannot name a node.
         """
 
     def unmark(self) -> None:
@@ -247,16 +247,17 @@ class PbsNode(abc.ABC):
         self._set_note(name, node, "")
 
     def _set_note(self, name: str, node: Attributes, text: str) -> None:
-        """Set or clear the node's note, but keep one of the site."""
+        """Set or clear the node's note. A note written by the site is kept."""
         attribute, option = self.note
         there = node.get(attribute, "")
         if there.startswith(NOTE) or (text and not there):
             self.commands.tell("pbsnodes", option, text, name)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
-        """Requeue a failed job with a delay or hold it, and keep other VM jobs off this node.
+        """Requeue a failed job with a delay or hold it, and keep other VM jobs off a faulty node.
 
-        Returns 0 if the job is not requeued. Its job shell then reports the reason for a failure.
+        Returns 0 if the job is not requeued. After a failure, its job shell then reports the
+        reason.
         """
         if not outcome.may_run_elsewhere:
             return 0
@@ -275,12 +276,12 @@ class PbsNode(abc.ABC):
 
     @abc.abstractmethod
     def run_again(self, job: BatchJob, hook_waits: bool) -> int:
-        """Requeue the job now and return the hook's exit status, which is not 0."""
+        """Requeue the job now. Return the hook's exit status, which is not 0."""
 
     def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
-        """Keep VM jobs off a faulty node; return whether the job may be requeued.
+        """Keep VM jobs off the node if it is faulty. Return whether the job may be requeued.
 
-        For other failures, the node stays available and the job may return to it.
+        If the node is not faulty, it stays available and the job may return to it.
         """
         if not self._settings.property:
             return False
@@ -295,8 +296,8 @@ class PbsNode(abc.ABC):
     def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
         """Hold the job after its last attempt, otherwise delay it, with a comment.
 
-        A job that waits for other jobs is never held, but its starts count. Both servers accept -a
-        and a comment for a running job from a manager, and keep them after a requeue (tested).
+        A job that waits for other jobs is never held, but its starts count. From a manager, both
+        servers accept -a and a comment for a running job, and keep them after a requeue (tested).
         """
         if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
             self.commands.tell("qhold", "-h", "s", job.id)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from vtorque_core.api.batch_system import BareNode, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 
-DIRECTORY = "/var/spool/torque/aux"  # where Torque's nodes have it
+DIRECTORY = "/var/spool/torque/aux"  # as on Torque's nodes
 
 
 def items(
@@ -16,7 +16,7 @@ def items(
     directory: str = DIRECTORY,
     bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the node file at its path on the host, and its variables.
+    """Yield the node file, at its path on the host, and its variables.
 
     ``bare`` are the bare-metal nodes of a mixed request.
     """

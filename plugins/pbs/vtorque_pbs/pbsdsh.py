@@ -8,13 +8,12 @@ from pathlib import Path
 from vtorque_pbs.qsub_dialect import VARIABLE
 from vtorque_pbs.shell import PbsJobShell
 
-# Both pbsdsh end with 0 whatever their tasks end with; they only say so: Torque on stderr
-# "pbsdsh: task 1 exit status 120" or "error N on spawn", OpenPBS on stdout
-# "pbsdsh: task 0x00000001 exit status 120" (src of both). The tasks' own output does not come this
-# way: pbs_mom gives it to the job.
-# pbs_mom's PATH need not lead to pbsdsh (Torque gives jobs /bin:/usr/bin); that of the submitting
-# qsub does.
-# The first argument is pbsdsh's own options, once for each call.
+# Both pbsdsh always exit with 0 and only print the exit status of tasks. Torque prints on stderr
+# "pbsdsh: task 1 exit status 120" or "error N on spawn". OpenPBS prints on stdout
+# "pbsdsh: task 0x00000001 exit status 120" (source code of both). Output of tasks does not pass
+# through pbsdsh: pbs_mom writes it to the job's output.
+# pbs_mom's PATH may lack pbsdsh (Torque sets /bin:/usr/bin in jobs). The PATH of qsub has it.
+# The first argument contains pbsdsh's options, once for each call.
 _EVERYWHERE = """
 PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin:$PBS_O_PATH
 calls=$1 code=0
@@ -36,7 +35,7 @@ class TorqueShell(PbsJobShell):
     """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for Torque."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
-    dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
+    dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
@@ -49,7 +48,7 @@ class OpenPbsShell(PbsJobShell):
     """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for OpenPBS."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
-    dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
+    dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
@@ -65,9 +64,9 @@ def _everywhere(
     environ: Mapping[str, str],
     nodes: Sequence[str],
 ) -> list[str]:
-    """Return a pbsdsh command for all of a job's nodes, or for some of them one by one.
+    """Return a pbsdsh command for all of a job's nodes, or for the given ``nodes`` one by one.
 
-    ``one`` is the option that takes a line number of the node file (source of both).
+    ``one`` is the option that takes a line number of the node file (source code of both).
     """
     try:
         lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()

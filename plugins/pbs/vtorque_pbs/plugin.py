@@ -1,4 +1,7 @@
-"""Register the batch systems ``torque`` and ``openpbs``. Imports are deferred for ``vsub``."""
+"""Register the batch systems ``torque`` and ``openpbs``.
+
+Imports are deferred to keep ``vsub`` fast.
+"""
 
 from __future__ import annotations
 

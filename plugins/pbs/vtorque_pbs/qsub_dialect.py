@@ -31,7 +31,7 @@ class Dialect:
         programs: Default directories of the commands on a node.
         all_nodes: Option of pbsnodes to list nodes.
         one_job: Option of qstat for all attributes of a job.
-        all_jobs: The same for all jobs.
+        all_jobs: Option of qstat for all attributes of all jobs.
         no_job: Pattern of qstat's message about an unknown job.
     """
 
@@ -53,8 +53,8 @@ class Dialect:
 def _find_torque_script(words: Sequence[str]) -> int | None:
     """Find the script as Torque's qsub does, without getopt(3).
 
-    qsub_functions.c, find_job_script_index: only the first letter of an option word counts, and
-    ``-`` and ``--`` are options whose value is the next word.
+    Only the first letter of an option word counts. ``-`` and ``--`` are options whose value is the
+    next word (qsub_functions.c, find_job_script_index).
     """
     is_value = False
     for place, word in enumerate(words):
@@ -79,7 +79,7 @@ TORQUE = Dialect(
     command=False,
     permutes=True,
     find_script=_find_torque_script,
-    prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
+    prefix_variable="",  # qsub(1B) documents PBS_DPREFIX, but 6.1.3 ignores it
     home="/var/spool/torque",
     programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     all_nodes="-a",
@@ -92,7 +92,7 @@ OPENPBS = Dialect(
     getopt=pbs.OPENPBS_GETOPT,
     long=frozenset({"--version"}),
     command=True,
-    permutes=False,  # what follows the script is an error
+    permutes=False,  # arguments after the script are an error
     find_script=_find_openpbs_script,
     prefix_variable="PBS_DPREFIX",
     home="/var/spool/pbs",

@@ -1,7 +1,7 @@
 """Transport of a request from ``vsub`` to root on the nodes. No I/O.
 
-Torque passes ``-l other=`` to root's hooks in argument 5 (6 of epilogues), in a buffer of 2048
-bytes for all resources that silently drops what does not fit. ``other`` contains a short request
+Torque passes ``-l other=`` to root's hooks in argument 5 (6 of epilogues). All resources share a
+buffer of 2048 bytes, and what does not fit is silently dropped. ``other`` contains a short request
 itself (``vt1:...``). A longer one is in the job's variables, and ``other`` contains its hash
 (``vt1v:...``), so that root detects changes by the owner. On OpenPBS the variable always contains
 the request.
@@ -21,8 +21,8 @@ from vtorque_core.api import Refused
 from vtorque_core.api.submission import from_token
 from vtorque_pbs.qsub_dialect import MAX_VARIABLE, VARIABLE
 
-BUFFER = 2048  # bytes of all resources together (src: pbs_mom's prolog.c)
-SPARE = 512  # left for what the server and the scheduler add: neednodes, walltime, nodect ...
+BUFFER = 2048  # bytes of all resources together (pbs_mom's prolog.c)
+SPARE = 512  # bytes for additions of server and scheduler: neednodes, walltime, nodect ...
 
 
 def hash_word(token: str) -> str:
@@ -79,7 +79,7 @@ def torque_blob(word: str, variable_list: str) -> bytes:
 
     Args:
         word: From :func:`torque_word`.
-        variable_list: As shown by Torque's server, without quoting of commas.
+        variable_list: As shown by Torque's server, which does not quote commas.
 
     Raises:
         Refused: The request, which is untrusted, is invalid or does not match its hash.

@@ -20,7 +20,7 @@ from vtorque_pbs import counted, mixed
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NCPUS = re.compile(r"(^|,|^-[A-Za-z]*l)ncpus=([0-9]{1,6})(?=,|$)", re.ASCII)
-# Torque: how many processors where is then said otherwise; nodes= cannot be added.
+# Torque: these request processors in another way, so nodes= cannot be added.
 _OTHER_SHAPE = frozenset({"procs", "size"})
 _SHARING = frozenset({"excl", "exclhost", "shared"})  # of place=, pbs_resources(7B)
 _MEMORY = ("mem", "pmem", "vmem", "pvmem")
@@ -28,7 +28,7 @@ _MEMORY = ("mem", "pmem", "vmem", "pvmem")
 
 @dataclass(frozen=True)
 class Given:
-    """CPUs and MiB that a user requests on each node; None if not requested."""
+    """CPUs and MiB per node that a user requests; None if not requested."""
 
     cpus: int | None
     mib: int | None
@@ -38,7 +38,7 @@ class Given:
 
 
 def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
-    """Return what ``nodes=``, ``ncpus=`` and the memory values request on the smallest node.
+    """Return the request for the smallest node, from ``nodes=``, ``ncpus=`` and memory values.
 
     In a mixed request, only parts with the property count.
     """
@@ -54,8 +54,8 @@ def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
 def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | None:
     """Return a job's memory limit on one node in MiB, or None if unlimited.
 
-    ``mem`` applies to the whole job and ``pmem`` to a process. Without them, ``vmem`` and ``pvmem``
-    count.
+    ``mem`` applies to the whole job and ``pmem`` to a process. If both are missing, ``vmem`` and
+    ``pvmem`` count.
     """
     for whole, each in (("mem", "pmem"), ("vmem", "pvmem")):
         if (mib := _mib(resources.get(whole))) is not None:
@@ -147,7 +147,7 @@ def _node_count(chunks: list[str]) -> int:
 
 
 def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
-    """Return what the smallest chunk of ``select=`` requests, or ``nodes=``, ``ncpus`` and ``mem``.
+    """Return the request for the smallest chunk: ``select=``, or ``nodes=``, ``ncpus`` and ``mem``.
 
     In a mixed request, only chunks with the property count.
     """
@@ -170,9 +170,9 @@ def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that vsub adds to qsub for a VM job.
 
-    ``select`` is repeated with additions to each chunk with guests. A job in the old style
-    (``nodes=``, or ``ncpus=`` without ``select``) keeps it, because qsub rejects a mixture of both
-    styles.
+    ``select`` is repeated, with additions to each chunk with guests. A job in the old style
+    (``nodes=``, or ``ncpus=`` without ``select``) stays in that style, because qsub rejects a
+    mixture of both.
 
     Raises:
         Refused: A chunk without guests precedes one with guests.
@@ -224,7 +224,7 @@ def _pairs(chunk: str) -> dict[str, str]:
 def alone(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
     """Return the site's ``-l`` value for exclusive nodes, unless the user sets one.
 
-    OpenPBS accepts ``place`` only with ``select``. The user's other parts of ``place`` are kept.
+    OpenPBS accepts ``place`` only with ``select``. Other words in the user's ``place`` are kept.
 
     Args:
         wanted: The site's ``name=value``, or "".
@@ -280,7 +280,7 @@ def parts_of(exec_host: str) -> Iterator[tuple[str, int]]:
 def _longer(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
     seconds = walltime_seconds(resources.get("walltime", ""))
     if not needs.seconds or seconds is None:
-        return {}  # the queue's default is the site's own to choose
+        return {}  # the site sets the queue's default
     return {"walltime": pbs.show_walltime(math.ceil(seconds + needs.seconds))}
 
 

@@ -22,7 +22,7 @@ MAX_LINE = 1 << 20  # bytes of the line on stdin
 class PbsJobShell(JobShell):
     """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for PBS."""
 
-    host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'
+    host_only = frozenset({"PBS_NODEFILE"})  # lists host nodes; the proof has the guests' file
     login = True  # pbs_mom starts "-bash" with the script's path on its standard input
 
     def started(
@@ -40,7 +40,7 @@ class PbsJobShell(JobShell):
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
             return Started(job_id, None, cwd=here, command=command)
         line = _line(stdin)
-        # What OpenPBS writes for -W sandbox=PRIVATE, unquoted (src/resmom/start_exec.c).
+        # Written by OpenPBS for -W sandbox=PRIVATE, unquoted (src/resmom/start_exec.c).
         sandbox = environ.get("PBS_JOBDIR", "")
         if sandbox and line.startswith(f"cd {sandbox};"):
             line, here = line.removeprefix(f"cd {sandbox};"), sandbox

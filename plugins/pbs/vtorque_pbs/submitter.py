@@ -1,6 +1,6 @@
 """Submit jobs with qsub: the user's arguments, unchanged, plus a few additions.
 
-Privileges: the user, in ``vsub`` and ``vmgr``. The additions are listed in doc/batch-pbs.md.
+Privileges: the user, in ``vsub`` and ``vmgr``. doc/batch-pbs.md lists the additions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vtorque_pbs.job_records import job_infos
 from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
 from vtorque_pbs.settings import Settings
 
-MAX_SCRIPT = 64 << 20  # bytes, as the job shell has it
+MAX_SCRIPT = 64 << 20  # bytes, as in the job shell
 BARE = ("none",)
 
 
@@ -42,10 +42,11 @@ class PbsArgs(SubmitArgs):
         counts: Effective options of directives and command line.
         place: Index of the script's path in ``rest``, or None.
         at: Index in ``rest`` for the additions: before ``--``, on OpenPBS before the script.
-        unused: Indexes in ``rest`` of words that a VM job's command line omits.
+        unused: Indexes in ``rest`` of words that are omitted for a VM job.
         stripped: The script without ``#PBS -vm`` lines, if it has any.
         command: True for OpenPBS's ``-- command``; ``content`` is then a generated script.
-        ncpus: True if Torque's ``-l ncpus=`` gives the shape. A VM job gets ``nodes=`` instead.
+        ncpus: True if Torque's ``-l ncpus=`` sets the number of CPUs. A VM job gets ``nodes=``
+            instead.
         text: The script to submit, which a VM job may change further.
         prefix: Directive prefix in ``text``.
     """
@@ -70,7 +71,7 @@ class PbsSubmitter:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
 
     def split(self, argv: Sequence[str]) -> PbsArgs:
-        """Parse the command line and read the script. qsub reports its own errors later."""
+        """Parse the command line and read the script. Leave it to qsub to report its own errors."""
         try:
             args = pbs.split_qsub(argv, self._dialect.getopt)
         except UsageError as error:
@@ -106,7 +107,7 @@ class PbsSubmitter:
         unused: tuple[int, ...] = ()
         if not self._dialect.permutes:
             at = min((at, *args.operand_indexes))
-        elif place is None:  # Torque's qsub takes "-" for an option whose value is the next word
+        elif place is None:  # Torque's qsub parses "-" as an option with the next word as value
             unused = args.operand_indexes
         prefix = dict(args.options).get("C", self._prefix())
         text = b"" if content is None or command else content
@@ -167,11 +168,11 @@ class PbsSubmitter:
         elif args.command:
             content = None
         qsub = self._command("qsub")
-        os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
+        os.environ.pop(VARIABLE, None)  # in a job that submits another, -V would copy it
         if blob is not None:
             self._make_known()
             if args.interactive and not (args.counts and args.counts.display):
-                os.environ["DISPLAY"] = ""  # the job shell is to find that of -X, not of -V
+                os.environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V
         if changed is not None and place is not None:
             return _submit_copy(qsub, words, place, changed)
         return become([qsub, *words], content)
@@ -192,7 +193,7 @@ class PbsSubmitter:
         return batch_commands.for_user(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
-        """Add the site's bindir to PATH; the job shell looks for pbsdsh in PBS_O_PATH."""
+        """Add the site's bindir to PATH, because the job shell looks for pbsdsh in PBS_O_PATH."""
         place, path = self._settings.bindir, os.environ.get("PATH", "")
         if place and place not in path.split(":"):
             os.environ["PATH"] = f"{path}:{place}" if path else place
@@ -207,7 +208,7 @@ class PbsSubmitter:
             )
         return place
 
-    # -- what qsub gets ------------------------------------------------------------------------
+    # -- arguments for qsub --------------------------------------------------------------------
 
     def _additions(self, counts: Effective, blob: bytes, needs: Needs) -> list[str]:
         token, feature = to_token(blob), self._settings.property
@@ -230,7 +231,7 @@ class PbsSubmitter:
             try:
                 given = pbs.directive_words(words)
                 wanted = resources.nodes_for_ncpus(given)
-            except UsageError:  # qsub's to refuse, or to put up with
+            except UsageError:  # qsub reports or ignores it
                 return line
             return line if wanted == given else os.fsencode(f"{prefix} {shlex.join(wanted)}\n")
 
@@ -250,7 +251,7 @@ class PbsSubmitter:
 
     def _directives(self, content: bytes, prefix: str) -> Iterable[Options]:
         for line in script_directives(content, prefix):
-            with contextlib.suppress(UsageError):  # qsub's to refuse, or to put up with
+            with contextlib.suppress(UsageError):  # qsub reports or ignores it
                 yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
 
     def _for_qsub(self, argv: Sequence[str], lacks_value: bool = False) -> PbsArgs:

@@ -1,7 +1,7 @@
 """Generate the two hooks that OpenPBS's pbs_mom runs as root on the nodes.
 
-For bare-metal jobs they import no module that pbs_mom's interpreter has not loaded already (re and
-glob take 9 ms); tests check this.
+For bare-metal jobs, they import only modules that pbs_mom's interpreter has already loaded (re and
+glob would take 9 ms). Tests check this.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from vtorque_core.api.setup_steps import MARK, Installation
 from vtorque_pbs.qsub_dialect import VARIABLE
 
 ALARM = 60
-"""Seconds for a hook, which returns about 0.5 s after the start of the guests has begun."""
+"""Limit in seconds for a hook. It returns about 0.5 s after it has begun to start the guests."""
 
 ORDER = 200
-"""After pbs_cgroups (order 100 in pbs_cgroups.HK), which records the job's GPUs."""
+"""Order of the hooks: after pbs_cgroups (100 in pbs_cgroups.HK), which records the job's GPUs."""
 
 _BEGIN = """\
 # {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.

@@ -25,7 +25,7 @@ from vtorque_pbs.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-_MANY = 10  # starts from which on the server counts no more
+_MANY = 10  # starts after which the server must not count further
 _OMPTHREADS = re.compile(r"[^+]*:ompthreads=([1-9][0-9]{0,5})(?=[:+]|$)", re.ASCII)
 
 
@@ -102,7 +102,7 @@ class OpenPbsNode(PbsNode):
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Add the OpenMP variables of pbs_mom: the first chunk's ompthreads, or all CPUs.
+        """Add pbs_mom's OpenMP variables: the first chunk's ompthreads, or the number of CPUs.
 
         As in OpenPBS, both variables get this value even if the user sets them
         (src/resmom/start_exec.c).
@@ -126,7 +126,7 @@ class OpenPbsNode(PbsNode):
         return 1
 
     def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
-        """Keep a waiting job below 21 starts, after which the server would hold it."""
+        """Keep a waiting job's counter below 21 starts; then the server would hold the job."""
         many = outcome is Outcome.IN_USE and job.attempt >= _MANY
         return ("-W", f"run_count={_MANY}") if many else ()
 
@@ -152,14 +152,14 @@ class OpenPbsNode(PbsNode):
         return f"select={':'.join(words)}:host={node}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the steps for hooks, the boolean resource and root's rights."""
+        """Return the steps for the hooks, the boolean resource and root's rights."""
         from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
 
 
 def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | None]:
-    """Return a job's CPUs and MiB on one node, or None for unknown values.
+    """Return a job's CPUs and MiB on one node; None for values that are unknown.
 
     ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, with the chunks of ``exec_host``.
     """
@@ -184,7 +184,7 @@ def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]
 def _is_alone(place: str, vnodes: str) -> bool:
     """Return whether the job has its hosts exclusively (pbs_resources(7B)).
 
-    ``exclhost`` applies to hosts, ``excl`` to vnodes. A host may have several (``host[0]``).
+    ``exclhost`` applies to hosts, ``excl`` to vnodes. A host may have several vnodes (``host[0]``).
     """
     words = place.split(":")
     return "exclhost" in words or ("excl" in words and "[" not in vnodes)

@@ -1,8 +1,9 @@
 """Setup steps and checks for OpenPBS. Privileges: root.
 
 The server sends its hooks to all nodes, and only root on the server's host can see and change them
-(req_manager.c, is_local_root). Setup there creates them, even if that host is not a node. Uninstall
-there removes them, unless a node still has vTorque's resource. Other nodes only check for them.
+(req_manager.c, is_local_root). Setup on that host creates the hooks, even if the host is not a
+node. Uninstall on that host removes them, unless a node still has vTorque's resource. Other nodes
+only check for them.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Hook:
         self._tell(f"set hook {self.name} event = {self.event}")
         self._tell(f"set hook {self.name} alarm = {self.alarm}")
         self._tell(f"set hook {self.name} order = {self.order}")
-        with tempfile.TemporaryDirectory() as directory:  # root's alone, 0700
+        with tempfile.TemporaryDirectory() as directory:  # mode 0700
             file = Path(directory, "hook.py")
             file.write_bytes(self.content)
             self._tell(f"import hook {self.name} application/x-python default {file}")
@@ -146,10 +147,10 @@ class Hook:
 
 
 def _resource(node: PbsNode, name: str) -> Change:
-    """Return the step that creates the boolean resource of nodes with VM jobs.
+    """Return the step that creates the boolean resource, which marks nodes for VM jobs.
 
     Deletion affects all nodes at once (mgr_resource_delete), so undo is refused while another node
-    has it. The server keeps it while a job requests it, even an ended one in its history.
+    has the resource. The server keeps it while a job requests it, even an ended job in its history.
     """
     commands = node.commands
 

@@ -1,6 +1,6 @@
 """Generate the four scripts that Torque's pbs_mom runs as root on the nodes.
 
-On bare-metal jobs they cost one shell with a few built-in tests; tests check this.
+A bare-metal job costs one shell with a few built-in tests. Tests check this.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def prologue(place: Installation, path: Path, kind: str, proof: Path) -> bytes:
         vtorque=shlex.join(place.hook()),
         kind=kind,
         proof=shlex.quote(str(proof)),
-        log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
+        log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # only root can write there
         retry=RETRY,
         requeue=2,
     ).encode()

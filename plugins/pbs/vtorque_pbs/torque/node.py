@@ -27,10 +27,10 @@ from vtorque_pbs.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
-FIRST, SISTER = "first", "sister"  # the hooks put one before Torque's arguments
+FIRST, SISTER = "first", "sister"  # the hooks insert one before Torque's arguments
 RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook exits with Torque's 2; for all other codes with 0
 
-TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
+TRIES, PAUSE = 3, 2.0  # queries to a busy server; seconds between them
 
 _SCRIPT_ON_METAL = (
     "Torque has placed a part on bare metal on the job's first node, where the script would run: "
@@ -51,10 +51,11 @@ class TorqueNode(PbsNode):
         self._began = time.monotonic()
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Parse a prologue's arguments, and query the server about a VM job.
+        """Parse a prologue's arguments. For a VM job, also query the server.
 
         Raises:
-            HostFault: The hook then lets the job start, and its job shell finds no proof.
+            HostFault: The hook then lets the job start, and its job shell finds no proof of a
+                start.
         """
         kind, *rest = argv or ("",)
         try:
@@ -116,7 +117,7 @@ class TorqueNode(PbsNode):
             detach=Detach.AT_ONCE if kind == SISTER else Detach.PLACED,
             whole_node=policy == "singlejob" or self._is_filled(node, given, count),
             whole_user=policy == "singleuser",
-            # Only the prologue's exit code requeues a job of "qsub -r n"; qrerun is refused.
+            # Only the prologue's exit code requeues a job of "qsub -r n"; qrerun is refused for it.
             patience=0.0 if known.get("Rerunable") == "False" else PATIENCE,
             queue=args.queue,
             account=args.account,
@@ -144,8 +145,11 @@ class TorqueNode(PbsNode):
         return super().finish(job, outcome, reason, hook_waits=hook_waits)
 
     def _extend_walltime(self, job: BatchJob) -> None:
-        """Add the time since this hook began to the job's walltime, as a manager of the server."""
-        now = self.ask(job.id) or {}  # the owner may have changed it since the prologue began
+        """Add the time since this hook began to the job's walltime.
+
+        Root is a manager of the server.
+        """
+        now = self.ask(job.id) or {}  # the owner may have changed the walltime meanwhile
         asked = walltime_seconds(now.get("Resource_List.walltime", ""))
         if asked is not None:
             text = pbs.show_walltime(math.ceil(asked + time.monotonic() - self._began))
@@ -164,14 +168,14 @@ class TorqueNode(PbsNode):
         """Add the property to the node, or replace it with its opposite.
 
         The last node with the property keeps it, because pbs_sched deletes queued jobs that no node
-        could run ("would never run"). Jobs wait there until the fault is fixed.
+        could run ("would never run"). So jobs wait there until the fault is fixed.
         """
         words = self._settings.property, f"no{self._settings.property}"
         if healthy:
             self._swap(name, node, *words)
         elif self.others_marked():
             self._swap(name, node, *reversed(words))
-            if not self.others_marked():  # two nodes at once
+            if not self.others_marked():  # another node did the same at the same time
                 self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
@@ -186,7 +190,7 @@ class TorqueNode(PbsNode):
         return self._settings.property in _properties(node)
 
     def on_node(self, job: Attributes, node: str) -> str:
-        """Name the node in ``nodes``, which has one part in a single-node job."""
+        """Add the node's name to ``nodes``, which has one part in a single-node job."""
         asked = job.get("Resource_List.nodes", "")
         count, colon, rest = asked.partition(":")
         if count not in ("1", node) or not is_one_part(asked):
@@ -216,8 +220,8 @@ class TorqueNode(PbsNode):
     def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
         """Add one property to the node and then remove another, so that one always remains.
 
-        After a node loses its last property, Torque 6.1.3 refuses all changes to it with "System
-        error: Bad file descriptor" until pbs_server is restarted.
+        After a node loses its last property, Torque 6.1.3 refuses all changes to the node with
+        "System error: Bad file descriptor" until pbs_server is restarted.
         """
         for sign, word in (("+=", new), ("-=", old)):
             if word and (word in _properties(node)) == (sign == "-="):

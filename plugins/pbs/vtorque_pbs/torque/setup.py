@@ -66,7 +66,7 @@ def _is_node(priv: Path) -> Check:
 
 
 def _trusted(path: Path) -> Check:
-    """Check that only root can change a chained site script, because it runs as root."""
+    """Check that only root can change the site's script, because vTorque's hook runs it as root."""
     problem = ""
     for each in (path, path.with_name(path.name + KEPT)):
         with contextlib.suppress(FileNotFoundError):
