@@ -54,7 +54,7 @@ def home(guest: GuestPlan) -> str:
 
 
 def conf(values: Mapping[str, str]) -> bytes:
-    """Return these keys in the format of agent.conf. Raises HostFault."""
+    """Return keys and values in the format of agent.conf. Raises HostFault."""
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
             raise HostFault(

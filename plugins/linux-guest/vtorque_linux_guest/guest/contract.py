@@ -9,8 +9,7 @@ CANCEL_PORT = "org.vtorque.cancel"
 STATUS_SOCKET = "status.sock"
 RUN_SOCKET = "run.sock"
 CANCEL_SOCKET = "cancel.sock"
-"""These three: Unix sockets in the guest's run_dir on the node, the host ends of the three
-ports."""
+"""A Unix socket in the guest's run_dir on the node, like the two above: the host end of a port."""
 
 SSH_CONFIG = "ssh_config"
 """File in the run_dir: the ssh_config(5) for the user's logins to a guest that has an sshd."""
@@ -29,7 +28,7 @@ ON_CANCEL = f"{SITE}/on-cancel"
 """Script that runs all commands for cancellation, as the job's user."""
 
 CANCEL_MARKER = "on-cancel"
-"""Empty file in the run_dir: the guest has commands for cancellation."""
+"""Empty file in the run_dir. If it exists, the guest has commands for cancellation."""
 
 BREAK_MARKER = "break-expected"
 """Root's file in the run_dir. It contains the time.time() until which the ports may disconnect."""
@@ -45,4 +44,4 @@ ON_GUEST = f"{SITE}/on-guest"
 
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"
-"""Empty file in the run_dir: the guest has a site epilogue."""
+"""Empty file in the run_dir. If it exists, the guest has a site epilogue."""

@@ -18,7 +18,8 @@ _MEMBERS = {
 def family(image: Image) -> str | None:
     """Return ``debian``, ``redhat``, ``micro``, or None if unknown.
 
-    The label ``family`` takes precedence over the distro. Unknown derivatives need it.
+    The label ``family`` takes precedence over the distro. Derivatives that are not listed here need
+    it.
     """
     return _MEMBERS.get(image.labels.get("family", image.distro).lower())
 

@@ -80,7 +80,7 @@ def _pack_modules(kernel: Kernel, packed: Path) -> None:
 
 
 def apt_sources(suite: str) -> list[str]:
-    """Return the machine's apt sources of a Debian release, with updates, in one-line style.
+    """Return the machine's apt sources of a Debian release and its updates, in one-line style.
 
     Returns [] if the machine has no such sources.
     """

@@ -25,7 +25,10 @@ def can_store(name: str) -> bool:
 
 
 def in_inode(attributes: Mapping[str, bytes], room: int) -> bytes:
-    """Return the bytes after an inode's fields. Raises NoRoom if they exceed ``room``."""
+    """Return the attributes as bytes that follow an inode's fields.
+
+    Raises NoRoom if they exceed ``room``.
+    """
     if not attributes:
         return b""
     return struct.pack("<I", _MAGIC) + _packed(attributes, room - 4, 0)[0]

@@ -33,7 +33,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Node:
-    """A file of the image. ``mode`` includes the type; ``mtime`` is in seconds since 1970.
+    """A file of the image. ``mode`` includes the file type; ``mtime`` is in seconds since 1970.
 
     A symbolic link's content is its target. A hard link is one object under two names.
     """
@@ -283,7 +283,7 @@ def add_member(
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:
-    """Return the tree in a tar file of a root directory, without the contents of /dev."""
+    """Return the file tree of a tar file with a root directory, without the contents of /dev."""
     tree = FileTree()
     for member in members(file, most):
         if not is_device(member):

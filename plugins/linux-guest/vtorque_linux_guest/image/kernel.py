@@ -64,7 +64,7 @@ class Kernel:
 
     @property
     def modules(self) -> Path:
-        """The directory of its modules."""
+        """The directory of the kernel's modules."""
         for base in ("lib/modules", "usr/lib/modules"):
             if (self.root / base / self.release).is_dir():
                 return self.root / base / self.release
@@ -102,7 +102,7 @@ def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Pa
     need_tools("apt-get")
     try:
         # -C: apt-get download has no option for where it writes. APT::Sandbox::User: its own user
-        # cannot write to root's scratch directory, and apt would say so in a warning.
+        # cannot write to root's scratch directory, so apt would print a warning.
         run_tool(
             *("env", "-C", str(into), "apt-get", "download", "--quiet"),
             *("-o", "APT::Sandbox::User=root", *names),

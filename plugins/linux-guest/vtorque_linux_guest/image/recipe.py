@@ -56,7 +56,7 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A validated recipe. ``size`` is in MiB; ``base_packages`` None: the family's default."""
+    """A validated recipe. ``size`` is in MiB. ``base_packages``: None for the family's default."""
 
     family: str
     suite: str
@@ -138,7 +138,7 @@ def read(path: Path) -> Recipe:
 
 
 def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
-    """Return the recipe in a table. Raises Refused."""
+    """Convert the table of a recipe file to a recipe. Raises Refused."""
     reader.check_kinds(table, _TOP)
     family = table.get("family")
     if family not in _PACKAGES:

@@ -56,7 +56,10 @@ class Display:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables of programs in the guest. They use TCP, because no memory is shared."""
+        """The variables of programs in the guest.
+
+        They use TCP, because host and guest share no memory.
+        """
         return {
             "DISPLAY": f"localhost:{self.number}{self.screen}",
             "XAUTHORITY": f"{SPOOL}/{_FILE}",
@@ -90,7 +93,7 @@ def _cookie(path: Path, number: int) -> bytes | None:
     """Return the cookie that an X client on this node would use."""
     here = (_LOCAL, os.fsencode(socket.gethostname()))
     try:
-        # Code in guests writes to the user's home, too: nobody waits for a FIFO.
+        # Code in guests can write to the user's home, so never wait for a FIFO there.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             data = file.read(_MAX_FILE) or b""
     except (OSError, ValueError):
@@ -122,7 +125,7 @@ def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display
         raise NoDisplay("the image has no sshd, or the guest's address is unknown")
     display = of(environ)
     options = {"BatchMode": "yes", "ClearAllForwardings": "no", "ExitOnForwardFailure": "yes"}
-    options |= {"ConnectionAttempts": f"{SECONDS:.0f}", "LogLevel": "ERROR"}  # one in a second
+    options |= {"ConnectionAttempts": f"{SECONDS:.0f}", "LogLevel": "ERROR"}  # one per second
     words = [word for each in options.items() for word in ("-o", "=".join(each))]
     words += ["-T", "-R", f"localhost:{_TCP + display.number}:{display.end}", guest.hostname]
     say = f"echo {_UP.decode().strip()!r}; exec cat"

@@ -47,7 +47,7 @@ class LinuxDriver(AgentDriver):
         """Wait until a warm guest reports that it waits for its seed. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 
-        if not has_agent(guest.image):  # it would look for a seed, and not for long
+        if not has_agent(guest.image):  # it would wait only briefly for a seed
             raise HostFault(
                 "guests without vTorque's agent (images without agent=builtin) cannot be "
                 "started before their job"
