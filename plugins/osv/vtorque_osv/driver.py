@@ -136,7 +136,7 @@ def environment(guest: GuestPlan, items: Sequence[ContextItem], order: Order) ->
 
 
 def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
-    """Return OSv's command line for one guest, for the script disk or the REST server."""
+    """Return OSv's command line for one guest. It runs the script disk or the REST server."""
     rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),
@@ -154,7 +154,7 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _before(guest: GuestPlan) -> Iterator[script.Command]:
-    """Yield the commands that run before the job: the seed's reader and NFS mounts."""
+    """Yield the commands to run before the job: cloud-init, which reads the seed; NFS mounts."""
     if _seeded(guest):
         yield script.Command(0, (cmdline.CLOUD_INIT,))
     for share in mounted(guest, "nfs"):
