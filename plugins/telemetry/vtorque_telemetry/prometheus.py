@@ -52,7 +52,7 @@ class Endpoint:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port on which the server listens."""
         return int(self._server.server_address[1])
 
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:

@@ -156,7 +156,7 @@ class JobMeter:
 
 
 class Loop:
-    """All jobs of the node. An error of one job does not stop the loop."""
+    """Measures all jobs of the node. An error of one job does not stop the loop."""
 
     def __init__(
         self,

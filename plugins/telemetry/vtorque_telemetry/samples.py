@@ -124,7 +124,7 @@ def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
 
 
 class Samples:
-    """All jobs of the node. An error of one job does not stop the others."""
+    """Processes the ticks of all jobs of the node. An error of one job does not stop others."""
 
     def __init__(self, settings: Settings, outlets: Sequence[Outlet]) -> None:
         self.settings = settings
