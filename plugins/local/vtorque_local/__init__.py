@@ -1,1 +1,1 @@
-"""The batch system ``local``: one machine, one queue, Torque's conventions."""
+"""The batch system ``local``: one machine and one queue, with Torque's conventions."""

@@ -2,8 +2,8 @@
 
 ``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root. It is
 single-threaded and has no secrets in memory. It reads nothing from clients, and closes only
-connections that another process also has: a close blocks as long as the client likes if the client
-has sent descriptors of a FUSE file system or a socket with SO_LINGER. The client's process
+connections that another process also has. Otherwise a client could block the close by sending
+descriptors of a FUSE file system, or with SO_LINGER. The client's process
 (:mod:`vtorque_local.client`) reads and closes instead.
 """
 
@@ -27,15 +27,15 @@ from typing import NoReturn
 
 from vtorque_local import client
 
-HEAD = struct.Struct("=II")  # what the service gets with a client's descriptors: uid, pid
+HEAD = struct.Struct("=II")  # message to the service with a client's descriptors: uid, pid
 MAX_CLIENTS = 100  # connections of one user
-MAX_STUCK = 4  # processes of one user that even SIGKILL does not end
+MAX_STUCK = 4  # processes of one user that survive SIGKILL
 READ_TIME = 30.0  # seconds that a client's process may take to read its request
 KILL_TIME = 2.0  # seconds until a killed process counts as stuck
-LEAVE_TIME = 2.0  # seconds to tell its client of the end of the service
-MAX_TRAY = 256  # refused connections that one process closes
-TRAY_TIME = 1.0  # seconds that a refused connection stays open at most
-LIMITS = {  # of a process that parses
+LEAVE_TIME = 2.0  # seconds for a process to report the service's end to its client
+MAX_TRAY = 256  # refused connections that one process closes together
+TRAY_TIME = 1.0  # seconds until refused connections are closed, at most
+LIMITS = {  # limits of a process that parses input
     resource.RLIMIT_AS: 256 << 20,  # bytes of address space
     resource.RLIMIT_CPU: 10,  # seconds
     resource.RLIMIT_FSIZE: 9 << 20,  # bytes of one file: script, environment
@@ -61,7 +61,7 @@ class Child:
 
 
 class Acceptor:
-    """All client processes by pidfd, and refused connections by user."""
+    """Accepts connections. Keeps the client processes by pidfd, and refused connections by uid."""
 
     def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
         self._listener, self._channel = listener, channel
@@ -76,11 +76,11 @@ class Acceptor:
             self._poll.register(each, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the service has ended and all killable client processes have ended."""
+        """Serve until the service and all client processes that can be killed have ended."""
         while self._listening or any(child.until for child in self._children.values()):
             self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
-            # First what closes descriptors: what opens some would get numbers that are still here.
+            # Handle events that close descriptors first: new ones could reuse numbers in ``ready``.
             for descriptor in sorted(ready, key=self._opens):
                 if self._listening and descriptor == self._channel.fileno():
                     self._leave()
@@ -112,8 +112,8 @@ class Acceptor:
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        """Accept all pending connections, so that one user's many do not delay others."""
-        with contextlib.suppress(OSError):  # no more, or it has gone
+        """Accept all pending connections, so that a user with many does not delay others."""
+        with contextlib.suppress(OSError):  # none is left, or the client has disconnected
             for _ in range(MAX_TRAY):
                 connection, _ = self._listener.accept()
                 peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -130,7 +130,7 @@ class Acceptor:
         mine = self._waiting.pop(uid)
         connection = mine.pop(0)
         if mine:
-            self._waiting[uid] = mine  # the last one now
+            self._waiting[uid] = mine  # reinserted at the end
         try:
             self._start(connection, uid)
         except OSError as error:
@@ -163,11 +163,11 @@ class Acceptor:
             self._empty(uid)
 
     def _empty(self, uid: int) -> None:
-        """Let a process of the user close the refused connections."""
+        """Start a process of the user to close the user's refused connections."""
         tray = self._trays.pop(uid)
         try:
             self._fork(uid, tray, ())
-        except OSError:  # no process to be had: they stay until there is one
+        except OSError:  # no process available: retry later
             self._trays[uid] = tray
             self._tray_end = time.monotonic() + TRAY_TIME
 
@@ -178,7 +178,7 @@ class Acceptor:
         try:
             opened += [os.memfd_create(name, kind) for name in ("script", "rest")]
             pid = self._fork(uid, [connection], (ask, heard, *opened[4:]))
-            with contextlib.suppress(OSError):  # the service ends; then so do we
+            with contextlib.suppress(OSError):  # the service is ending
                 handle = next(each for each, child in self._children.items() if child.pid == pid)
                 its = [asked, tell, handle, *opened[4:]]
                 socket.send_fds(self._channel, [HEAD.pack(uid, pid)], its)
@@ -189,9 +189,9 @@ class Acceptor:
     def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
         """Start a process of the user with the connections, close them here, and return its pid.
 
-        ``its`` are further descriptors for it. The parent closes nothing before the child has
-        closed all other descriptors, and the child nothing before the parent. The last close may
-        block, so each side only blocks for itself.
+        ``its`` are further descriptors for it. The parent closes the connections once the child has
+        closed all other descriptors, and then the child closes them. The last close may block, so
+        each side can only block itself.
         """
         reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
@@ -207,7 +207,7 @@ class Acceptor:
         os.read(ready, 1)
         for connection in connections:
             connection.close()
-        with contextlib.suppress(BrokenPipeError):  # it has been killed
+        with contextlib.suppress(BrokenPipeError):  # the child was killed
             os.write(say_go, b"g")
         for descriptor in (ready, say_go):
             os.close(descriptor)
@@ -270,7 +270,7 @@ def _be_the_users(
         if its:
             client.serve(connections[0], client.Service(*its), read, before)
     finally:
-        if os.geteuid() == 0:  # it has no account: what is closed at the end is closed as the user
+        if os.geteuid() == 0:  # _become failed: close as the user nevertheless
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
@@ -278,7 +278,7 @@ def _be_the_users(
 
 
 def _close_all_but(kept: set[int]) -> None:
-    null = os.open(os.devnull, os.O_RDWR)  # also for what Python says of errors: users' words
+    null = os.open(os.devnull, os.O_RDWR)  # also for tracebacks, which may contain user text
     for target in range(3):
         os.dup2(null, target)
     first = 3
@@ -289,7 +289,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _become(uid: int) -> client.Limits:
-    """Switch to the user and set soft limits; return the previous limits for the job."""
+    """Switch to the user and set soft limits. Return the previous limits, for the job."""
     if os.geteuid() == 0:
         account = pwd.getpwuid(uid)
         os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
@@ -312,7 +312,7 @@ def main() -> None:
     listener, channel = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    gc.freeze()  # what is here by now: a fork would copy it
+    gc.freeze()  # avoids copies of present objects after a fork
     Acceptor(listener, channel).run()
 
 

@@ -1,9 +1,9 @@
-"""First program in a job's process: opens the output files and executes the job.
+"""First program in a job's process: open the output files and execute the job.
 
 ``python -I -S become_job.py ORDER REST``, as the user. Both arguments are descriptors: root's data
-(:meth:`vtorque_local.job.Job.order`) and the client's (:mod:`vtorque_local.client`). An error is
-one line on stderr and exit status 1. If the parent has ended, the program exits, because nobody
-would end the job. Imports delay every job.
+(:meth:`vtorque_local.job.Job.order`) and the client's data (:mod:`vtorque_local.client`). An error
+is one line on stderr and exit status 1. If the parent has ended, the program exits, because no
+process would end the job. Imports delay every job.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def start(
     Args:
         environ: The complete environment.
         wrapper: The job shell; empty on bare metal, where the user's shell runs the job.
-        directory: Working directory; empty for the home directory. In a guest, it may be missing
-            here.
+        directory: Working directory; empty for the home directory. It may exist only in the guest.
         line: Standard input, as from Torque's pbs_mom; empty for a terminal.
         outputs: Arguments of :func:`open_output` for stdout and stderr; empty to keep both.
     """
@@ -51,7 +50,7 @@ def start(
     files = [open_output(*output, os.O_TRUNC) for output in outputs]
     for target, source in enumerate(files, 1):
         os.dup2(source, target)
-    # What Python or our starter (nohup) ignores: exec keeps that.
+    # Reset signals that Python or the caller (nohup) ignores, because exec keeps that.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     os.execve(argv[0], [name or argv[0], *argv[1:]], environ)  # noqa: S606
@@ -65,7 +64,7 @@ def _give_line(line: str) -> None:
 
 
 def open_output(path: str, name: str, flags: int = 0) -> int:
-    """Open an output file for appending. In a directory, the file is ``name``.
+    """Open an output file for appending. If ``path`` is a directory, open ``name`` in it.
 
     Never blocks: a FIFO without a reader raises OSError.
     """
@@ -78,14 +77,14 @@ def open_output(path: str, name: str, flags: int = 0) -> int:
 
 
 def note(path: str, name: str, text: str) -> None:
-    """Append a line to an output file."""
+    """Append a line to an output file; see :func:`open_output`."""
     os.write(open_output(path, name), text.encode("utf-8", "replace"))
 
 
 def main(argv: Sequence[str]) -> None:
     """Execute the job, or append ``text`` to its output."""
     files = [int(number) for number in argv]
-    # The offset is shared with others that read it.
+    # pread(2), because other readers share the offset.
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)
     if os.getppid() != order["starter"]:
         sys.exit("its starter has ended")
@@ -113,5 +112,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}")
-    except ValueError as error:  # the user's environment, for one
+    except ValueError as error:  # e.g. an invalid environment
         sys.exit(str(error))

@@ -2,8 +2,8 @@
 
 This process reads, parses and stores everything from the client. The service gets only a
 :class:`vtorque_local.order.Submission` and two files that it does not parse: the script and the
-input of :mod:`vtorque_local.become_job`. An interactive job is a child of this process, which
-holds the terminal.
+input of :mod:`vtorque_local.become_job`. An interactive job is a child of this process, which holds
+the terminal.
 
 Protocol of ``<paths.run>/local.sock`` (mode 0666; 0600 for a personal service):
 
@@ -37,10 +37,10 @@ from vtorque_local import become_job, qsub
 from vtorque_local.order import Submission, pack
 from vtorque_pbs import convention as pbs
 
-MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
+MAX_MESSAGE = 8 << 20  # bytes of a request, mostly the script
 MAX_TIME = 10.0  # seconds that a client may be silent
 MAX_ARGS = 10_000  # characters of -F: the wrapper's line must fit into a pipe, pipe(7)
-GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``become_job`` looks who its parent is
+GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``become_job`` checks its parent
 Limits = Mapping[int, tuple[int, int]]
 
 
@@ -59,7 +59,7 @@ def serve(connection: socket.socket, service: Service, reading: int, limits: Lim
     Args:
         connection: Connection to the client.
         service: Channel to the service.
-        reading: Pipe to close once the client has its answer.
+        reading: Pipe that is closed once the request has been answered.
         limits: Limits of a job for setrlimit(2).
     """
     terminal: list[int] = []
@@ -74,7 +74,7 @@ def serve(connection: socket.socket, service: Service, reading: int, limits: Lim
             answer = told.readline()
         except VtorqueError as error:
             answer = _line({"error": str(error)})
-        except Exception as error:  # whatever a hostile client sends
+        except Exception as error:  # a hostile client may send anything
             answer = _line(
                 {"error": f"bad request: {type(error).__name__}: {printable(str(error))}"}
             )
@@ -98,7 +98,7 @@ def _request(connection: socket.socket, terminal: list[int], service: Service) -
 
 
 def submission(message: dict[str, Any], terminal: Sequence[int], service: Service) -> Submission:
-    """Return what root must know about a job; write the rest to the service's two files."""
+    """Return what root must know about a job. Write the rest to the service's two files."""
     content = base64.b64decode(message["script"], validate=True)
     want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}
@@ -126,7 +126,7 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
 
 
 class _Follow:
-    """Wait for the job, and run it if interactive. For the messages, see ``entry.Client``."""
+    """Wait for the job, and run it if it is interactive. ``entry.Client`` lists the messages."""
 
     def __init__(
         self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int
@@ -141,7 +141,7 @@ class _Follow:
         self._settings = termios.tcgetattr(terminal[0]) if terminal else []
 
     def run(self) -> None:
-        """Return when the client has disconnected or knows the job's result."""
+        """Return when the client has disconnected or has the job's result."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if self._told.fileno() in ready and not self._listen():
@@ -153,7 +153,7 @@ class _Follow:
                 return
 
     def _resize(self) -> bool:
-        """Notify the job of a new window size; return False if the client has disconnected.
+        """Notify the job of a new window size. Return False if the client has disconnected.
 
         The kernel notifies (SIGWINCH) only the client, whose session owns the terminal.
         """
@@ -165,7 +165,7 @@ class _Follow:
         return False
 
     def _end_without_client(self) -> None:
-        """Kill an interactive job, and restore the terminal if still as the job shell left it.
+        """Kill an interactive job, and restore the terminal if the job shell changed it last.
 
         The job shell leaves the terminal without echo, or raw. Other settings come from another
         program: a shell's line editor disables canonical input but not output processing.
@@ -220,7 +220,7 @@ class _Follow:
     def _ended(self, ready: set[int]) -> bool:
         if self._process is None or self._handle not in ready:
             return False
-        os.killpg(self._process.pid, signal.SIGKILL)  # what it has left; it is not reaped yet
+        os.killpg(self._process.pid, signal.SIGKILL)  # kill the rest of the group before reaping
         code = self._process.wait()
         self._poll.unregister(self._handle)
         os.close(self._handle)

@@ -12,8 +12,8 @@ import click
 from vtorque_core.api import Busy, HostFault, UsageError, take_lock
 from vtorque_core.api.values import is_personal
 
-IDLE_TIME = 60.0  # seconds until a user's own ends that has nothing to do
-STOP_TIME = 1800.0  # seconds for running jobs to be torn down
+IDLE_TIME = 60.0  # seconds until an idle personal service exits
+STOP_TIME = 1800.0  # seconds to tear down running jobs
 CONFIG = click.option(
     "--config",
     type=click.Path(readable=False, path_type=Path),
@@ -80,10 +80,10 @@ def stop(config: Path | None) -> None:
 
 
 def _detach(log: Path) -> None:
-    # What was open when we were started is inheritable, what Python opens is not (PEP 446). Kept,
-    # it would hold a caller's flock(2) or pipe for as long as the service lives.
+    # Only the caller's descriptors are inheritable (PEP 446). If they stayed open, the service
+    # would keep the caller's flock(2) locks and pipes.
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
-        with contextlib.suppress(OSError):  # the one of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing
             if number > 2 and os.get_inheritable(number):
                 os.close(number)
     if os.fork() > 0:

@@ -19,21 +19,21 @@ from vtorque_local import job_processes, mom
 from vtorque_local.job import MAX_REST, MAX_SCRIPT, sealed_size
 
 GIVEN = 5  # descriptors that come with a client: pipes, its pidfd, two files
-_PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
+_PIPE = 65536  # bytes that fit into a pipe, pipe(7)
 
 
 class Client:
     """A client's process.
 
     The service sends ``id`` or ``error``, then ``start`` and ``terminate`` for an interactive job,
-    and finally ``code`` and ``reason``. The client sends records (:mod:`vtorque_local.order`).
+    and finally ``code`` and ``reason``. The process sends records (:mod:`vtorque_local.order`).
     """
 
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
         self.uid, self.pid = uid, pid
         self.data, self.answered = b"", False
-        self.entries: list[Entry] = []  # more than one of an array
-        self.results: list[tuple[int, str]] = []  # exit codes and reasons of those that have ended
+        self.entries: list[Entry] = []  # several for an array
+        self.results: list[tuple[int, str]] = []  # exit codes and reasons of ended jobs
         self.asked, self._tell, self._handle, *self._files = fds
         self._lock, self._open = threading.Lock(), True
         for descriptor in (self.asked, self._tell):
@@ -49,9 +49,9 @@ class Client:
                 os.write(self._tell, line)
 
     def files(self) -> tuple[int, int, int]:
-        """Return descriptors of script and rest, and their total size.
+        """Return descriptors of script and rest (environment and options), and their total size.
 
-        Raise UsageError if too large.
+        Raise UsageError if they are too large.
         """
         script, rest = self._files
         size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
@@ -72,7 +72,7 @@ class Client:
             self.tell({"code": code, "reason": reason})
 
     def terminal(self) -> Terminal | None:
-        """Return the terminal of the client's interactive job while it runs."""
+        """Return the terminal of the client's interactive job while the job runs."""
         return self.entries[0].terminal if self.entries else None
 
     def lives(self) -> bool:
@@ -92,7 +92,7 @@ class Client:
 
 
 class Terminal(mom.Leader):
-    """Leader of an interactive job: a child of the client's process."""
+    """First process of an interactive job: a child of the client's process."""
 
     def __init__(self, client: Client) -> None:
         self._client, self.session = client, client.pid
@@ -100,11 +100,11 @@ class Terminal(mom.Leader):
         self._lock, self._told = threading.Lock(), False
 
     def fileno(self) -> int:
-        """Return an eventfd(2)."""
+        """Return an eventfd(2), readable after the job's end."""
         return self._ended
 
     def tell_end(self, code: int | None) -> None:
-        """Record the first end: an exit code, or None if the client disconnected."""
+        """Record an exit code, or None if the client disconnected. Only the first call counts."""
         with self._lock:
             if self._ended >= 0 and not self._told:
                 self._told = True
@@ -118,7 +118,7 @@ class Terminal(mom.Leader):
             self._ended = -1
 
     def result(self) -> tuple[int, str]:
-        """Return the exit code from the client's process."""
+        """Return the exit code that the client's process reported."""
         return self._code, ""
 
     def terminate(self) -> None:
@@ -128,21 +128,21 @@ class Terminal(mom.Leader):
     def kill(self) -> None:
         """Do nothing: the client's process is untrusted.
 
-        The cgroup or cookie identifies what to kill.
+        The cgroup or cookie identifies the processes to kill.
         """
 
 
 class Entry(mom.Task):
-    """A queued or running job; ``number`` orders the queue, see :func:`number_of`."""
+    """A queued or running job. ``number`` orders the queue, see :func:`number_of`."""
 
     def __init__(self, client: Client | None, *args: Any) -> None:
         super().__init__(*args)
         self.number, self.client = number_of(self.directory), client
-        self.again = 0.0  # when it is tried again; until then it waits for others
+        self.again = 0.0  # monotonic time of the next try
         self.terminal: Terminal | None = None
 
     def work(self) -> bool:
-        """Work on the job, then close the terminal of an interactive one."""
+        """Work on the job, then close the terminal if the job is interactive."""
         try:
             return super().work()
         finally:
@@ -155,11 +155,11 @@ class Entry(mom.Task):
         replace_file(self.directory / "job", self.job.encode())
 
     def spared(self) -> int:
-        """Return the client's process, which must report the job's end to the client."""
+        """Return the client's process, which must survive to report the job's end."""
         return self.client.pid if self.client and self.terminal and self.client.lives() else 0
 
     def start(self) -> mom.Leader:
-        """Start the user's part, for an interactive job in the client's process."""
+        """Start the job's user process; in an interactive job, the client's process starts it."""
         if not self.client or not self.job.interactive:
             return super().start()
         self.terminal = Terminal(self.client)
@@ -167,7 +167,7 @@ class Entry(mom.Task):
         if cgroup:
             job_processes.join(cgroup, self.client.pid)
         if not self.client.lives():
-            with contextlib.suppress(OSError):  # that number may have been another's already
+            with contextlib.suppress(OSError):  # the pid may have been reused
                 if cgroup:
                     job_processes.join(str(Path(cgroup).parent), self.client.pid)
             raise VtorqueError("its terminal went away")
@@ -176,12 +176,12 @@ class Entry(mom.Task):
 
 
 def number_of(directory: Path) -> tuple[int, ...]:
-    """Return the job number and array task from a directory's name, or an empty tuple."""
+    """Return the job number and array task in a directory's name, or an empty tuple."""
     number, dash, task = directory.name.partition("-")
     words = (number, task) if dash else (number,)
     return tuple(map(int, words)) if all(map(str.isdecimal, words)) else ()
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of the spool atomically."""
+    """Replace a file of the spool atomically."""
     File(str(path), replace=True, content=content).create()

@@ -1,4 +1,4 @@
-"""A job of the service: root's record and the files in the spool."""
+"""A job of the service: root's record, and the files in the spool."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Job:
             "starter": os.getpid(),
             "environ": self.environ,
             "wrapper": list(wrapper) if self.in_guest else [],
-            "task": "".join(pbs.sequence(self.id).partition("-")[1:]),  # "-3", or none
+            "task": "".join(pbs.sequence(self.id).partition("-")[1:]),  # "-3", or ""
             "names": pbs.output_names(self.name, self.id),
             "line": "" if self.interactive else shlex.quote(self.hook[7]),
             "text": text,
@@ -103,7 +103,7 @@ def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path
     """Create the job that Torque's qsub and pbs_mom would create.
 
     ``job_id`` is ``number.host``, or ``number[task].host`` for an array task. ``directory`` is the
-    job's in the spool. ``size`` counts the bytes of script and environment.
+    job's directory in the spool. ``size`` counts the bytes of script and environment.
     """
     account = pwd.getpwuid(uid)
     group = grp.getgrgid(account.pw_gid).gr_name
@@ -177,7 +177,7 @@ def sealed_size(descriptor: int, most: int) -> int:
 
 
 def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn: int) -> None:
-    """Create the job's directory: script, input of its first program, node file.
+    """Create the job's directory: script, input of its process ``become_job``, node file.
 
     Root owns all files, so the job's owner can read but not enlarge them.
     """
@@ -189,7 +189,7 @@ def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn:
 
 
 def keep_end(job: Job, paths: Paths, host: str) -> None:
-    """Record why a job in guests ended, in its facts and log. Errors are ignored.
+    """Record in facts and log why a job in guests ended. Errors are ignored.
 
     A job that was canceled in the queue has no other record.
     """

@@ -1,8 +1,8 @@
 """Kill the processes that a job has left on the machine: those in its cgroup.
 
-Without a cgroup: the user's processes with the job's ``PBS_JOBCOOKIE``, found and killed by a
-process of the same user. Root never reads their ``/proc/PID``, because that can block forever if
-their memory belongs to a FUSE file system.
+Without a cgroup, they are the user's processes with the job's ``PBS_JOBCOOKIE``. A process of the
+same user finds and kills them. Root never reads their ``/proc/PID``, because that can block forever
+if their memory belongs to a FUSE file system.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and different for each
-KILL_TIME = 10.0  # seconds to find and kill what a job has left
+COOKIE = "PBS_JOBCOOKIE"  # in the environment of a job's processes; unique for each job
+KILL_TIME = 10.0  # seconds to find and kill a job's processes
 _JOIN = 'echo 0 >"$1" || exit 1; shift; exec "$@"'
 _MOUNT = re.compile(r"\S+ \S+ \S+ \S+ (\S+) .* - (cgroup2?) \S+ (\S+)")
-_AT_ONCE = 256  # processes: each needs a descriptor
-_POLL = 0.02  # seconds; cgroup v1 tells nobody that one is empty
+_AT_ONCE = 256  # processes; each needs a descriptor
+_POLL = 0.02  # seconds; cgroup v1 has no event for an empty cgroup
 
 
 def make_cgroup(name: str, pids: int) -> str:
-    """Create a cgroup below this process's own; return its directory, or "" if impossible.
+    """Create a cgroup below this process's own. Return its directory, or "" if impossible.
 
     It uses cgroups version 2 if mounted (cgroups(7)), otherwise the controller ``pids`` or
-    ``systemd``. It prefers one that can limit the number of processes and threads to ``pids`` (0
-    means no limit). ``name`` must be unique.
+    ``systemd``. It prefers a hierarchy that can limit the number of processes and threads to
+    ``pids`` (0 means no limit). ``name`` must be unique.
     """
     without = ""
     for top in _own_cgroups():
@@ -50,11 +50,11 @@ def make_cgroup(name: str, pids: int) -> str:
 
 
 def _is_limited(path: Path, pids: int) -> bool:
-    with contextlib.suppress(OSError):  # version 2, whose parent has to pass the controller on
+    with contextlib.suppress(OSError):  # version 2: the parent must enable the controller
         control = path.parent / "cgroup.subtree_control"
         if control.exists():
             control.write_text("+pids")
-            # Below a cgroup that has processes itself, no process could join (cgroups(7), threads).
+            # Below a cgroup with processes of its own, processes cannot join (cgroups(7), threads).
             if (path / "cgroup.type").read_text() != "domain\n":
                 control.write_text("-pids")
                 return False
@@ -99,7 +99,7 @@ def join(cgroup: str, pid: int) -> None:
 
 
 def members(cgroup: str) -> set[int]:
-    """Return the processes in the cgroup; none if it is gone."""
+    """Return the processes in the cgroup; none if the cgroup does not exist."""
     with contextlib.suppress(OSError):
         return {int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split()}
     return set()
@@ -119,7 +119,7 @@ def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
         if now >= kill_at:
             _kill(left, cgroup)
         time.sleep(_POLL)
-    with contextlib.suppress(OSError):  # it has ended, or somebody has joined
+    with contextlib.suppress(OSError):  # ``spared`` has ended, or a process has joined
         if spared in members(cgroup):
             join(str(Path(cgroup).parent), spared)
         Path(cgroup).rmdir()
@@ -131,7 +131,7 @@ def _kill(pids: set[int], cgroup: str) -> None:
     for pid in list(pids)[:_AT_ONCE]:
         with contextlib.suppress(OSError):
             handles[pid] = os.pidfd_open(pid)
-    there = members(cgroup)  # a number may have been another's by the time it was opened
+    there = members(cgroup)  # read again: pids may have been reused
     for pid, handle in handles.items():
         with contextlib.suppress(OSError):
             if pid in there:
@@ -140,7 +140,7 @@ def _kill(pids: set[int], cgroup: str) -> None:
 
 
 def ending_marked(cookie: str, grace: float) -> list[str]:
-    """Return a command that does the same as :func:`end_members` for processes with the cookie.
+    """Return a command that ends processes with the cookie, like :func:`end_members`.
 
     Privileges: the processes' user.
     """
@@ -151,9 +151,9 @@ def _marked(cookie: str) -> set[int]:
     mark, found = f"{COOKIE}={cookie}".encode(), set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
         if name.isdecimal():
-            with contextlib.suppress(OSError):  # ended
+            with contextlib.suppress(OSError):  # the process has ended
                 if Path("/proc", name).stat().st_uid != os.geteuid():
-                    continue  # not ours: root's own jobs would wait for what a user locks
+                    continue  # otherwise users could block root's jobs
                 if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     found.add(int(name))
     return found
@@ -161,7 +161,7 @@ def _marked(cookie: str) -> set[int]:
 
 def _end_marked(cookie: str, grace: float) -> None:
     kill_at = time.monotonic() + grace
-    end = kill_at + KILL_TIME  # a job may make processes faster than they are found
+    end = kill_at + KILL_TIME  # a job may fork faster than this finds its processes
     while (left := _marked(cookie)) and time.monotonic() < end:
         if time.monotonic() >= kill_at:
             for pid in left:

@@ -1,7 +1,7 @@
-"""Run a job like pbs_mom: prologue, the user's part and epilogue, by Torque's conventions.
+"""Run a job like pbs_mom: prologue, user process and epilogue, by Torque's conventions.
 
-Runs as root, or as a user for that user's jobs. The kernel kills hooks and job when their thread
-ends with its process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next process must then call
+Runs as root, or as a user for that user's jobs. The kernel kills hooks and jobs when this process
+ends (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)). The next process must then call
 :meth:`Task.tear_down`. All waits for user processes have a limit: a process that survives SIGKILL
 is abandoned, and counted.
 """
@@ -35,10 +35,10 @@ from vtorque_pbs import convention as pbs
 
 HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
 LOST = "lost: the batch system was restarted while this job was running"
-NOTE_TIME = 5.0  # seconds to write the reason into the user's file
-STUCK_TIME = 2.0  # seconds until a killed process counts as one that cannot be ended
-MAX_SAID = 8192  # bytes of what a hook says; an epilogue's go into the user's file
-MAX_WORD = 300  # characters of one line there
+NOTE_TIME = 5.0  # seconds to append the reason to the user's output
+STUCK_TIME = 2.0  # seconds after SIGKILL until a process counts as unkillable
+MAX_SAID = 8192  # bytes of a hook's output; an epilogue's is appended to the user's
+MAX_WORD = 300  # characters of a line of that output
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Programs:
 
     Attributes:
         kill_after: Seconds from SIGTERM to SIGKILL, longer than the wrapper's own grace.
-        hook_timeout: Seconds.
+        hook_timeout: Seconds for a hook.
         pids: Limit of a job's processes and threads on the node; 0 means none.
     """
 
@@ -60,7 +60,7 @@ class Programs:
 
 
 class Leader(abc.ABC):
-    """First process of a job's user part; ``session`` is its pid or its parent's."""
+    """First of a job's processes that run as the user. ``session`` is its pid or its parent's."""
 
     session: int
 
@@ -70,7 +70,7 @@ class Leader(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> tuple[int, str]:
-        """Return the exit code (or minus the signal) and the start error. Call once."""
+        """Return the exit code (or minus the signal) and the error at the start. Call it once."""
 
     @abc.abstractmethod
     def terminate(self) -> None:
@@ -84,8 +84,8 @@ class Leader(abc.ABC):
 class Task(abc.ABC):
     """The execution of one job, which updates the job's state.
 
-    ``directory`` has the files of :func:`vtorque_local.job.put_files`. ``stuck`` are abandoned
-    processes by uid.
+    ``directory`` has the files of :func:`vtorque_local.job.put_files`. ``stuck`` has the abandoned
+    processes of each uid.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Task(abc.ABC):
         self.job, self.directory = job, directory
         self._programs, self._stuck = programs, stuck
         self._lock = threading.RLock()
-        self._wake = -1  # an eventfd(2) while the job is at work
+        self._wake = -1  # an eventfd(2) while :meth:`work` runs
 
     @abc.abstractmethod
     def save(self) -> None:
         """Write the job to disk. Called before a process of the new state starts.
 
-        If this raises OSError or VtorqueError, the job is not started.
+        If this raises OSError or VtorqueError, that process is not started.
         """
 
     def spared(self) -> int:
@@ -108,7 +108,7 @@ class Task(abc.ABC):
         return 0
 
     def work(self) -> bool:
-        """Run a queued job or tear down a lost one; return False if it must wait for others."""
+        """Run a queued job or tear down a lost one. Return False if it must wait for other jobs."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             return self.run() if self.job.state == "Q" else self.tear_down()
@@ -118,7 +118,7 @@ class Task(abc.ABC):
                 self._wake = -1
 
     def run(self) -> bool:
-        """Run the job to its end; return False if it must wait for others. Blocks."""
+        """Run the job to its end. Return False if it must wait for other jobs. Blocks."""
         try:
             if self._enter("P"):
                 self.job.started = time.time()
@@ -136,7 +136,7 @@ class Task(abc.ABC):
         if job.status is None:
             job.status, job.reason = pbs.STATUS_LOST, LOST
         self._end_processes(0.0)
-        with self._lock, contextlib.suppress(OSError, ValueError, VtorqueError):  # whatever it says
+        with self._lock, contextlib.suppress(OSError, ValueError, VtorqueError):  # ignore all
             job.state = "E"
             self.save()
         args = pbs.EpilogueArgs.after(
@@ -178,23 +178,23 @@ class Task(abc.ABC):
             return self.job.status is None
 
     def _run_prologue(self) -> bool:
-        """Run the prologue; return whether the job must wait for others (cause in ``reason``)."""
+        """Run the prologue. Return whether the job must wait for others (cause in ``reason``)."""
         code, lines = self._hook([*self._programs.prologue, *self.job.hook])
         waits = code == WAITS and self.job.in_guest
         with self._lock:
-            if self.job.status is None:  # else the reason of its end stays
+            if self.job.status is None:  # otherwise keep the reason of its end
                 self.job.reason = printable(" ".join(lines[-1:]), MAX_WORD) if waits else ""
         if waits:
             return True
         failed = "the node's prologue {}; nothing was run".format
         if code > 0:
             self.end(pbs.STATUS_NO_START, failed(f"failed (exit {code})"))
-        elif code < 0 and self.job.in_guest:  # nobody is left to start its guests or say why not
+        elif code < 0 and self.job.in_guest:  # nothing can start guests or report
             self.end(EXIT_HOST_FAULT, failed(f"was killed (signal {-code})"))
         return False
 
     def start(self) -> Leader:
-        """Start the user's part. Raise OSError, or LookupError for an unknown user."""
+        """Start the job's user process. Raise OSError, or LookupError for an unknown user."""
         return Process.of(self.job, self.directory, self._programs.wrapper)
 
     def _run_job(self) -> None:
@@ -211,7 +211,10 @@ class Task(abc.ABC):
                 self.job.status, self.job.reason = pbs.status_of(code), words
 
     def _watch(self, leader: Leader) -> bool:
-        """Wait for the leader and its processes; return False if the leader cannot be killed."""
+        """Wait for the leader and the job's other processes.
+
+        Return False if the leader cannot be killed.
+        """
         poll = select.poll()
         for each in (leader.fileno(), self._wake):
             poll.register(each, select.POLLIN)
@@ -254,7 +257,7 @@ class Task(abc.ABC):
     def _as_user(self, argv: Sequence[str], seconds: float, fds: Sequence[int] = ()) -> bool:
         """Run a program as the job's user; return whether it ended within the time."""
         with contextlib.suppress(OSError, LookupError):
-            # Not the job's environment: who looks for its cookie would find itself.
+            # Without the job's environment, because ``ending_marked`` would find its own process.
             process = Process([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
             if process.ended(seconds):
                 process.result()
@@ -299,8 +302,8 @@ class Process(Leader):
 
     @classmethod
     def of(cls, job: Job, directory: Path, wrapper: Sequence[str]) -> Process:
-        """Start the user's part of a job. Raise OSError, or LookupError for an unknown user."""
-        said, say = os.pipe()  # what is wrong with the start; no file: the user would have it open
+        """Start a job's user process. Raise OSError, or LookupError for an unknown user."""
+        said, say = os.pipe()  # start errors; a pipe, because the user could keep a file open
         os.set_blocking(said, False)
         try:
             with _opened(job.order(wrapper), directory) as (order, rest):
@@ -317,11 +320,11 @@ class Process(Leader):
         return one
 
     def fileno(self) -> int:
-        """Return the pidfd."""
+        """Return the pidfd, which is readable after the end."""
         return self._handle
 
     def ended(self, seconds: float) -> bool:
-        """Wait at most this long; return whether the process has ended."""
+        """Wait up to ``seconds``; return whether the process has ended."""
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         return _ready(poll, self._handle, time.monotonic() + seconds)
@@ -329,7 +332,7 @@ class Process(Leader):
     def result(self) -> tuple[int, str]:
         """Wait for the process, kill the rest of its group, and return code and messages."""
         os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
-        self.kill()  # until it is reaped the number is its own
+        self.kill()  # before reaping, while the pid is not reused
         words = b""
         if self._heard:
             with self._heard:
@@ -352,7 +355,7 @@ def hook_environ() -> dict[str, str]:
 
 
 def run_root(argv: Sequence[str]) -> None:
-    """Run a program like a hook, without a job."""
+    """Run a program like a hook, but without a job."""
     with contextlib.suppress(OSError):
         Process(guarded(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 

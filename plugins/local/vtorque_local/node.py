@@ -16,7 +16,7 @@ from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import nodefile
 
-WAITS = 75  # a prologue's exit code, EX_TEMPFAIL of sysexits.h: the job goes back into the queue
+WAITS = 75  # prologue's exit code (EX_TEMPFAIL, sysexits.h) that requeues the job
 
 
 class LocalNode(NodeAdapter):
@@ -35,7 +35,7 @@ class LocalNode(NodeAdapter):
             blob, bad = None if token is None else from_token(token), ""
         except ValueError as error:
             raise HostFault(f"these are not the local batch system's arguments: {error}") from None
-        except Refused as error:  # forged: the job gets the reason as an honest bad one does
+        except Refused as error:  # maybe forged: report it as any invalid request
             blob, bad = b"", str(error)
         host = socket.gethostname()
         return BatchJob(
@@ -59,7 +59,7 @@ class LocalNode(NodeAdapter):
     def finish(self, job: BatchJob, outcome: Outcome, reason: str, *, hook_waits: bool) -> int:
         """Return the prologue's exit status.
 
-        It is :data:`WAITS`, with the reason on stdout, if another job uses a needed resource.
+        If another job uses a needed resource, it is :data:`WAITS`, with the reason on stdout.
         Otherwise it is 0: there is no other node, and the wrapper reports the reason to the user.
         """
         if outcome is Outcome.IN_USE:
@@ -69,13 +69,13 @@ class LocalNode(NodeAdapter):
         return pbs.prologue_exit(outcome, elsewhere=False)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return the step for the service's unit, if systemd runs. Hooks need no step."""
+        """Return the step for the service's unit, if systemd is running. Hooks need no step."""
         from vtorque_local import unit  # noqa: PLC0415 - not for each job
 
         return systemd_unit(unit.NAME, unit.text(place))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Check the spool, which is also valid while the service is down."""
+        """Look for the jobs in the spool, which is also valid while the service is down."""
         jobs = self._spool / "jobs"
         if not os.access(jobs, os.R_OK | os.X_OK):
             return dict.fromkeys(ids, Life.UNKNOWN)

@@ -1,4 +1,4 @@
-"""Messages from a client's process to the service: bounded records of a fixed form.
+"""Messages from a client's process to the service: records of limited size in a fixed format.
 
 That process belongs to the user, so the service validates every record.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from vtorque_core.api import UsageError, printable
 from vtorque_pbs import convention as pbs
 
-MAX_RECORD = 128 << 10  # bytes: a request, MAX_TOKEN, is the big part
+MAX_RECORD = 128 << 10  # bytes; mostly a request (MAX_TOKEN)
 MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
 MAX_SECONDS = 10**9
-MAX_TASKS = 200  # of an array: nobody else is answered while their files are made
+MAX_TASKS = 200  # of an array; creating their files blocks all other requests
 _LENGTH = struct.Struct("!I")
 _TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15}[kmgt]?[bw]?)?", re.IGNORECASE | re.ASCII)
@@ -28,14 +28,14 @@ _ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 @dataclass(frozen=True)
 class Submission:
-    """What root must know about a new job. Only the owner's processes use everything else.
+    """The part of a new job that root must know. The owner's processes use the rest.
 
     Attributes:
         name: ``-N``, or derived from the script's name.
         ppn: From ``-l nodes=1:ppn=N``; 0 if not given.
         walltime: Seconds; 0 means unlimited.
         mem: ``-l mem`` as given.
-        token: The request for the resource list; empty on bare metal.
+        token: The encoded request, as in the resource list; empty on bare metal.
         array: ``-t``.
     """
 
@@ -63,7 +63,7 @@ class Submission:
         self.tasks()
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of the record."""
+        """Return the words of the record for :meth:`parse`."""
         numbers = (str(self.ppn), str(self.walltime), str(int(self.interactive)))
         return ("submit", self.name, *numbers, self.mem, self.token, self.array)
 
@@ -76,7 +76,7 @@ class Submission:
         return cls(words[1], ppn, walltime, words[5], bool(interactive), *words[6:])
 
     def tasks(self) -> tuple[Sequence[int], int]:
-        """Return the result of :func:`array_tasks`, without tasks if there is no ``-t``."""
+        """Return the result of :func:`array_tasks`; without ``-t``, there are no tasks."""
         return array_tasks(self.array) if self.array else ((), 0)
 
     def resources(self) -> dict[str, str]:
@@ -105,14 +105,17 @@ def array_tasks(text: str) -> tuple[Sequence[int], int]:
 
 
 def exit_status(words: list[str]) -> int:
-    """Return the exit code from ``ended``, or minus the signal. Raise UsageError if invalid."""
+    """Return the exit code (or minus the signal) in an ``ended`` record.
+
+    Raise UsageError if invalid.
+    """
     if len(words) != 2 or not _STATUS.fullmatch(words[1]):
         raise UsageError("bad request: not an end")
     return int(words[1])
 
 
 def pack(*words: str) -> bytes:
-    """Encode words as a record. Raise UsageError for NUL, other encodings, or a long record."""
+    """Encode words as a record. Raise UsageError for NUL, non-UTF-8 text, or a long record."""
     try:
         data = "\0".join(words).encode()
     except UnicodeEncodeError:
@@ -123,7 +126,7 @@ def pack(*words: str) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[list[str] | None, bytes]:
-    """Return the words of the first record, or None if it is incomplete, and the remaining data."""
+    """Return the words of the first record (None if it is incomplete), and the remaining data."""
     if len(data) < _LENGTH.size:
         return None, data
     (length,) = _LENGTH.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Parse the command line and directives like Torque's qsub, qsub(1B)."""
+"""Parse the command line and directives like Torque's qsub (qsub(1B))."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOST_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*):(/.*)", re.DOTALL | re.ASC
 
 @dataclass(frozen=True)
 class QsubJob:
-    """A job as described by its submitter; empty means not given.
+    """A job as described by its submitter. Empty values mean not given.
 
     Attributes:
         name: ``-N``, or derived from the script's name.
@@ -115,7 +115,7 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
 
 
 def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
-    """Return the path and number of the files for stdout and stderr; with ``-j`` one file twice.
+    """Return path and number (0, 1) of the files for stdout and stderr; with ``-j``, one twice.
 
     Relative paths start at ``workdir``. If a path is a directory, the number selects the default
     name (:func:`vtorque_pbs.convention.output_names`).
@@ -135,7 +135,7 @@ def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]
 
 
 def check_outputs(paths: Iterable[str]) -> None:
-    """Raise UsageError for output files that the caller cannot create now.
+    """Raise UsageError if the caller cannot create an output file now.
 
     Otherwise the job would boot its guests and then fail.
     """
@@ -147,7 +147,7 @@ def check_outputs(paths: Iterable[str]) -> None:
 
 
 def _why_not_created(path: str) -> str:
-    real = os.path.realpath(path)  # a link may lead to a directory that does not exist
+    real = os.path.realpath(path)  # a link's target directory may not exist
     is_directory = path.endswith("/") or os.path.isdir(real)  # noqa: PTH112 (the user's text)
     place, mode = (real, os.W_OK | os.X_OK) if is_directory else (real, os.W_OK)
     try:
@@ -155,7 +155,7 @@ def _why_not_created(path: str) -> str:
     except FileNotFoundError:
         place = real if is_directory else os.path.dirname(real)  # noqa: PTH120
         mode = os.W_OK | os.X_OK
-    except OSError as error:  # the name is too long, or a directory cannot be searched
+    except OSError as error:  # e.g. a too long name, or an unreadable directory
         return f"cannot be created: {error.strerror}"
     if not os.path.exists(place):  # noqa: PTH110
         return f"{printable(place)} does not exist"
@@ -193,7 +193,7 @@ def read_script(args: pbs.QsubArgs) -> bytes:
         return b""
     name = "standard input" if script is None else printable(script)
     try:
-        # O_NONBLOCK: a FIFO without a writer would hang here, open(2).
+        # O_NONBLOCK: open(2) of a FIFO without a writer would hang.
         source = 0 if script is None else os.open(script, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(source, "rb", closefd=script is not None) as file:
             if script is not None and not stat.S_ISREG(os.fstat(source).st_mode):
@@ -207,9 +207,9 @@ def read_script(args: pbs.QsubArgs) -> bytes:
 
 
 def working_directory() -> str:
-    """Return the directory of submission from PWD if valid, otherwise from the kernel."""
+    """Return the directory of submission: PWD if it is valid, otherwise the kernel's path."""
     here = os.environ.get("PWD", "")
-    with contextlib.suppress(OSError):  # missing, or below a directory that the user cannot search
+    with contextlib.suppress(OSError):  # missing, or in an unreadable directory
         if here.startswith("/") and Path(here).samefile("."):
             return here
     return str(Path.cwd())
@@ -281,7 +281,7 @@ def _no_mail(value: str) -> None:
         )
 
 
-# Jobs have neither priorities nor accounts here, and none is run twice.
+# ``local`` has no priorities or accounts, and reruns no job.
 _WITHOUT_EFFECT: dict[str, Callable[[str], object]] = {
     "A": str,
     "M": str,

@@ -1,8 +1,8 @@
 """The service of ``local``: a queue with slots. Client input is parsed in other processes.
 
-One thread waits for the client processes, and each running job has another. If the service dies,
-the kernel kills hooks and jobs. The next service tears them down and continues the queue. The
-protocol is described in :mod:`vtorque_local.client`.
+One thread waits for the client processes, and each running job has its own thread. If the service
+dies, the kernel kills hooks and jobs. The next service tears them down and continues the queue. For
+the protocol, see :mod:`vtorque_local.client`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from vtorque_pbs import convention as pbs
 
 MAX_JOBS = 1000  # of one user
 MAX_SPOOL = 64 << 20  # bytes of all scripts and environments of one user's jobs
-BACKLOG = 4096  # clients that wait to be accepted
-WAIT_TIME = 10.0  # seconds until a job that waits for others is tried again; sooner if one ends
-LEAVE_TIME = 5.0  # seconds for clients to be told of the end
+BACKLOG = 4096  # pending connections
+WAIT_TIME = 10.0  # seconds until a waiting job is retried, unless a job ends first
+LEAVE_TIME = 5.0  # seconds to notify clients of the service's end
 ACCEPTOR = (sys.executable, "-I", "-m", "vtorque_local.acceptor")
 
 
@@ -53,7 +53,7 @@ class Setup:
         root_jobs: Accept jobs of root, unlike Torque.
         lock_wait: Seconds to wait for another service to stop.
         idle: Exit after this many seconds without jobs and clients.
-        acceptor: Command that gets a listening socket and a channel.
+        acceptor: Command of the acceptor; it gets a listening socket and a channel.
     """
 
     run: Path
@@ -77,7 +77,7 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._working: set[Entry] = set()
         self._ended: queue.SimpleQueue[tuple[Entry, bool]] = queue.SimpleQueue()
-        self._served: dict[int, int] = {}  # uid: when one of its jobs was last begun
+        self._served: dict[int, int] = {}  # uid: number of its last start
         self._reaped = self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -86,10 +86,10 @@ class Service:
         os.umask(0o077)
         for directory, mode in ((self.setup.run, 0o755), (self.setup.spool, 0o711)):
             make_directories(directory)
-            directory.chmod(_mode(mode))  # a reap before us may have made it, for root alone
+            directory.chmod(_mode(mode))  # an earlier reap may have created it with mode 0700
         self.spool.mkdir(exist_ok=True)
         self.spool.chmod(_mode(0o711))
-        # One that is stopping still has it.
+        # A service that is stopping still holds the lock.
         self._lock = take_lock(self.setup.spool / "lock", self.setup.lock_wait)
         self._listen()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,9 +98,9 @@ class Service:
     def serve(self) -> None:
         """Run until :meth:`stop`. Then end running jobs; queued jobs stay queued."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several for each client
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client needs several
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # a daemon's is not who took it
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # the daemon, not its parent
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._start_acceptor()
@@ -111,21 +111,21 @@ class Service:
             if not self._look():
                 (self.setup.run / "local.sock").unlink(
                     missing_ok=True
-                )  # who comes now starts another
+                )  # new clients start another service
                 break
-        self._channel.shutdown(socket.SHUT_WR)  # it accepts no more, and ends
+        self._channel.shutdown(socket.SHUT_WR)  # the acceptor stops and exits
         for client in list(self._clients.values()):
             self._let_go(client)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._acceptor.wait(LEAVE_TIME)
 
     def stop(self) -> None:
-        """Make :meth:`serve` return, and start no more jobs."""
+        """Start no more jobs, and make :meth:`serve` return."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
     def submit(self, client: Client, want: order.Submission) -> str:
-        """Queue a job or the tasks of an array, and return the id."""
+        """Queue a job, or the tasks of an array. Return the id."""
         uid = client.uid
         if uid == 0 and not self.setup.root_jobs:
             raise UsageError("jobs of root are not accepted: submit as an ordinary user")
@@ -135,7 +135,7 @@ class Service:
         counter = self.setup.spool / "counter"
         given = int(counter.read_text()) if counter.exists() else 0
         number = max([given, *(number_of(path)[0] for path in self._directories())]) + 1
-        replace_file(counter, str(number).encode())  # never given out again
+        replace_file(counter, str(number).encode())  # never reused
         entries: list[Entry] = []
         try:
             for name in names:
@@ -174,7 +174,7 @@ class Service:
             raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
 
     def _stuck_of(self, uid: int) -> list[mom.Process]:
-        """Return a user's unkillable processes if they exceed the limit."""
+        """Return the user's processes that survived SIGKILL, if they exceed the limit."""
         left = []
         for process in self.stuck.pop(uid, []):
             if process.ended(0):
@@ -215,10 +215,10 @@ class Service:
 
     def _find_jobs(self) -> None:
         for directory in self._directories():
-            with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
+            with contextlib.suppress(OSError, ValueError, TypeError):  # an incomplete job
                 job = Job.decode((directory / "job").read_bytes())
                 entry = self.entries[job.id] = self._entry(None, job, directory)
-                if job.state == "Q" and job.interactive:  # its terminal has gone
+                if job.state == "Q" and job.interactive:  # its terminal is gone
                     self._finish(entry)
 
     def _reap(self) -> None:
@@ -227,7 +227,7 @@ class Service:
         os.eventfd_write(self._wake, 1)
 
     def _look(self) -> bool:
-        """Wait for events, or until a waiting job is to be retried.
+        """Wait for an event, or until a waiting job must be retried.
 
         Return False after the idle time.
         """
@@ -264,7 +264,7 @@ class Service:
             self._listen()
             self._start_acceptor()
             return
-        if len(found) != GIVEN:  # there were no more numbers; its pipes end, and so does it
+        if len(found) != GIVEN:  # too many open files: the closed pipes end the client's process
             for descriptor in found:
                 os.close(descriptor)
             return
@@ -290,7 +290,7 @@ class Service:
         except VtorqueError as error:
             client.tell({"error": str(error)})
             data = b""
-        except Exception as error:  # whatever it is, it is the client's
+        except Exception as error:  # caused by the client's input
             client.tell({"error": f"bad request: {printable(str(error), 200)}"})
             data = b""
         if not data:
@@ -347,11 +347,11 @@ class Service:
         return f"all slots are in use ([plugin.local] slots = {self.setup.slots})" if full else ""
 
     def _begin_jobs(self) -> None:
-        """Fill the slots in turns: least recently served user first, then the oldest job."""
+        """Fill the slots: the least recently served user first, then the oldest job."""
         now = time.monotonic()
         ready = [e for e in self.entries.values() if e not in self._working and e.again <= now]
         for entry in ready:
-            if entry.job.state != "Q":  # lost with the service before this one
+            if entry.job.state != "Q":  # lost by the previous service
                 self._work(entry)
         held = {uid for uid in {entry.job.uid for entry in ready} if self._stuck_of(uid)}
         queued = [e for e in ready if e.job.state == "Q" and e.job.uid not in held]
@@ -370,7 +370,7 @@ class Service:
             done = True
             try:
                 done = entry.work()
-            except Exception:  # a defect, which must not take the slot with it
+            except Exception:  # a bug must not occupy the slot forever
                 traceback.print_exc()
             self._ended.put((entry, done))
             os.eventfd_write(self._wake, 1)
@@ -379,7 +379,7 @@ class Service:
         self._working.add(entry)
         try:
             _thread(run)
-        except RuntimeError:  # there are too many processes, a user's maybe: later
+        except RuntimeError:  # too many processes: retry later
             self._working.discard(entry)
             entry.again = time.monotonic() + WAIT_TIME
 
@@ -391,11 +391,11 @@ class Service:
         self._remove(entry.directory)
         if entry.client:
             entry.client.tell_end(entry, pbs.shell_code(job.status or 0), job.reason)
-        for each in self.entries.values():  # what they wait for may be free now
+        for each in self.entries.values():  # resources may be free now
             each.again = 0.0
 
     def _remove(self, directory: Path) -> None:
-        """Remove a job's files, truncated so that open descriptors keep no content."""
+        """Remove a job's files. Truncate them first, so that open descriptors keep no content."""
         for path in directory.glob("*"):
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vtorque_core.api import setting
 
-LEAST_PIDS = 64  # a job shell with its helpers has up to 20
+LEAST_PIDS = 64  # a job shell and its helpers need up to 20
 
 
 @dataclass(frozen=True)

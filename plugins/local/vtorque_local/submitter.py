@@ -1,4 +1,4 @@
-"""Submit jobs to ``local`` with the common part of Torque's qsub. Privileges: the user."""
+"""Submit jobs to ``local``, with a common subset of Torque's qsub options. Privileges: the user."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vtorque_core.api.submission import to_token
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
-EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
-_AWAY = 0  # in place of a socket's number: there is none
+EXIT_INTERRUPTED = 130  # a shell's exit status after SIGINT
+_AWAY = 0  # instead of an inode, if there is no socket
 
 
 class LocalSubmitter:
@@ -30,7 +30,7 @@ class LocalSubmitter:
     naming = "-N"
 
     def __init__(self, paths: Paths = Paths(), start: Sequence[str] = ()) -> None:  # noqa: B008
-        """``start`` is the command that starts a personal service; empty if an admin does so."""
+        """Create a submitter. ``start`` starts a personal service; empty if an admin starts it."""
         self._socket, self._start = paths.run / "local.sock", start
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
@@ -68,7 +68,7 @@ class LocalSubmitter:
         token = "" if blob is None else to_token(blob)
         environ = dict(os.environ)
         if token and args.interactive and not wanted.display:
-            environ["DISPLAY"] = ""  # the job shell is to find that of -X, not of -V
+            environ["DISPLAY"] = ""  # the job shell must use that of -X, not that of -V
         message |= {"environ": environ, "cwd": here, "token": token}
         if args.interactive:
             return self._interactive(message)
@@ -112,7 +112,7 @@ class LocalSubmitter:
     def _interactive(self, message: dict[str, Any]) -> int:
         if not os.isatty(0) or not os.isatty(1):
             raise UsageError("-I: standard input and output must be a terminal")
-        errors = 2 if os.isatty(2) else 1  # the service takes terminals only
+        errors = 2 if os.isatty(2) else 1  # the service accepts only terminals
         with self._ask(message, (0, 1, errors)) as (answer, lines), qsub.terminal_kept():
             sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
             signal.signal(signal.SIGWINCH, lambda *_: _resized(lines))
@@ -127,17 +127,17 @@ class LocalSubmitter:
         while not line:
             with self._connected() as sock, sock.makefile("rb") as lines:
                 asked = self._which()
-                with contextlib.suppress(OSError):  # the answer, or its absence, tells
+                with contextlib.suppress(OSError):  # detected by a missing answer
                     sent = socket.send_fds(sock, [data], fds) if fds else 0
                     sock.sendall(data[sent:])
-                with contextlib.suppress(OSError):  # it was killed with our request unread
+                with contextlib.suppress(OSError):  # killed before it read the request
                     line = lines.readline()
                 if line:
                     answer = json.loads(line)
                     if "error" in answer:
                         raise UsageError(answer["error"])
                     yield answer, lines
-                elif not self._start or asked == self._which() != _AWAY:  # or it has just ended
+                elif not self._start or asked == self._which() != _AWAY:  # otherwise retry
                     raise VtorqueError(
                         "the local batch system has ended meanwhile: try again later"
                     )
@@ -152,7 +152,7 @@ class LocalSubmitter:
             except OSError as error:
                 connection.close()
                 why = why or f"{error.strerror}; an admin starts it with: vtorque local serve"
-            if start:  # two may do so at once: then one of them fails, and finds the other's
+            if start:  # of two concurrent starts, one fails and uses the other's service
                 import subprocess  # noqa: PLC0415
 
                 done = subprocess.run(
@@ -164,7 +164,7 @@ class LocalSubmitter:
     def _which(self) -> int:
         """Return the socket's inode, which identifies the service.
 
-        An idle service unlinks it on exit.
+        An idle service unlinks the socket on exit.
         """
         try:
             return self._socket.lstat().st_ino
@@ -179,7 +179,7 @@ def serving(config: Path) -> tuple[str, ...]:
 
 
 def _resized(connection: BinaryIO) -> None:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the service has ended
         os.write(connection.fileno(), b"\n")
 
 
