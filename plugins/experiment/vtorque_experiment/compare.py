@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Which side is better, whether they differ, or why this is unknown."""
+        """The result in words, or the reason why there is none."""
         if self.ratio is None:
             return "the base is 0"
         if self.warning or not self.ratio.differs:

@@ -22,7 +22,10 @@ _NUMBER = ".5~g"  # https://d3js.org/d3-format; 1e+9 fits where 1,000,000,000 is
 
 @dataclass(frozen=True)
 class Series:
-    """The values of a row of a plot, one color per side. ``label`` is the user's text."""
+    """The values of a row of a plot, one color per side of a comparison.
+
+    ``label`` is the user's text.
+    """
 
     label: str
     sides: Sequence[Sequence[float]]

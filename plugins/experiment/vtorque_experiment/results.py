@@ -52,7 +52,7 @@ class Results:
         return said.get(name, "less" if name in ("wall", "wait") else "")
 
     def table(self) -> dict[tuple[int, str], list[float]]:
-        """Return the values by combination and number, of done points only."""
+        """Return the values of done points, by combination and number."""
         found: dict[tuple[int, str], list[float]] = {}
         for row in self.rows:
             if row.state == DONE:

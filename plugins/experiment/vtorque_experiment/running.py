@@ -150,7 +150,7 @@ class Planned:
 
     @property
     def hopeless(self) -> bool:
-        """True if vsub refuses combinations, including all that would run in guests."""
+        """True if vsub refuses at least one combination, and each that would run in guests."""
         guests = [n for n, cell in enumerate(self.cells) if cell.get("bare") is not True]
         return bool(self.refused) and all(n in self.refused for n in guests)
 
