@@ -207,9 +207,10 @@ def _job(word: str) -> str:
 
 
 def _parts(text: str, name: str) -> list[str]:
-    """Return the contents of all elements of a name in Torque's output; HostFault if truncated.
+    """Return the contents of all XML elements with this name in Torque's output.
 
-    Values never contain ``<`` (u_MXML.c replaces it), so users' text cannot forge an element.
+    Raises HostFault if the output is truncated. Values never contain ``<`` (u_MXML.c replaces it),
+    so users' text cannot forge an element.
     """
     if text.strip() and not text.rstrip().endswith(("</Data>", "<Data/>")):
         raise HostFault("truncated answer of the batch system: it does not end with </Data>")

@@ -50,7 +50,7 @@ class Node:
 
 
 class Slurm:
-    """Slurm's commands, with an explicit PATH and SLURM_CONF, which its programs do not inherit."""
+    """Slurm's commands, with explicit PATH and SLURM_CONF, which programs called by Slurm lack."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
