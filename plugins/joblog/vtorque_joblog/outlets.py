@@ -113,7 +113,7 @@ class Outlet:
             return bool(self._logs) or self._working
 
     def close(self, until: float) -> None:
-        """Deliver the rest and close the sink, until a monotonic time."""
+        """Deliver the remaining entries until a monotonic deadline, and close the sink."""
         with self._changed:
             self._closing = True
             self._changed.notify()

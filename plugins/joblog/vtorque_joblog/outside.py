@@ -173,7 +173,7 @@ class Outside:
             return bool(self._due or self._out)
 
     def close(self, until: float) -> None:
-        """Let the process deliver the rest and end, until a monotonic time."""
+        """Let the process deliver the remaining entries and end, until a monotonic deadline."""
         self._until = until
         os.eventfd_write(self._wake, 1)
         self._thread.join(max(0.0, until - time.monotonic()))

@@ -104,7 +104,7 @@ def answer(answers: int, sink: int, number: int, offset: int) -> None:
 
 
 def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Sequence[int]]]:
-    """Yield received logs with number and offsets, until a monotonic time or the end of input.
+    """Yield received logs with number and offsets, until a monotonic deadline or the end of input.
 
     Raises HostFault if the limit of open files is reached.
     """
