@@ -20,13 +20,13 @@ DROPS = tuple(f"{GUEST}network_{way}_drops_total" for way in ("receive", "transm
 BOOT = f"{GUEST}boot_seconds"
 
 START = ("plan", "render domain", "pre-boot", "boot", "ready", "post-boot")
-"""Phases before the script."""
+"""Names of the phases before the script."""
 
 RUN = ("await the script", "run")
 STILL = ("paused", "suspended")
-"""Phases in which the guests were paused."""
+"""Names of the phases in which the guests were paused."""
 MOVED = ("arrives", "moves")
-"""Phases in which a guest migrated."""
+"""Names of the phases in which a guest migrated."""
 
 
 @dataclass(frozen=True)

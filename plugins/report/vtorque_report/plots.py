@@ -22,7 +22,7 @@ APP = "vtorque_app_"
 _FEW = 24  # up to this number, points are marked
 
 Values = Sequence[tuple[float, float]]
-"""(seconds since the job's start, value)"""
+"""Points of a line: (seconds since the job's start, value)."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Axis:
 
     @property
     def unit(self) -> tuple[float, str]:
-        """The unit of the axis: its seconds and its name."""
+        """The axis's unit: its length in seconds, and its name."""
         for seconds, name, least in ((86400, "days", 2), (3600, "hours", 2), (60, "min", 2)):
             if self.seconds >= least * seconds:
                 return float(seconds), name
         return 1.0, "s"
 
     def scale(self, at: float) -> float:
-        """Return a time since the job's start in that unit."""
+        """Return a time since the job's start in the axis's unit."""
         return round(at / self.unit[0], 5)
 
 
@@ -119,7 +119,7 @@ def _plot(
     top: float = 0.0,
     per: str | None = None,
 ) -> Iterator[Plot]:
-    """Yield a line plot, unless there is no data; ``per`` means that the values are bytes."""
+    """Yield a line plot, unless there is no data. With ``per`` (``/s``), the values are bytes."""
     series = {name: values for name, values in series.items() if values}
     if not series:
         return

@@ -32,7 +32,7 @@ class Report:
 
     @property
     def first(self) -> Attempt:
-        """The attempt on the first node, which stands for the job."""
+        """The attempt on the first node."""
         return self.attempts[0]
 
     @cached_property

@@ -85,7 +85,7 @@ def _use(report: Report) -> Table:
 
 
 def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
-    """Yield figures that are shares: name, share, and both as text."""
+    """Yield figures that are shares: name, share, and an explanation."""
     if total.busy is not None and total.cores is not None and total.cpu is not None:
         of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
         yield "CPU", total.busy, of
