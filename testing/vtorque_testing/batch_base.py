@@ -86,7 +86,7 @@ def request_of(harness: BatchHarness, job: Submission) -> Request:
 
 
 def added(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that neither the submitting environment nor a shell sets."""
+    """Return the variables that neither the submitting environment nor a shell has set."""
     own = {"PWD", "OLDPWD", "SHLVL", "_"}
     mine = harness.environ
     return {k: v for k, v in environ.items() if k not in own and mine.get(k) != v}

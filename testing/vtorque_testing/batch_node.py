@@ -36,7 +36,7 @@ class NodeContract(ContractBase):
             assert job.attempt >= 0
 
     def test_the_hook_waits_or_not_whatever_the_request_says(self, harness: BatchHarness) -> None:
-        """``detach`` must depend on the node's position in the job, never on the request."""
+        """``BatchJob.detach`` must depend on the node's position in the job, not on the request."""
         got = submit(harness, *VM, script(harness))
         honest, forged = (
             harness.start(got, forged=text).hooks[0].job() for text in (None, "vt1:%")

@@ -205,7 +205,7 @@ class SubmissionContract(ContractBase):
 
     @pytest.mark.full
     def test_other_scripts_of_the_wild(self, harness: BatchHarness) -> None:
-        """The scripts in :attr:`rarely` must pass the same test."""
+        """The guest must also run the scripts in :attr:`rarely` byte for byte."""
         self.all_go_through(harness, self.rarely)
 
     def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:

@@ -27,7 +27,7 @@ class BuilderHarness(Protocol):
 
     @property
     def builder(self) -> Builder:
-        """The builder."""
+        """The builder under test."""
         ...
 
     @property

@@ -102,7 +102,7 @@ class ShellCall:
 
 @dataclass(frozen=True)
 class StartedJob:
-    """A job on its nodes; ``hooks`` are in rank order."""
+    """A started job: root's hook call on each node, in rank order, and the job shell."""
 
     hooks: tuple[HookCall, ...]
     shell: ShellCall

@@ -471,7 +471,7 @@ def _found(tool: str) -> Path:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function, because a bound method in a class would not be bound again."""
+    """Wrap a bound method in a function, because a class binds only functions."""
     return lambda *arguments: function(*arguments)  # noqa: PLW0108
 
 
