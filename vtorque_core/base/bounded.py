@@ -1,4 +1,4 @@
-"""Call code that may hang: a library's, or a plugin's."""
+"""Call code of a library or plugin that may hang, with a time limit."""
 
 from __future__ import annotations
 

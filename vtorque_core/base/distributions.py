@@ -9,7 +9,7 @@ import sys
 
 CORE = "vtorque-core"
 TESTING = "vtorque-testing"
-"""For authors of plugins; not for nodes."""
+"""Distributions for authors of plugins, not for nodes."""
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
@@ -19,9 +19,9 @@ PLUGINS = {
         "warm",
     )
 }  # fmt: skip
-"""Distribution by plugin name."""
+"""Names of distributions, by plugin name."""
 BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque": "pbs"}
-"""Plugin by batch system."""
+"""Names of plugins, by batch system."""
 
 
 def how_to_install(distribution: str, version: str = "") -> str:

@@ -226,7 +226,7 @@ def migratable_xml(uri: str, uuid: str) -> str:
 
 
 def versions(uri: str) -> dict[str, str]:
-    """Return the versions, by name, that two nodes must share to migrate a domain."""
+    """Return the versions, by component, that two nodes must share to migrate a domain."""
 
     def work(connection: Any) -> dict[str, str]:
         host = ElementTree.fromstring(connection.getCapabilities()).find("host/cpu")  # noqa: S314
@@ -290,7 +290,7 @@ def take_domain(
     metadata: tuple[str, str, str],
     cpus: tuple[bool, ...] = (),
 ) -> None:
-    """Add devices, metadata and CPUs to a warm (paused) domain of a job, and resume it.
+    """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
     The last device is plugged in after the resume, to signal that the others are present.
     ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host CPU that the

@@ -32,7 +32,7 @@ def lock_holder(descriptor: int) -> int | None:
 
 
 def holder_of(path: Path | str) -> int | None:
-    """Like :func:`lock_holder`, for a path; ignores locks of other machines."""
+    """Return the lock holder of a file by its path; ignore locks of other machines."""
     with safefs.closing(_opened(path)) as descriptor:
         pid = lock_holder(descriptor)
     return pid if pid and pid > 0 else None

@@ -58,7 +58,7 @@ def is_own() -> bool:
 
 @contextlib.contextmanager
 def telling(program: str) -> Iterator[None]:
-    """Turn deliberate errors and interrupts into one line and vTorque's exit status."""
+    """Report deliberate errors and interrupts as one line, and exit with vTorque's exit status."""
     open_streams()
     try:
         try:

@@ -27,7 +27,7 @@ from vtorque_core.images.sidecar import (
 )
 
 Accept = Callable[[Sidecar], None]
-"""Raises Refused for an image that the site does not accept."""
+"""A function that raises Refused for an image that the site does not accept."""
 
 
 @dataclass(frozen=True)

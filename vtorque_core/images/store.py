@@ -38,7 +38,7 @@ _LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
 
 Uses = Mapping[str, tuple[str, ...]]
-"""Ids of the jobs that use a version, by its directory."""
+"""Ids of the jobs that use an image version, by the version's directory."""
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
 
 
 def collect_version(path: Path) -> None:
-    """Remove an expired version without a name, after its last job has released it."""
+    """Remove an expired version without an image name, after its last job has released it."""
     home = path.parent
     with contextlib.suppress(OSError, ValueError, HostFault):
         if current(home) == path.name or not path.exists() or _until(home, path.name) > time.time():

@@ -58,7 +58,7 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 
 
 def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
-    """Return True if the site can assign this address for the claim, on any node."""
+    """Return True if the site can assign the address of this claim, on any node."""
     network = next(each for name, each in of_site(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items
@@ -164,7 +164,7 @@ def node_number(node: str, pattern: str) -> int:
 def claim(
     network: AnyNetwork, job: BatchJob, guests: int, index: int, name: str = ""
 ) -> PoolClaim | None:
-    """Return the claim for a guest's address, or None if the site assigns none.
+    """Return the claim for a guest's address, or None if the site assigns no addresses.
 
     A single-node job gets any free address of this node.
     """

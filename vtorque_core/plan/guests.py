@@ -138,7 +138,7 @@ def _offered(context: JobContext, request: JobRequest, image: Image) -> list[Boo
 def require_possible(
     sources: Iterable[BootSource], *, adopts: bool = False, remote: bool = False
 ) -> None:
-    """Raise HostFault for a source that may not be offered at this point.
+    """Raise HostFault for a boot source that a plugin may not offer at this point.
 
     ``adopts``: it may claim a warm guest. ``remote``: it must be remote.
     """
@@ -332,7 +332,7 @@ def prepare(
 ) -> list[Prepared]:
     """Collect the context items and domain elements of the placed guests.
 
-    ``of_batch`` returns the batch system's context items.
+    ``of_batch`` returns the context items of the batch system.
     """
     peers = peer_guests(context, guests)
     batch, prepared = tuple(of_batch(peers)), []

@@ -1,4 +1,4 @@
-"""Host ids of guest root in shares: one per user, the same on all nodes.
+"""Host ids of guest root in shared directories: one per user, equal on all nodes.
 
 With a common id, root in one user's guest could create a setuid program that accesses root's files
 in other users' guests. Quotas would not work either.

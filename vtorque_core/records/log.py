@@ -204,7 +204,7 @@ def defect(job_id: str) -> None:
 
 @contextlib.contextmanager
 def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
-    """Attribute this thread's messages to a guest (index on this node) or plugin."""
+    """Attribute this thread's log messages to a guest (index on this node) or plugin."""
     tokens = _guest.set(guest), _plugin.set(plugin)
     try:
         yield
@@ -245,7 +245,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """Like :func:`vtorque_core.base.errors.printable`, but also fast for long text."""
+    """Return the text like :func:`vtorque_core.base.errors.printable`, but fast for long text."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 

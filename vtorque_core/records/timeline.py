@@ -30,9 +30,9 @@ def keep_start(paths: Paths, state: JournalState) -> None:
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
-    """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
+    """Return each phase: name, guest (None: the whole job), ``start`` (Unix time), ``seconds``.
 
-    A guest's mark is measured from the start of the job's phase. The mark ``used`` has
+    The seconds of a guest's phase count from the start of the job's phase. The phase ``used`` has
     ``cpu_seconds`` and ``peak_mib``.
     """
     marks = state.phases

@@ -187,7 +187,7 @@ def ignore_setgroups() -> None:
 
 
 def refuse_what_serves_no_disk() -> None:
-    """Restrict the storage daemon, which parses guest data, to files, memory and threads."""
+    """Restrict the system calls of the storage daemon, because it parses guest data."""
     no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
@@ -305,9 +305,9 @@ def _write(path: str, text: str) -> None:
 
 
 def _open_source_as_user(plan: Plan) -> int:
-    """Open the source on the host in a child with all of the user's ids.
+    """Open the source on the host in a child process with all of the user's ids.
 
-    Effective ids do not suffice: NFS may squash root, and FUSE checks the real ids.
+    Effective ids are not enough: NFS may squash root, and FUSE checks the real ids.
     """
     answer, child_answer = os.pipe()
     child_hold, hold = os.pipe()

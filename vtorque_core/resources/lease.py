@@ -21,10 +21,10 @@ class Lease(CoreResource):
     Attributes:
         node: NUMA node of the memory; -1: unknown.
         page_kib: size of huge pages; 0: ordinary pages.
-        use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
+        use: purpose of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``.
         least, most: range of a resizable number of cores.
         cpus: list as in cpuset(7).
-        amount: of a pool of amounts.
+        amount: leased amount of a countable pool.
     """
 
     kind = "lease"

@@ -27,9 +27,9 @@ def locks_of(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
-    """Kill daemons of these lock files as soon as they are stopped, while in this context.
+    """Kill daemons that hold these lock files as soon as they are stopped, within this context.
 
-    After ``seconds`` (HANDSHAKE), kills all of them, because one may wait for a user's file system.
+    After ``seconds`` (HANDSHAKE), kill all of them, because one may wait for a user's file system.
     Raises a HostFault that explains this.
     """
     over = threading.Event()

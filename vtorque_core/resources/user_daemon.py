@@ -88,12 +88,12 @@ class Service:
 
     @property
     def disk(self) -> str:
-        """See :class:`_user_daemon_exec.Plan`."""
+        """Format of the user's disk file, or empty: see :class:`_user_daemon_exec.Plan`."""
         return ""
 
     @property
     def user_is_root(self) -> bool:
-        """See :class:`_user_daemon_exec.Plan`."""
+        """True if the user's ids are 0 in the namespace: see :class:`_user_daemon_exec.Plan`."""
         return False
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ _ATTRIBUTES = ":ok:all:user.:user.:{}:unsupported:all:::"
 
 @dataclass(frozen=True)
 class SharedDirectory(user_daemon.Service):
-    """One shared directory and its daemon. ``comes``: the guest migrates to this node."""
+    """One shared directory and its daemon. ``comes`` is True if the guest migrates to this node."""
 
     nofile: int = _LEAST_FILES
     program: str = VIRTIOFSD

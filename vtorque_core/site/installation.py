@@ -1,4 +1,4 @@
-"""Describe this installation for the programs that the batch system starts on the node."""
+"""Describe this installation of vTorque for the node programs that the batch system starts."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Entry:
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
     def counts(self, facts: Facts) -> bool | None:
-        """Return True if the entry applies to a job; None if that is unknown."""
+        """Return True if the entry applies to a job; None if this is unknown."""
         found = [_fits(facts.get(name), wanted) for name, wanted in self.jobs.items()]
         return False if False in found else None if None in found else True
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from vtorque_core.site.schema import ExtraNetwork, Network
 
 Problem = tuple[str, str, str]
-"""Table, key or empty text, message."""
+"""A problem: table, key (or empty text), message."""
 
 # Part of names in /etc/hosts and of interface aliases. Not a number: <host>-0 is a guest's name.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,14}", re.ASCII)

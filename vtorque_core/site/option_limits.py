@@ -45,8 +45,8 @@ class Limits:
     def under(self, over: Limits, *, surely: bool = True) -> Limits:
         """Return these limits overridden by ``over``.
 
-        Unless ``surely``, ``over`` may not apply, and only removes the limits that it would
-        override.
+        If not ``surely``, it is unknown whether ``over`` applies. It then only removes the limits
+        that it would override.
         """
         found = over if surely else Limits(self.default)
         changed = {name: getattr(found, name) for name in over.set_by}

@@ -27,9 +27,9 @@ VARIABLES = ("HOME", "XDG_RUNTIME_DIR", *_DEFAULTS)
 
 
 def is_meant(path: Path) -> bool:
-    """Return True if the config is that of the caller's personal site.
+    """Return True if this config path means the caller's personal site.
 
-    This is the default on a machine without an admin's site.
+    The personal site is the default on a machine without an admin's site.
     """
     if os.geteuid() == 0:
         return False

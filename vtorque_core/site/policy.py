@@ -50,7 +50,7 @@ def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
 
 
 def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
-    """Yield the entries that apply or may apply to a job, and True if they surely do."""
+    """Yield the entries that apply or may apply to a job, with True for those that surely apply."""
     for entry in site.limits:
         counts = entry.counts(facts)
         if counts is not False:

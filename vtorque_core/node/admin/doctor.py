@@ -75,9 +75,9 @@ def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Itera
 def examine(
     site: Site, plugins: Plugins, user: str | None = None, *, marks: bool = False
 ) -> Iterator[Finding]:
-    """Run all checks. ``user``: also check this user's requirements.
+    """Run all checks. With ``user``, also check this user's requirements.
 
-    ``marks``: omit the node's mark, because :func:`set_mark` follows.
+    ``marks`` omits the check of the node's mark, because :func:`set_mark` follows.
     """
     checks: list[tuple[str, Look]] = [
         ("code", check_code),

@@ -87,7 +87,7 @@ def _guard(site: Site) -> None:
 
 
 def require_idle(site: Site, *, spares: bool = True) -> None:
-    """Raise HostFault if a job, or with ``spares`` a warm guest, holds resources on this node."""
+    """Raise HostFault if a job holds resources on this node, or with ``spares`` a warm guest."""
     names = [path.name for path in reading.journals(site.paths)]
     held = [name for name in names if spares or not name.startswith(PREFIX)]
     if held:

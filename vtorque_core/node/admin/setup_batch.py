@@ -168,7 +168,7 @@ def _restore_config(config: Path, record: dict[str, Any]) -> str:
 
 
 def _without_us(config: Path, known: dict[str, Any] | None) -> str | None:
-    """Undo the installation's change in the config, but keep later edits; None: no config."""
+    """Undo the installation's change of the config, but keep later edits; None: no config."""
     now = edit.read(config) if config.exists() else None
     if known is None or now in (None, known["before"]):
         return now

@@ -42,9 +42,9 @@ _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 def run(config: Path, job_id: str, status: str = "") -> int:
     """Release everything that the job holds on this node, and return the hook's exit status.
 
-    If a guest died, first prints the end of its console. With an invalid or untrusted site config,
-    uses the default directories, because other directories could contain journals that a user
-    forged. ``status`` is the job's exit status, if known.
+    If a guest died, first print the end of its console. If the site config is invalid or untrusted,
+    use the default directories, because others could contain journals that a user forged.
+    ``status`` is the job's exit status, if known.
     """
     paths, node = _settings(config)
     states = _states(paths, job_id)

@@ -26,8 +26,8 @@ _SECONDS = 5.0  # limit against a user who forks faster than this kills
 def kill(paths: Paths, job: JobHeader) -> str:
     """Kill the owner's processes, and return a line about it or an empty string.
 
-    Spares them if the job did not have the whole node, the owner has another job here or is logged
-    in, or the node was rebooted.
+    Does nothing if the job did not have the whole node, the owner has another job on this node or
+    is logged in, or the node was rebooted.
     """
     if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""

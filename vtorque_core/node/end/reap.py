@@ -163,7 +163,7 @@ def reap_until_clean(
     job_id: str,
     alive: Callable[[Sequence[str]], Mapping[str, Life]],
 ) -> None:
-    """Reap in a separate process until the job holds nothing, for at most a day.
+    """Reap in a separate process until the job holds no resources, for at most a day.
 
     One process per node does this for all jobs.
     """

@@ -223,7 +223,7 @@ def _await_sisters(
 ) -> None:
     """Wait until the guests of all nodes are ready, or fail the whole job.
 
-    The batch system runs a command on each node, which checks that node's proof.
+    The batch system runs a command on each node that checks that node's proof.
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 

@@ -47,7 +47,8 @@ _log = logging.getLogger(__name__)
 def with_offers(start: Start, prepared: Sequence[Prepared], gone: Sequence[str]) -> list[Prepared]:
     """Return the guests with the boot sources that plugins offer, including claimed warm guests.
 
-    Ends the warm guests in ``gone``, whose memory the job needs, unless the job claims them.
+    Ends the warm guests in ``gone``, because the job needs their memory, unless the job claims
+    them.
     """
     paths, site = start.site.paths, start.site
     cold = [each for each in prepared if isinstance(each.plan.source, ColdBoot)]

@@ -44,7 +44,7 @@ class Demand:
         whole: exclusive cores include their SMT siblings.
         mib: memory outside huge pages.
         paged_mib: memory in huge pages of ``page_kib``.
-        ram_mib: the guest's own RAM, part of one of the two.
+        ram_mib: the guest's own RAM, which is part of ``mib`` or ``paged_mib``.
         numa: None: the node's default.
         ram_key, numa_key: ``-vm`` keys that request huge pages and NUMA placement.
         largest: MiB and key of the largest memory claim except QEMU's.
@@ -72,7 +72,7 @@ class Demand:
 
     @property
     def open_own(self) -> int:
-        """Number of exclusive CPUs without a requested id."""
+        """Number of exclusive CPUs for which the user requested no CPU ids."""
         return sum(c.count for c in self.cores.values() if c.own and not c.cpus)
 
     @property
@@ -85,7 +85,7 @@ class Demand:
         return next((c.key for c in self.cores.values() if c.own), "vcpus")
 
     def idle_beside(self, machine: Topology) -> tuple[int, ...]:
-        """Return the SMT siblings of the CPUs that a guest with whole cores requests by id."""
+        """Return the SMT siblings that stay idle if a guest requests whole cores by CPU id."""
         cores = [machine.siblings(cpu) for cpu in self.fixed] if self.whole else []
         return tuple(sorted({cpu for core in cores for cpu in core} - set(self.fixed)))
 

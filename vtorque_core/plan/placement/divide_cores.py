@@ -137,7 +137,10 @@ class _Finish:
         return [replace(at, amounts=mine) for at, mine in zip(found, counted, strict=True)]
 
     def _check_count(self) -> None:
-        """Count idle siblings too, because they belong to the job."""
+        """Check that the job's CPUs suffice.
+
+        Idle SMT siblings count, because they belong to the job.
+        """
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
             d = next(d for d in self.demands if d.whole)
             raise NoFit(

@@ -83,7 +83,7 @@ class NodeShare:
         return room * min(self.cpu_count or cpus, there) // there
 
     def capacity(self, mib: int) -> int:
-        """Return the memory of a NUMA node without its part of the reserve."""
+        """Return a NUMA node's memory, without its part of the memory reserved for the host."""
         whole = self.machine.mem_mib
         return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
@@ -95,7 +95,7 @@ class NodeShare:
 
 @dataclass(frozen=True)
 class Taken:
-    """Resources that open leases of other jobs hold.
+    """Resources that other jobs hold by open leases.
 
     Attributes:
         items: by pool. Exclusive CPUs are in the pool ``core``.
@@ -126,19 +126,19 @@ class Taken:
 
 @dataclass(frozen=True)
 class Free:
-    """Resources of the job's share that no other job holds: what demands must fit into."""
+    """Resources of the job's share that no other job holds. All demands must fit into them."""
 
     share: NodeShare
     taken: Taken
 
     @cached_property
     def floating(self) -> frozenset[int]:
-        """CPUs for sharing threads."""
+        """CPUs on which threads without exclusive CPUs run."""
         return frozenset(self.share.usable) - self.taken.own
 
     @cached_property
     def ownable(self) -> frozenset[int]:
-        """CPUs that a guest can have exclusively."""
+        """CPUs that a guest can get exclusively."""
         others = {cpu for cpu, jobs in self.taken.shares.items() if jobs}
         return self.floating - others - set(self.share.reserved)
 

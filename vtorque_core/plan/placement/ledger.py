@@ -47,9 +47,9 @@ def place(
 ) -> tuple[list[Placement], list[str]]:
     """Return a placement for each guest, leased in ``journal``; all or nothing. As root.
 
-    Also returns the keys of warm guests that must end first, but none if the guest to place is warm
-    itself. Call before the job acquires other resources. Items in ``away`` are in use although no
-    journal names them.
+    Also returns the keys of warm guests that must end first, but none if the guest to place is
+    itself warm. Call before the job acquires other resources. Items in ``away`` count as in use
+    although no journal names them.
     """
     try:
         plan(claims, share, Taken())

@@ -14,7 +14,7 @@ from vtorque_core.plan.placement.demand import Demand
 _STEPS = 3000  # of the search; about 0.3 s on a machine of 128 CPUs, under the node's lock
 
 Groups = tuple[tuple[int, ...], ...]
-"""Free CPUs by physical core."""
+"""The free CPUs of each physical core."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Search:
 
     Attributes:
         fixed_nodes: nodes of the CPUs that each guest requests by id.
-        misfits: unfulfilled preferences by node, for each guest.
+        misfits: number of unmet preferences on each node, for each guest.
         strict: True for guests that must not cross nodes.
     """
 

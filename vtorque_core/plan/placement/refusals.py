@@ -12,7 +12,7 @@ from vtorque_core.plan.placement.packing import Room
 
 
 def require_fit(demands: Sequence[Demand], free: Free) -> None:
-    """Raise NoFit if the demands exceed what is free on the node as a whole."""
+    """Raise NoFit if the demands exceed the node's free resources in total."""
     check_memory(demands, free)
     _check_fixed(demands, free)
     _check_cores(demands, free)
@@ -21,7 +21,7 @@ def require_fit(demands: Sequence[Demand], free: Free) -> None:
 def check_memory(demands: Sequence[Demand], free: Free, exact: bool = False) -> None:
     """Raise NoFit if the guests need more memory or huge pages than available.
 
-    ``exact``: raise always, because the total suffices, but not by NUMA node.
+    ``exact``: always raise, because the total suffices, but not the memory of the NUMA nodes.
     """
     need = sum(d.memory_mib for d in demands)
     plain = sum(d.mib for d in demands)
