@@ -115,7 +115,7 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
 
 
 def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
-    """Return path and number (0, 1) of the files for stdout and stderr; with ``-j``, one twice.
+    """Return the path and number (0, 1) of the files for stdout and stderr; with ``-j``, one twice.
 
     Relative paths start at ``workdir``. If a path is a directory, the number selects the default
     name (:func:`vtorque_pbs.convention.output_names`).

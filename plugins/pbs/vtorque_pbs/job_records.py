@@ -104,7 +104,7 @@ def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
             node=nodes[0] if nodes else "",
             seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
             reason=_reason(job, nodes, code),
-            nodes=nodes if state in ("R", "S") else (),  # an ended one's are kept
+            nodes=nodes if state in ("R", "S") else (),  # the server keeps those of an ended job
             ended=state in _ENDED,
             exit_code=code,
         )

@@ -243,7 +243,10 @@ def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
 
 @contextmanager
 def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Iterator[None]:
-    """Withdraw the request if the job cannot be saved. A killed process does not withdraw it."""
+    """Withdraw the request if the job cannot be saved.
+
+    If this process is killed, the request stays and is retried.
+    """
     try:
         yield
     except _Later:
@@ -422,8 +425,7 @@ def _finish(of: _Saving, until: float) -> None:
 def _prepare(of: _Saving) -> Manifest:
     """Do everything that can fail or be done early, before the guests are paused.
 
-    Return the manifest. If the guests are paused already, an earlier process was killed. Then keep
-    its files.
+    Return the manifest. If an earlier process paused the guests and was killed, keep its files.
     """
     paths, nodes, job, asked = of.paths, of.nodes, of.job, of.asked
     store = nodes.store

@@ -92,7 +92,7 @@ class Health:
                 if self._child.check():
                     error, self._child = self._child.error or "", None
                     self._take(error)
-            elif self._back is None and self._is_due():  # which makes a drain possible
+            elif self._back is None and self._is_due():  # needed by _begin_drain
                 self._said = replace(self._said, asked=time.time())
                 argv = _command(self._config, self._settings)
                 self._child = Child(lambda: _ask(argv), TIME)

@@ -50,7 +50,7 @@ _READY = 90.0  # seconds besides start_timeout, for the placeholder job
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
 _DISK = 1800.0  # seconds for a guest's own disk; the receiver waits longer
 _COMES, _LOOK = 60.0, 1.0  # seconds until an undecided guest has arrived or not; and between polls
-_AT_ONCE = 4  # of libvirtd's 5 calls per connection (max_client_requests), one must cancel
+_AT_ONCE = 4  # libvirtd allows 5 calls per connection (max_client_requests); one must cancel
 _ENDS = 5.0  # seconds between two checks whether the job ends
 CHECKPOINT = "to restart the job on another node, use vmgr checkpoint --stop and vsub -vm resume=ID"
 log = logging.getLogger(__name__)

@@ -67,16 +67,13 @@ class Moves:
             self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
     def pass_on(self, job: RunningJob, word: str) -> Child | None:
-        """Forward the owner's request to nodes outside the allocation.
-
-        None if there are no such nodes.
-        """
+        """Forward the owner's request to nodes outside the allocation; None if there are none."""
         nodes = list(elsewhere(job))
         return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
 
 
 def apart(config: Path, found: move_record.Move) -> None:
-    """Settle a migration in a process that outlives the watcher, because a release may end that.
+    """Settle a migration in a process that outlives the watcher, which a release may end.
 
     Raises:
         HostFault: If it cannot be settled now.

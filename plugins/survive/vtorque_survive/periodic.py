@@ -27,7 +27,7 @@ _AGAIN = 60.0  # seconds until a failed checkpoint before the walltime's end is 
 
 
 def plan(job: NodeJob) -> None:
-    """Record the request of a job that starts."""
+    """Record a starting job's request for checkpoints."""
     first = job.guests[0]
     if first.request[RESUME] == BEGINNING:
         place(job.site.paths, first.job).add_facts(begins_again=True)

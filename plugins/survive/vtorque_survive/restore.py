@@ -205,7 +205,7 @@ def saved_guest(guest: GuestPlan) -> SavedGuest | None:
 
 
 def works(job: NodeJob) -> None:
-    """Reset the count of failed starts: the guests run."""
+    """Reset the count of failed starts, because the guests run."""
     saved = saved_guest(job.guests[0])
     if saved is not None:
         store = Store(Path(job.site[Settings].checkpoints), job.user.uid)

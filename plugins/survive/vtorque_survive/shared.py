@@ -1,8 +1,8 @@
 """Checkpoints in a directory that all nodes mount: their users and their addresses.
 
 Nodes do not communicate directly, but through files in that directory. A checkpoint keeps its
-network addresses while it exists. A file names the job that was restored from it. Whether that job
-has ended is known to the batch system.
+network addresses while it exists. A file names the job that was restored from it. The batch system
+knows whether that job has ended.
 """
 
 from __future__ import annotations

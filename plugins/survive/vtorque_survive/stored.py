@@ -164,7 +164,7 @@ class Store:
 
     @property
     def directory(self) -> Path:
-        """The user's own directory."""
+        """The directory of the user's checkpoints."""
         return self.top / str(self.uid)
 
     def part(self, name: str) -> Path:
@@ -244,7 +244,7 @@ class Store:
         return [name for name in found if name == key or name.startswith(f"{key}-")]
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a checkpoint."""
+        """Return whether a checkpoint of this name exists."""
         return (self.directory / name / MANIFEST).is_file()
 
     def read(self, name: str) -> Manifest:
@@ -330,7 +330,10 @@ class Store:
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
-    """Return the attempt and its number of phases as a sort key. The last has no number."""
+    """Return the attempt and its number of phases as a sort key.
+
+    The last checkpoint of an attempt has no number.
+    """
     key = re.sub(r"-\d+$", "", manifest.id, flags=re.ASCII)  # of the attempt
     phases = manifest.id.removeprefix(key).removeprefix("-")
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30

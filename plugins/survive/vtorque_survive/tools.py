@@ -75,7 +75,7 @@ def tools(cpu: str = "") -> Mapping[str, str]:
 
 
 def cpu_model(tools: Mapping[str, str]) -> str:
-    """Return the CPU model in such versions; empty if guests have the node's processor."""
+    """Return the CPU model from a result of :func:`tools`, or "" for the node's processor."""
     name = tools.get("processor", "")
     return name.removeprefix(_MODEL) if name.startswith(_MODEL) else ""
 

@@ -62,7 +62,7 @@ class Batch:
         self._config, self._seconds = config, seconds
         self._lines = Lines(_BATCH_TIME)
         self._known: dict[str, Life] = {}
-        self.held: set[str] = set()  # ids of running jobs
+        self.held: set[str] = set()  # running jobs that are held
 
     def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
         """Return the last known states of these jobs.
@@ -170,7 +170,7 @@ class Loop:
             self.holds.look(here, self.batch.held)
 
     def pause(self, look: float) -> float:
-        """Return the seconds until the next look. The start of a job's script sends no event."""
+        """Return the seconds until the next look: no event reports the start of a job's script."""
         return look if self._running is None or self._running.jobs() else _IDLE
 
     def waits_for(self) -> list[int]:

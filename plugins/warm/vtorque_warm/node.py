@@ -33,7 +33,7 @@ WantedBy=multi-user.target
 
 @hookimpl
 def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Offer each guest of the job the warm guests that fit it."""
+    """Offer each guest of the job the warm guests that fit."""
     if any(site.paths.journal.glob("spare-*")):
         from vtorque_warm import source  # noqa: PLC0415 - few nodes have warm guests
 

@@ -53,7 +53,7 @@ class WarmGuest(BootSource):
 
 
 def offers(guests: Sequence[RenderedGuest], site: Site) -> Iterator[Offer]:
-    """Yield, for each guest of the job, the warm guests that fit it."""
+    """Yield, for each guest of the job, the warm guests that fit."""
     waiting = [each for each in spares.spares(site.paths) if each.waits and not each.job]
     waiting.sort(key=lambda each: each.since)
     for guest in guests if waiting else ():
