@@ -209,7 +209,7 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
         found = state.on_node(job.id, node, config, site[Settings].answer_timeout)
         states = (found, *(moved for _, moved in found.elsewhere))
         if any(rank == of for each in states for of, _ in each.guests):
-            return node  # for a migrated guest, the job's first node is asked
+            return node  # the job's first node also reports migrated guests
     raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
 
 

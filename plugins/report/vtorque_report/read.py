@@ -176,7 +176,7 @@ def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float)
             end = max(start, now) if running else start + max(0.0, seconds)
             yield Phase(_text(span.get("name")), None, start, end)
         elif isinstance(guest, int):
-            # A guest's mark is the end of a step. Its seconds count from the step before.
+            # A guest's mark is the end of a step. Its seconds count from the job's phase.
             yield Phase(_text(span.get("name")), guest, start - max(0.0, seconds), start)
 
 
