@@ -1,4 +1,4 @@
-"""Boot sources: how a guest of a job starts. For acting modules."""
+"""Boot sources: how a guest starts. For acting modules."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Process(CoreResource):
     grace: float = 5.0
 
     def create(self) -> None:
-        """Start the daemon. Raises HostFault, for example if its lock is held."""
+        """Start the daemon. Raises HostFault if its lock is held."""
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 

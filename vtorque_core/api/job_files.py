@@ -72,7 +72,7 @@ class Tree(CoreResource):
     gid: int = -1
 
     def create(self) -> None:
-        """Create the directory. Raises HostFault, for example if it exists."""
+        """Create the directory. Raises HostFault if it exists."""
         with safefs.naming(f"cannot create {self.path}"):
             safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
 
