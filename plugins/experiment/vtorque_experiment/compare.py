@@ -20,7 +20,7 @@ class Pair:
     Attributes:
         better: ``less`` or ``more``; empty if unknown.
         warning: why the ratio is not significant, or empty.
-        emulated: true if guests of a side had no KVM.
+        emulated: true if guests of either side had no KVM.
     """
 
     cell: str

@@ -86,7 +86,10 @@ class Runner:
         self._tries: Counter[int] = Counter()  # submissions of a point, counted without the book
 
     def run(self) -> End:
-        """Run until all points are over, or until stopped. Raises HostFault: disk, vsub."""
+        """Run until all points are over, or until stopped.
+
+        Raises HostFault if the disk or vsub fails.
+        """
         with b.locked(self._place.top / "submit.lock", wait=True):
             pass  # no vsub of a killed runner is left
         self._adopt()
