@@ -67,7 +67,7 @@ def lines(settings: Settings, conf: Path) -> list[str]:
 
 
 def _exceptions(settings: Settings, conf: Path) -> str:
-    """Return the nodes that Slurm never suspends: ``min_nodes`` of each shape, and all others."""
+    """Return the nodes that Slurm never suspends: ``min_nodes`` per shape, and the site's own."""
     counted = [f"{shape.nodes}:{shape.min_nodes}" for shape in settings.shapes if shape.min_nodes]
     ours = {shape.nodes for shape in settings.shapes}
     others = [
