@@ -95,6 +95,6 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
 
 
 def _places(job: KeptJob) -> Sequence[Place]:
-    """Return the nodes with readable records, or else only the first node."""
+    """Return the nodes with readable records; without any, the first node."""
     readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
     return readable or job.places[:1]

@@ -97,7 +97,7 @@ def thinned(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
-    """Return the growth per second of a counter, at each line."""
+    """Return the growth per second of a counter, at each sample."""
     totals = ((line.time, f.summed(line, *names)) for line in lines)
     known = [(at - axis.start, total) for at, total in totals if total is not None]
     pairs = [(a, b) for a, b in itertools.pairwise(known) if b[0] > a[0]]
@@ -106,7 +106,7 @@ def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
 
 
 def gauges(lines: Sequence[Line], axis: Axis, name: str) -> Values:
-    """Return the value of a metric at each line."""
+    """Return the value of a metric at each sample."""
     return [(line.time - axis.start, line.values[name]) for line in lines if name in line.values]
 
 

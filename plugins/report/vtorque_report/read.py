@@ -51,7 +51,8 @@ class Line:
 class Guest:
     """The plan of a guest and its measurements.
 
-    ``cpu_seconds`` and ``peak_mib`` are those of its QEMU from start to end, known after its end.
+    ``cpu_seconds`` and ``peak_mib`` measure its QEMU from start to end. They are unknown before its
+    end.
     """
 
     node: str

@@ -48,12 +48,12 @@ class Report:
 
     @property
     def start(self) -> float:
-        """When the first node began, in Unix seconds."""
+        """Time when the first node began, in Unix seconds."""
         return min(a.started for a in self.attempts)
 
     @property
     def end(self) -> float:
-        """When the last node ended, or now while one is running; never before the last sample."""
+        """Time when the last node ended, or now if one runs; never before the last sample."""
         ends = [self.now if a.ended is None else a.ended for a in self.attempts]
         samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
         return max([self.start, *ends, *samples])
