@@ -107,7 +107,7 @@ class RequestContract(ContractBase):
             assert request_of(harness, got).pairs == (("ram", "1G"),)
 
     def test_a_bare_metal_job_carries_nothing(self, harness: BatchHarness) -> None:
-        """Root must see no request in a bare-metal job, even if the user sets values there."""
+        """Root must see no request in a bare-metal job, even if the user fills its field."""
         name = script(harness)
         for argv in ((), *(own.argv for own in harness.dialect.own)):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()
