@@ -19,7 +19,7 @@ from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.run_tool import alone, guarded
 
 Told = Callable[[int, int], None]
-"""Called with (done, total)."""
+"""A function that gets the progress: (done, total)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STACK = 1 << 20  # bytes of each thread's stack: of 64 threads, as qemu-img may have, they count

@@ -146,7 +146,7 @@ def forget() -> None:
 
 
 ANYBODYS, ONE_EACH = range(8), range(8, 18)
-"""Bytes of the node's lock file: see :func:`libvirt_worker`."""
+"""Bytes of the node's lock file that stand for libvirtd's workers: see :func:`libvirt_worker`."""
 
 
 @contextlib.contextmanager

@@ -69,8 +69,8 @@ def check_name(name: str) -> None:
 def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
     """Return one image after checking its files.
 
-    ``cache`` has the node's copies. An identical one is preferred, and any is used if the pool is
-    missing.
+    ``cache`` has the node's copies. A copy that is identical to the pool's image is preferred. If
+    the pool is missing, any copy is used.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():

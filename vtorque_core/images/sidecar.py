@@ -39,7 +39,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file when it was hashed: size in bytes, modification time in ns, inode number."""
+    """A file's size in bytes, modification time in ns and inode number when it was hashed."""
 
     sha256: str
     size: int

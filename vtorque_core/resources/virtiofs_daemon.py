@@ -46,7 +46,7 @@ class SharedDirectory(user_daemon.Service):
 
     @property
     def user_is_root(self) -> bool:
-        """True for the Rust daemon."""
+        """True for the Rust daemon, in whose namespace the user's ids are 0."""
         return "--translate-uid" in _help(self.program)
 
     @property
