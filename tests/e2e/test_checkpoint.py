@@ -336,5 +336,5 @@ def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
 def test_no_other_user_saves_it(guest, place):
     job = Writer(guest).submit().await_more()
     other = job.checkpoint(user="vte2e2", check=False)
-    assert other.returncode != 0 and b"is not yours" in other.stderr
+    assert other.returncode != 0 and b"belongs to another user" in other.stderr
     job.check()

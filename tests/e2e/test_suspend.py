@@ -84,7 +84,7 @@ def lines(to):
 def test_owner_alone_suspends_and_resumes_a_job(guest):
     job = Counting(guest, 40)
     other = job.suspend(user="vte2e2", check=False)
-    assert other.returncode != 0 and b"is not yours" in other.stderr
+    assert other.returncode != 0 and b"belongs to another user" in other.stderr
     (fifo,) = (guest.run_dir / "jobs").glob(f"{job.id}.*/suspend.fifo")
     denied = guest.as_user("/bin/sh", "-c", f"echo suspend > {fifo}", user="vte2e2", check=False)
     assert b"Permission denied" in denied.stderr

@@ -135,7 +135,7 @@ def test_a_bad_size_is_refused_when_it_is_submitted(node):
     done = node.as_user("vsub", "-vm", "unclot=true,unclot_shmem=3M", script, check=False)
     assert done.returncode == 2
     assert b"unclot_shmem=3M: is not a power of two" in done.stderr
-    assert b"ask for 2M or 4M" in done.stderr
+    assert b"request 2M or 4M" in done.stderr
 
 
 @pytest.mark.full

@@ -238,7 +238,7 @@ def test_links_in_a_disk_lead_nowhere_outside(pool: Path, tmp_path: Path) -> Non
     (root / "usr/lib/os-release").unlink()
     (root / "usr/lib/os-release").symlink_to("/etc/shadow")
     (root / "etc/os-release").symlink_to("../../../../etc/passwd")
-    with pytest.raises(Refused, match="say --guest-type, --distro, --arch"):
+    with pytest.raises(Refused, match="use --guest-type, --distro, --arch"):
         put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
 
 
@@ -266,7 +266,10 @@ def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str)
         for offset, mark in MARKS[what].items():
             file.seek(9 * MIB + offset)
             file.write(mark)
-    found = f"no known operating system was found: ext4 without os-release (partition 1), {what}"
+    found = (
+        "no known operating system was found: ext4 without os-release (partition 1), "
+        f"{what} (partition 2)"
+    )
     with pytest.raises(Refused) as refused:
         put(pool, disk, said())
     assert str(refused.value).endswith(f"{found}: use --guest-type, --distro, --arch")
@@ -412,7 +415,7 @@ def test_add_takes_no_name_that_is_there_and_update_only_such(pool: Path, tmp_pa
     with pytest.raises(Refused, match="no such image"):
         put(pool, disk, update=True)
     put(pool, disk)
-    with pytest.raises(Refused, match="there is an image m: vmgr images update m FILE"):
+    with pytest.raises(Refused, match="image m already exists: replace it with vmgr images update m FILE"):
         put(pool, disk)
 
 

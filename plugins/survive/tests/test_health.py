@@ -84,6 +84,9 @@ def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node,
     ask(node)
     drained(node, 1)
     assert "drain: 42.srv (ada): left running" in caplog.text
+    seen = [line.partition("health: ")[2] for line in caplog.messages if "health: " in line]
+    slow = "its disk is slow ({} times in a row)"
+    assert seen == [slow.format(1), "healthy again", slow.format(1), slow.format(2)]
     name = health.socket.gethostname()
     assert node.drained()[0] == f"drain --in-turn --reason its disk is slow -- {name}"
 

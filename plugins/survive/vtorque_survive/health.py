@@ -105,7 +105,9 @@ class Health:
     def _take(self, error: str) -> None:
         count = self._said.failed + 1 if error else 0
         if error or self._said.failed:
-            log.warning("health: %s", "healthy again" if error else "well again")
+            log.warning(
+                "health: %s", f"{error} ({count} times in a row)" if error else "healthy again"
+            )
         self._said = Said(self._said.asked, count, printable(error, _MOST))
         if count >= IN_A_ROW and abs(time.time() - Last.read(self._paths).at) >= AGAIN:
             self._begin_drain()

@@ -85,5 +85,5 @@ def test_a_refused_job_names_the_entry_and_is_released(node):
 def test_without_its_queue_told_a_job_does_not_start(node):
     proof, _ = start(node, "")
     assert proof.state == "host_fault"
-    assert "the hook does not tell the job's queue, which [[limits]] 1" in proof.reason
+    assert "the hook does not report the job's queue, which [[limits]] 1" in proof.reason
     node.release("7.srv")

@@ -75,7 +75,7 @@ BAD = [
     ("pci=gpu:0", {}, AT_VSUB, r"pci=gpu:0: is not a list of cards"),
     ("pci=gpu:../../x", {}, AT_VSUB, r"pci=gpu:../../x: is not a list of cards"),
     ("pci=fpga:1", {}, AT_VSUB,
-     r"pci=fpga:1: there is no class fpga \(limit: gpu, set by \[plugin.passthrough\] classes"),
+     r"pci=fpga:1: unknown class fpga \(limit: gpu, set by \[plugin.passthrough\] classes"),
     ("pci=gpu:5", {}, ON_NODE, r"pci=gpu:5: node n1 has no 5 PCI cards of class gpu"),
     ("pci=gpu:2", {"options": {"pci": {"allow": ["gpu:1"]}}}, AT_VSUB,
      r"pci=gpu:2: is not allowed \(limit: gpu:1, set by \[options.pci\] allow in"),
