@@ -415,7 +415,9 @@ def test_add_takes_no_name_that_is_there_and_update_only_such(pool: Path, tmp_pa
     with pytest.raises(Refused, match="no such image"):
         put(pool, disk, update=True)
     put(pool, disk)
-    with pytest.raises(Refused, match="image m already exists: replace it with vmgr images update m FILE"):
+    with pytest.raises(
+        Refused, match="image m already exists: replace it with vmgr images update m FILE"
+    ):
         put(pool, disk)
 
 

@@ -120,7 +120,8 @@ def test_a_host_fault_is_tried_three_times_and_then_held(mom):
     job = submitted(mom, *VM)
     assert mom.run(job) == 3, "an endless loop of requeues"
     assert mom.pbs.job(job)["state"] == "H"
-    said = f"vtorque: held after 3 starts; when the problem is fixed: qrls -h s {job}; libvirtd"
+    said = f"vtorque: held after 3 starts; when the problem is fixed: qrls -h s {job}; "
+    said += "libvirtd does not answer"
     assert mom.pbs.job(job)["comment"] == said
 
 
