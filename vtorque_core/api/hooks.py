@@ -5,10 +5,10 @@ constant. It may omit arguments. A hook that returns data has no side effects. O
 root, in one thread, in the sorted order of plugin names. An error is reported with the plugin's
 name, and does not stop other plugins' hooks.
 
-``Module`` is the plugin's module that implements the hook: *declaring* (entry point ``vtorque1``)
-or *acting* (``vtorque1.node``). In a declaring module, ``site`` has only the settings of declaring
-modules. "Does not start" means: ``Refused`` ends the job with exit status 121; other exceptions are
-faults of the node (122), and the job may run on another node.
+``Module`` is the plugin's module that implements the hook, with its entry point. In a declaring
+module, ``site`` has only the settings of declaring modules. "Does not start" means: ``Refused``
+ends the job with exit status 121; other exceptions are faults of the node (122), and the job may
+run on another node.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 def vtorque_guest_types() -> Iterable[GuestType]:
     """Return this plugin's guest types, with unique names.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by every command, as any user.
     Errors: the plugin is disabled.
 
@@ -86,7 +86,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 def vtorque_batch_systems() -> Iterable[BatchSystem]:
     """Return this plugin's batch systems. The site selects one with ``[batch] system``.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by every command, as any user.
     Errors: the plugin is disabled.
 
@@ -104,7 +104,7 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 def vtorque_image_builders() -> Iterable[ImageBuilder]:
     """Return this plugin's image builders.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by ``vmgr images build``, as root.
     Errors: the plugin is disabled.
 
@@ -125,7 +125,7 @@ def vtorque_commands() -> Iterable[Command]:
     The core's commands take precedence. With ``@click.pass_obj`` a command of ``vmgr`` gets the
     path of the site config.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by ``vmgr`` and ``vtorque``, as any user; never by ``vsub``.
     Errors: the plugin is disabled.
 
@@ -146,11 +146,9 @@ def vtorque_commands() -> Iterable[Command]:
 def vtorque_elsewhere(
     command: click.Command, of_job: OfJob, config: Path
 ) -> Iterable[click.Command]:
-    """Return a replacement for a command about a job of another node.
+    """Return a replacement for a command (``Command.of_job``) about another node's job.
 
-    Called only for commands with ``Command.of_job``.
-
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by ``vmgr``, as the calling user.
     Errors: the command is left out.
 
@@ -173,7 +171,7 @@ def vtorque_elsewhere(
 def vtorque_resources() -> Iterable[type[Resource]]:
     """Return the resource classes that this plugin acquires and teardown must release.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: at start and teardown, on the node, as root.
     Errors: jobs that need this plugin are refused, and its records stay.
 
@@ -202,7 +200,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 def vtorque_health_checks() -> Iterable[HealthCheck]:
     """Return the checks that ``vtorque doctor`` runs.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: by ``vtorque doctor``, as its caller.
     Errors: shown as a failed check.
 
@@ -221,12 +219,12 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 @hookspec
 def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
-    r"""Return steps that ``vtorque setup install`` applies for this plugin, and uninstall reverts.
+    r"""Return this plugin's steps for ``vtorque setup install`` and ``uninstall``.
 
     They run after the batch system's steps, and are reverted before them, while the node has no
     jobs. ``vtorque doctor`` does not check them.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: by ``vtorque setup``, as root.
     Errors: an installation stops; an uninstallation continues.
 
@@ -251,7 +249,7 @@ def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
 def vtorque_options() -> Iterable[Option[Any]]:
     """Return this plugin's options: its ``-vm`` keys. ``[options.<key>]`` sets their limits.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: at submission as the user and on the node as root.
     Errors: the plugin is disabled.
 
@@ -272,7 +270,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
     Each value is already within the site's limits.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
@@ -298,7 +296,7 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     ``vsub`` requests them from the batch system; claim them in ``vtorque_plan``. ``vsub`` may call
     the hook repeatedly, with different numbers of vCPUs.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: at submission as the user and on the node as root.
     Errors: the job is refused.
 
@@ -326,7 +324,7 @@ def vtorque_boot_sources(
     For sources that decide the names, addresses or number of the guests. Not called for guests that
     migrate to this node.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: before the claims, on the node, as root.
     Errors: the job does not start.
 
@@ -352,7 +350,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
     If ``guest.host`` has nodes, the hook may read sysfs or call a tool with a short time limit. A
     Notice is shown to the user.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -375,7 +373,7 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolCl
     An example is the address of a guest that migrates, or has migrated, to another node. The hook
     is called even if the plugin is disabled for the job.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: on the node, as root, before the claims, and whenever a waiting start retries.
     Errors: the job does not start.
 
@@ -398,7 +396,7 @@ def vtorque_reserved(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolCl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
     """Return context items: settings, files and commands inside the guest.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -418,7 +416,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
     """Return virtual hardware for this guest.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: on the node, as root, and by ``vsub --dry-run``, as the user.
     Errors: the job does not start.
 
@@ -441,7 +439,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
     Of several offers for a guest, the core uses the first whose warm guest (``BootSource.adopts``)
     it can claim.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: once, on the node, as root.
     Errors: the job does not start.
 
@@ -469,7 +467,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
     The resources of the core and of the guest type already exist.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: once per job and node, as root.
     Errors: the job does not start.
 
@@ -491,7 +489,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
     ``job.acquire`` fails after ``job.deadline``, which limits the whole start.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: once per job and node, as root.
     Errors: the job does not start.
 
@@ -509,7 +507,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 def vtorque_receive(node: ReceivingNode) -> None:
     """Receive guests that run on another node: ``node.start(...)`` with a source for each.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: by ``vtorque hook receive``, as root, on the destination node.
     Errors: the exit status is 1; the plugin must inform the source node.
 
@@ -530,7 +528,7 @@ def vtorque_receive(node: ReceivingNode) -> None:
 def vtorque_teardown(job: EndedJob) -> None:
     """Read final counters before anything is released. Only the journal is available.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: once per job and node, as root, also after a failed start, in a child process with a
     time limit.
     Errors: logged.
@@ -552,7 +550,7 @@ def vtorque_ended(place: Place, site: Site) -> None:
     ``place`` has the final records. Also called after failed and refused starts, and again if a
     later teardown released something.
 
-    Module: acting.
+    Module: acting (``vtorque1.node``).
     Called: by the epilogue, the reaper or another job's start, as root, for at most 30 s.
     Errors: logged.
 
@@ -579,7 +577,7 @@ def vtorque_beside_script(
     gets only the batch system's variables (``PBS_*``, ``SLURM_*``). After the script or a failed
     start it gets SIGTERM, and SIGKILL 0.2 s later, unless the job shell was killed.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: in the job shell, as the job's owner, also for interactive jobs.
     Errors: ignored.
 
@@ -603,7 +601,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
     The returned text is untrusted.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by ``vmgr ps --phase``, as its caller.
     Errors: shown to the caller.
 
@@ -623,7 +621,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 def vtorque_kept(site: Site) -> Iterable[Place]:
     """Return places outside this node that have records of the caller's ended jobs.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: by ``vmgr report``, ``logs`` and ``ps --all``, as the caller, never as root.
     Errors: shown to the caller.
 
@@ -650,7 +648,7 @@ def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequen
     command has no input and a fixed environment; its standard error is discarded. All commands are
     killed after one second.
 
-    Module: declaring.
+    Module: declaring (``vtorque1``).
     Called: in the job shell, as the job's owner, not for interactive jobs.
     Errors: ignored.
 
