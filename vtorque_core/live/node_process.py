@@ -95,7 +95,8 @@ class NodeProcess(Process):
     def start(cls, job: NodeJob, without: str) -> None:
         """Start the process with the site's config, unless it runs. Never waits.
 
-        If the start fails, the job continues, and a warning says what it lacks: ``without``.
+        If the start fails, the job continues with a warning. ``without`` is the warning's text:
+        what the job lacks.
         """
         try:
             job.acquire(cls.of(job.site.paths, job.site.path))

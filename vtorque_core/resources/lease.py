@@ -48,7 +48,7 @@ class Lease(CoreResource):
 
 @dataclass(frozen=True)
 class SpareUse(CoreResource):
-    """A warm guest that the job has claimed, by the key of its journal."""
+    """A warm guest that the job has claimed, identified by the key of the guest's journal."""
 
     kind = SPARE
     blocking = True

@@ -144,7 +144,9 @@ def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = No
     lines = [] if root is None else [f"0 {root} 1"]
     lines += [f"{run[0][1]} {run[0][1]} {len(run)}" for run in runs]
     if len(lines) > MAX_MAP_LINES:
-        raise HostFault(f"{len(wanted)} group ids need {len(lines)} map lines: {MAX_MAP_LINES} fit")
+        raise HostFault(
+            f"{len(wanted)} group ids need {len(lines)} lines in gid_map, at most {MAX_MAP_LINES}"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -101,7 +101,7 @@ def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
     return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
 
 
-WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.md)"
+WITHOUT_ROOT = ", but you use a site of your own, which runs without root (doc/laptop.md)"
 
 
 def _not_loaded(site: Site, plugins: Plugins) -> str:

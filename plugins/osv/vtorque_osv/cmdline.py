@@ -103,8 +103,8 @@ def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) 
     line = " ".join([*(escaped(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
-            f"OSv's command line would have {len(line)} bytes, with the variables that contain "
-            "'$' or '?='",
+            f"OSv's command line is too long ({len(line)} bytes), because it has the "
+            "variables that contain '$' or '?='",
             limit=f"{MAX_CMDLINE} bytes",
             fix="submit with fewer variables (-v NAME instead of -V)",
         )

@@ -48,7 +48,7 @@ class Rest:
         self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
 
     def upload(self, path: str, content: bytes) -> None:
-        """Write a file below /tmp. On a read-only file system the server would hang.
+        """Write a file below /tmp, which is writable: on a read-only file system the server hangs.
 
         The body is a form (RFC 7578). With another body the server writes nothing, but answers 200.
         """

@@ -55,7 +55,7 @@ def receive(
     }
     job = adapter.job((), {**client.environ, **environ})
     if job.blob is None or found.name.endswith("+0"):
-        raise Refused(f"job {job_id} does not run in guests only")
+        raise Refused(f"job {job_id} also has nodes without guests")
     ids = mine.cpus.get(node, ())
     return dataclasses.replace(
         job,

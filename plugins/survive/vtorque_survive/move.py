@@ -511,7 +511,7 @@ def _part(here: Here, move: Move) -> None:
 
 
 def _tell(here: Here, move: Move, node: str, job: RunningJob | None) -> None:
-    """Notify another node of the job of the migrated guests; the first node also which ones.
+    """Tell another node of the job that guests have migrated; tell the first node also which.
 
     Best effort: the destination's watcher notifies the first node again.
     """

@@ -67,7 +67,10 @@ class Moves:
             self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
     def pass_on(self, job: RunningJob, word: str) -> Child | None:
-        """Forward the owner's request to nodes outside the allocation; None if there are none."""
+        """Forward the owner's request to nodes outside the allocation, in the returned process.
+
+        Returns None if all nodes are in the allocation.
+        """
         nodes = list(elsewhere(job))
         return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
 

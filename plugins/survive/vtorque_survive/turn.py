@@ -2,8 +2,8 @@
 
 A node first requests the drain with a mark in the batch system, then counts the other marked nodes.
 It drains only if there are fewer than the limit, requests included. The last node to set its mark
-sees all others, so no clock is needed. If too many nodes request a drain, the first ones by name
-count again while there is room, and the others remove their mark. So not all give up.
+sees all others, so no clock is needed. If too many nodes request a drain, each compares the
+names: those that sort first count again, and the others remove their mark. So at least one drains.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
         if share.kind == "nfs":
             yield warning(
                 f"[shares.{name}] is mounted by the guests themselves: the NFS server trusts a "
-                "guest's address, so root in any guest is every user there",
+                "guest's address, so root in any guest can act as any user on it",
                 'kind = "virtiofs", or Kerberos on the server',
             )
         else:
