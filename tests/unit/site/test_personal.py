@@ -251,7 +251,7 @@ def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
 def test_a_key_whose_value_needs_root_is_refused_by_name(user):
     site, plugins = load(personal.CONFIG_PATH, node=False)
     asked(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
-    with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but you use a site of your own"):
+    with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but you use a site"):
         asked(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
 
 
