@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from vtorque_core.api import hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult
@@ -15,12 +16,13 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
     from vtorque_core.live import images  # noqa: PLC0415 - only doctor needs them
     from vtorque_images.health import check_cache, check_pool  # noqa: PLC0415 - as above
 
-    def check(site: Site) -> Iterator[HealthResult]:
+    def whole(
+        check: Callable[[images.Site], Iterable[HealthResult]], site: Site
+    ) -> Iterable[HealthResult]:
         assert isinstance(site, images.Site)  # noqa: S101 - doctor passes the whole config
-        yield from check_pool(site)
+        return check(site)
 
-    def cached(site: Site) -> Iterator[HealthResult]:
-        assert isinstance(site, images.Site)  # noqa: S101 - as above
-        yield from check_cache(site)
-
-    return [HealthCheck("image pool", check), HealthCheck("image cache", cached)]
+    return [
+        HealthCheck("image pool", partial(whole, check_pool)),
+        HealthCheck("image cache", partial(whole, check_cache)),
+    ]
