@@ -359,12 +359,12 @@ def test_another_gets_its_lines_whatever_a_sink_does(top, opened, good, bad):
 
 
 def test_one_that_is_stopped_is_ended_and_another_started(top, opened, good, monkeypatch, caplog):
-    monkeypatch.setattr(outside, "_PATIENCE", 3.0)  # more than it takes to start
+    monkeypatch.setattr(outside, "_PATIENCE", 10.0)  # more than a start takes beside load
     found, log = opened("good", "stops"), Log(top)
     for number in range(2):
         found.give(log.say(str(number)))
         eventually(lambda n=number: str(n) in good.got)
-    eventually(lambda: "process accepted nothing for 3 s" in caplog.text)
+    eventually(lambda: "process accepted nothing for 10 s" in caplog.text)
 
 
 SIZE = RECORD.size
