@@ -1,4 +1,4 @@
-"""Tools that read a stranger's disk: no rights, limits, and nothing of them is left."""
+"""Tools that read untrusted disks: no privileges, limits, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def nobodys(path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def test_a_tool_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_tool_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r"the tool timed out after 0\.3 s"):
         confined_tool.run("sleep", "60", files=(), most=0, seconds=0.3)
 
 
-def test_a_tool_has_no_rights_and_limits(tmp_path: Path) -> None:
+def test_tool_runs_without_privileges_and_with_limits(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         assert confined_tool.run("id", "-u", files=(), most=0).strip() == "65534"
         assert confined_tool.run("id", "-G", files=(), most=0).strip() == "65534"
@@ -45,7 +45,7 @@ def test_a_tool_has_no_rights_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
-def test_nothing_of_a_tool_is_left_to_write_to_what_was_checked(tmp_path: Path) -> None:
+def test_child_of_a_tool_is_killed_before_it_changes_the_checked_file(tmp_path: Path) -> None:
     """A tool that a hostile image has taken over leaves a process with the file open."""
     marked = "86399.25"  # seconds: how the test finds the process
     with nobodys(tmp_path / "disk") as out:
@@ -55,7 +55,7 @@ def test_nothing_of_a_tool_is_left_to_write_to_what_was_checked(tmp_path: Path) 
     assert processes.with_word(marked) == []
 
 
-def test_a_tool_may_have_as_many_threads_as_qemu_img() -> None:
+def test_tool_may_start_as_many_threads_as_qemu_img() -> None:
     """Their stacks and heaps fit into the address space that a tool has, on any machine."""
     code = (
         "import threading\n"

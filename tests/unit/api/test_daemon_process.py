@@ -22,7 +22,7 @@ def holder(lock: Path) -> int | None:
         os.close(descriptor)
 
 
-def test_process_is_found_by_its_lock_and_ends(tmp_path):
+def test_process_is_found_by_its_lock_and_stopped(tmp_path):
     log = tmp_path / "log"
     script = "echo started; echo $PATH; exec sleep 1000"
     process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
@@ -52,7 +52,7 @@ def test_process_that_ignores_term_is_killed(tmp_path):
     assert pid is not None and not alive(pid)
 
 
-def test_process_that_cannot_be_executed_says_so(tmp_path):
+def test_missing_program_is_named_in_the_error(tmp_path):
     process = Process(("/nonexistent/daemon",), str(tmp_path / "lock"))
     with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
         process.create()
@@ -60,7 +60,7 @@ def test_process_that_cannot_be_executed_says_so(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
-def test_process_whose_pid_is_reused_kills_nobody(tmp_path):
+def test_release_without_a_lock_holder_kills_no_process(tmp_path):
     """The lock file names no pid that could go stale: without a holder nothing is killed."""
     (tmp_path / "lock").write_text(f"{os.getpid()}\n")
     Process(("sleep", "9"), str(tmp_path / "lock")).release()

@@ -16,7 +16,7 @@ def debugfs(path, command):
     return done.stdout
 
 
-def test_it_has_a_file_system_of_its_owners(tmp_path):
+def test_disk_has_a_file_system_owned_by_the_given_user(tmp_path):
     disk = DiskFile(str(tmp_path / "d.raw"), 16, owner=(1234, 5678), label="scratch")
     disk.create()
     status = (tmp_path / "d.raw").stat()
@@ -26,13 +26,13 @@ def test_it_has_a_file_system_of_its_owners(tmp_path):
     assert "scratch" in debugfs(disk.path, "show_super_stats -h")
 
 
-def test_it_may_be_empty(tmp_path):
+def test_disk_without_a_file_system_is_zeros(tmp_path):
     disk = DiskFile(str(tmp_path / "d.raw"), 1, file_system="")
     disk.create()
     assert (tmp_path / "d.raw").read_bytes() == bytes(1 << 20)
 
 
-def test_another_process_removes_it_twice_and_also_half_made(tmp_path):
+def test_release_by_another_process_is_idempotent_and_removes_a_partial_disk(tmp_path):
     disk = DiskFile(str(tmp_path / "d.raw"), 4, uid=-1)
     again = through_the_journal(disk, tmp_path)
     again.release()
@@ -42,7 +42,7 @@ def test_another_process_removes_it_twice_and_also_half_made(tmp_path):
     assert not (tmp_path / "d.raw").exists()
 
 
-def test_what_is_there_is_not_taken_and_no_size_is_none(tmp_path):
+def test_create_rejects_an_existing_file_and_size_zero(tmp_path):
     (tmp_path / "d.raw").write_text("mine")
     with pytest.raises(HostFault, match="File exists"):
         DiskFile(str(tmp_path / "d.raw"), 4).create()

@@ -30,7 +30,7 @@ def example(name):
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_the_example_runs(name):
+def test_docstring_example_runs(name):
     module = types.ModuleType("example")
     module.__dict__["__name__"] = __name__
     exec(compile(example(name), name, "exec"), module.__dict__)  # noqa: S102 - our own docstring
@@ -52,7 +52,7 @@ def test_docstring_has_module_time_of_call_and_effect_of_an_error():
         assert re.search(fields, doc, re.DOTALL), name
 
 
-def test_the_order_in_the_file_is_the_life_cycle():
+def test_hooks_are_in_life_cycle_order():
     phases = [
         "vtorque_options",
         "vtorque_plan",

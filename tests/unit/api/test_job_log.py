@@ -1,4 +1,4 @@
-"""A job's kept log is read for a stranger's text."""
+"""Reading a kept job log that contains hostile text."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from vtorque_core.api import job_log, kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 
 
-def test_a_reader_believes_nothing(tmp_path):
+def test_hostile_log_entries_are_skipped_or_escaped(tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     paths.state.mkdir()
     place = kept_records.place(paths, JobAttempt("42.srv", 0, "u", os.getuid()))

@@ -1,4 +1,4 @@
-"""What stays of a job after its end: where, for whom, how long."""
+"""Records kept after a job has ended: place, readers, lifetime."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def paths(tmp_path):
     return Paths(state=tmp_path, run=tmp_path / "run")
 
 
-def test_facts_are_added_to_those_of_before(paths):
+def test_new_facts_are_merged_with_stored_facts(paths):
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     assert place.facts() == {}
     place.add_facts(job="42.srv", started=1.0)
@@ -29,7 +29,7 @@ def test_facts_are_added_to_those_of_before(paths):
     assert [p.name for p in place.directory.iterdir()] == ["job.json"]
 
 
-def test_a_log_is_appended_to(paths):
+def test_log_is_appended_to(paths):
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     for line in (b"a\n", b"b\n"):
         descriptor = place.append("log.jsonl")
@@ -58,13 +58,13 @@ def test_attempts_of_a_job_are_found(paths):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100000])
-def test_broken_facts_are_none(paths, content):
+def test_damaged_facts_are_read_as_empty(paths, content):
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
     place.write(kept_records.JOB, content)
     assert place.facts() == {}
 
 
-def test_only_the_owner_is_let_in(paths):
+def test_only_the_owner_can_read_kept_records(paths):
     """As the access lists say it: tests have no root, and no other user."""
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     place.add_facts(job="42.srv")
@@ -86,7 +86,7 @@ def test_only_the_owner_is_let_in(paths):
     assert ACL in os.listxattr(place.directory.parent)
 
 
-def test_who_is_killed_before_the_access_list_is_there_locks_no_owner_out(paths, monkeypatch):
+def test_creator_killed_before_setting_the_acl_does_not_lock_out_the_owner(paths, monkeypatch):
     """The user's directory is made once: without its list they could read of no job any more."""
 
     def killed(*_):
@@ -102,7 +102,7 @@ def test_who_is_killed_before_the_access_list_is_there_locks_no_owner_out(paths,
         assert ACL in os.listxattr(directory)
 
 
-def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
+def test_file_system_without_acls_keeps_records_readable_by_root_only(paths, monkeypatch):
     def refuse(*_):
         raise OSError(95, "Operation not supported")
 
@@ -113,7 +113,7 @@ def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
     assert place.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_no_disk_no_facts_and_no_error(paths):
+def test_full_disk_loses_facts_without_an_error(paths):
     paths.kept.write_text("in the way")
     kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1)).add_facts(job="42.srv")
     assert paths.kept.read_text() == "in the way"
@@ -130,7 +130,7 @@ def test_links_are_not_followed(paths, tmp_path):
     assert target.read_text() == "safe"
 
 
-def test_old_and_too_many_go(paths):
+def test_sweep_removes_old_records_and_those_above_the_limit(paths):
     now = time.time()
     for number, age in enumerate((0, 1, 5, 40)):
         place = kept_records.place(paths, JobAttempt(f"{number}.srv", 1, "u", 1))
@@ -146,7 +146,7 @@ def test_old_and_too_many_go(paths):
     assert [p.key for p in kept_records.find(paths, None)] == ["3.srv.1", "0.srv.1"]
 
 
-def test_no_user_pushes_out_what_is_kept_of_others(paths):
+def test_sweep_of_a_large_user_keeps_records_of_other_users(paths):
     now = time.time()
     kept_records.place(paths, JobAttempt("old.srv", 0, "u", 1)).write("log.jsonl", bytes(1 << 19))
     for number in range(5):
@@ -157,7 +157,7 @@ def test_no_user_pushes_out_what_is_kept_of_others(paths):
     assert [p.key for p in kept_records.find(paths, None)] == ["old.srv.0", "3.srv.0", "4.srv.0"]
 
 
-def test_facts_are_json_that_a_stranger_may_read(paths):
+def test_facts_are_json_that_an_untrusted_reader_can_parse(paths):
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
     place.add_facts(job="42.srv", owner="ü\x1b[31m")
     assert json.loads(place.read(kept_records.JOB))["owner"] == "ü\x1b[31m"

@@ -1,4 +1,4 @@
-"""What a stranger wrote is read without rights, in bounded time and memory, and apart from root."""
+"""Untrusted data is parsed in a process without privileges, in bounded time and memory."""
 
 import contextlib
 import os
@@ -116,7 +116,7 @@ def too_long():
     yield bytes(4 * MAX_VALUE)
 
 
-def test_values_come_one_by_one_and_a_file_goes_with_the_question(tmp_path):
+def test_values_are_streamed_and_open_files_are_passed(tmp_path):
     (tmp_path / "f").write_text("one\ntwo")
     with reader(), (tmp_path / "f").open() as file:
         assert list(read_apart(told, "a", "", "ä", until=later())) == [b"a", b"", "ä".encode()]
@@ -124,7 +124,7 @@ def test_values_come_one_by_one_and_a_file_goes_with_the_question(tmp_path):
     assert list(read_apart(told, "alone", until=later())) == [b"alone"]
 
 
-def test_it_has_no_rights_no_files_and_no_output():
+def test_parser_has_no_privileges_no_inherited_files_and_no_output():
     kept, _ = os.pipe()
     with reader():
         said, files, output = read_apart(status, until=later())
@@ -138,18 +138,18 @@ def test_it_has_no_rights_no_files_and_no_output():
     assert output == b"/dev/null"
 
 
-def test_it_can_write_no_file(tmp_path):
+def test_parser_cannot_write_a_file(tmp_path):
     with (tmp_path / "f").open("wb") as file, pytest.raises(Unreadable, match="File too large"):
         list(read_apart(writes, until=later(), files=[file.fileno()]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
-def test_it_opens_nothing_of_roots(tmp_path):
+def test_parser_cannot_open_files_of_root(tmp_path):
     with pytest.raises(Unreadable, match="Permission denied"):
         list(read_apart(opens, str(tmp_path), until=later()))
 
 
-def test_what_root_learns_later_it_does_not_know(monkeypatch):
+def test_parser_does_not_see_secrets_loaded_later(monkeypatch):
     with reader():
         monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
         assert list(read_apart(secret, until=later())) == [b""]
@@ -160,7 +160,7 @@ def test_what_root_learns_later_it_does_not_know(monkeypatch):
     [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "the parser crashed"),
      (too_long, "output is too large")],
 )  # fmt: skip
-def test_what_goes_wrong_is_said(work, said):
+def test_failed_parse_raises_unreadable_with_the_reason(work, said):
     with reader():
         with pytest.raises(Unreadable) as caught:
             list(read_apart(work, until=later()))
@@ -169,7 +169,7 @@ def test_what_goes_wrong_is_said(work, said):
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_a_reader_that_is_killed_is_no_fault_of_what_it_reads(when):
+def test_killed_reader_is_not_reported_as_unreadable_input(when):
     with reader():
         if when == "before":
             kill_reader()
@@ -195,7 +195,7 @@ def kill_reader():
     assert asked.poll(LONG * 1000)
 
 
-def test_its_time_is_limited(monkeypatch):
+def test_parser_cpu_and_wall_time_are_limited(monkeypatch):
     monkeypatch.setattr(module, "CPU", 1)
     with reader():
         with pytest.raises(Unreadable, match="the parser crashed"):
@@ -217,7 +217,7 @@ def ends():
         assert file.read() == b""
 
 
-def test_nothing_of_it_is_left():
+def test_unfinished_parser_is_killed_with_the_reader():
     with ends() as held, reader():
         assert next(read_apart(sleeps, until=later(), files=[held])) == b""
 
@@ -233,7 +233,7 @@ with t.reader():
 """
 
 
-def test_it_ends_with_who_asks():
+def test_parser_is_killed_with_its_caller():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with ends() as held:
         argv = [sys.executable, "-c", KILLED.format(here=str(Path(__file__).parent), held=held)]
@@ -243,7 +243,7 @@ def test_it_ends_with_who_asks():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
-def test_one_that_was_taken_over_multiplies_and_reaches_nobody():
+def test_compromised_parser_can_neither_fork_nor_signal_nor_send_files():
     with subprocess.Popen(["sleep", "1000"], user=NOBODY, group=NOBODY) as other:
         with reader():
             with pytest.raises(Unreadable, match="Resource temporarily unavailable"):
@@ -258,12 +258,12 @@ def test_one_that_was_taken_over_multiplies_and_reaches_nobody():
 
 
 @pytest.mark.parametrize("work", [floods, empties])
-def test_it_says_no_more_than_is_wanted(work):
+def test_output_above_the_limit_is_rejected(work):
     with reader(), pytest.raises(Unreadable, match="output is too large"):
         list(read_apart(work, until=later(), most=100_000))
 
 
-def test_many_threads_ask_at_once():
+def test_threads_can_parse_concurrently():
     found = []
 
     def ask(number):
@@ -278,7 +278,7 @@ def test_many_threads_ask_at_once():
     assert sorted(found) == [(n, [str(n).encode()]) for n in range(20)]
 
 
-def test_a_child_of_the_asking_process_asks_the_same(monkeypatch):
+def test_forked_child_uses_the_reader_of_its_parent(monkeypatch):
     """So that who reads for a teardown in a prologue knows no more than for the prologue."""
     with reader():
         monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
@@ -296,7 +296,7 @@ def in_fork(true):
     return os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_child_that_has_closed_its_files_has_one_of_its_own():
+def test_forked_child_without_open_files_starts_a_new_reader():
     with reader():
         pid = os.fork()
         if pid == 0:

@@ -1,4 +1,4 @@
-"""What goes on when a hook has ended: a real process."""
+"""Work that continues after a hook has ended, with a real process."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from patience import eventually
 from vtorque_core.base.detach import detached
 
 
-def test_it_keeps_none_of_the_hooks_files(tmp_path):
+def test_detached_process_closes_the_files_of_the_hook(tmp_path):
     """A daemon that reads a file of the hook's until its end would wait for this process.
 
     No other file gets the number: whoever has kept it writes to it, or closes it.
@@ -39,7 +39,7 @@ def test_detached_returns_exit_code_of_work_that_ends_first():
     assert detached(lambda let_return: 75) == 75
 
 
-def test_detached_returns_0_when_work_lets_it_return():
+def test_detached_returns_0_when_work_releases_the_caller():
     assert detached(lambda let_return: let_return() or 75) == 0
 
 

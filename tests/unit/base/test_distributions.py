@@ -1,4 +1,4 @@
-"""What messages tell an admin to install is ours, and comes from no index."""
+"""Messages that name distributions to install: only vTorque's, and never from an index."""
 
 import re
 import sys
@@ -25,19 +25,19 @@ def brought() -> dict[str, str]:
     return found
 
 
-def test_the_list_is_that_of_the_repository():
+def test_list_of_distributions_matches_the_repository():
     assert brought() == PLUGINS
     assert CORE not in PLUGINS.values()
     assert len({*PLUGINS.values()}) == len(list(ROOT.glob("plugins/*/pyproject.toml")))
 
 
-def test_the_batch_systems_are_those_of_the_repository():
+def test_list_of_batch_systems_matches_the_repository():
     plugins = Plugins.load(node=False)
     systems = plugins.batch_systems()
     assert {s: plugins.plugin_of("vtorque_batch_systems", s) for s in systems} == BATCH_SYSTEMS
 
 
-def test_a_site_without_its_batch_system_is_told_what_to_install():
+def test_missing_batch_system_plugin_is_named_with_its_install_command():
     with pytest.raises(Refused, match=r"batch system 'local'.*WHEELS 'vtorque-local'"):
         Plugins.load(node=False, disable=["local"]).batch_system("local")
     with pytest.raises(Refused, match="no installed plugin provides") as raised:
@@ -45,7 +45,7 @@ def test_a_site_without_its_batch_system_is_told_what_to_install():
     assert "pip" not in str(raised.value)
 
 
-def test_ours_come_from_a_directory_of_wheels():
+def test_install_command_of_own_distributions_uses_a_wheel_directory():
     assert how_to_get("iocm") == (
         f"{sys.prefix}/bin/pip install --no-index --find-links WHEELS 'vtorque-iocm' "
         "(WHEELS: a directory of wheels; in a checkout: scripts/wheels WHEELS iocm)"
@@ -53,13 +53,13 @@ def test_ours_come_from_a_directory_of_wheels():
     assert "'vtorque-iocm==1.0'" in how_to_install("vtorque-iocm", "1.0")
 
 
-def test_a_name_that_is_not_ours_is_never_advised():
+def test_install_command_is_never_given_for_foreign_distributions():
     for said in (how_to_get("acme"), how_to_install("vtorque-acme", "1.0")):
         assert "pip" not in said and "author" in said
     assert "vtorque-acme" not in how_to_get("acme")
 
 
-def test_no_other_message_tells_anyone_to_install():
+def test_messages_contain_no_other_pip_command():
     """A plugin may offer an extra of its own, by the same two options."""
     files = [*ROOT.glob("vtorque_core/**/*.py"), *ROOT.glob("plugins/*/vtorque_*/**/*.py")]
     said = {

@@ -1,4 +1,4 @@
-"""What the exceptions of vTorque say."""
+"""Texts of vTorque's exceptions."""
 
 from vtorque_core.base.errors import Refusal, Refused
 

@@ -1,4 +1,4 @@
-"""The KVM probe: noted once per boot, believed only from root, never hanging."""
+"""The KVM probe: cached once per boot, trusted only from root, bounded in time."""
 
 import json
 import os
@@ -24,12 +24,12 @@ def test_tcg_is_not_probed(tmp_path: Path, answers: list[Probe]) -> None:
     assert kvm.choose("tcg", tmp_path) == Accel("tcg")
 
 
-def test_auto_takes_kvm_if_it_works(tmp_path: Path, answers: list[Probe]) -> None:
+def test_auto_selects_working_kvm(tmp_path: Path, answers: list[Probe]) -> None:
     answers.append(Probe())
     assert kvm.choose("auto", tmp_path) == Accel("kvm")
 
 
-def test_auto_warns_once_and_emulates_if_not(tmp_path: Path, answers: list[Probe]) -> None:
+def test_auto_warns_once_and_emulates_without_kvm(tmp_path: Path, answers: list[Probe]) -> None:
     answers.append(Probe("no such device"))
     chosen = kvm.choose("auto", tmp_path)
     assert chosen.type == "tcg"
@@ -44,12 +44,12 @@ def test_kvm_without_kvm_is_a_host_fault(tmp_path: Path, answers: list[Probe]) -
         kvm.choose("kvm", tmp_path)
 
 
-def test_what_was_not_tried_is_said(tmp_path: Path, answers: list[Probe]) -> None:
+def test_choice_reports_an_unsupported_probe(tmp_path: Path, answers: list[Probe]) -> None:
     answers.append(Probe(note="cannot probe it on s390x"))
     assert kvm.choose("kvm", tmp_path) == Accel("kvm", "cannot probe it on s390x")
 
 
-def test_the_answer_is_noted_for_this_boot(tmp_path: Path, answers: list[Probe]) -> None:
+def test_probe_result_is_cached_for_this_boot(tmp_path: Path, answers: list[Probe]) -> None:
     answers.append(Probe("first"))
     umask = os.umask(0o077)  # root's programs have this one
     try:
@@ -62,7 +62,7 @@ def test_the_answer_is_noted_for_this_boot(tmp_path: Path, answers: list[Probe])
     assert [p.name for p in tmp_path.iterdir()] == ["accel.json"]
 
 
-def test_another_user_is_another_question(tmp_path: Path, answers: list[Probe]) -> None:
+def test_probe_is_cached_per_group(tmp_path: Path, answers: list[Probe]) -> None:
     answers += [Probe("for one"), Probe("for other")]
     kvm.probed(tmp_path, "daemon")
     assert kvm.probed(tmp_path, "bin") == Probe("for other")
@@ -70,7 +70,7 @@ def test_another_user_is_another_question(tmp_path: Path, answers: list[Probe]) 
         kvm.probed(tmp_path, "nobody-of-this-name")
 
 
-def test_who_may_open_it_now_is_asked_again(
+def test_changed_access_to_dev_kvm_repeats_the_probe(
     tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who has joined the group of /dev/kvm does not need to wait for the next boot."""
@@ -82,7 +82,7 @@ def test_who_may_open_it_now_is_asked_again(
     assert kvm.probed(tmp_path) == kvm.probed(tmp_path) == Probe()
 
 
-def test_a_note_of_another_boot_is_ignored(
+def test_cached_probe_of_another_boot_is_ignored(
     tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers += [Probe("before"), Probe("after")]
@@ -92,14 +92,18 @@ def test_a_note_of_another_boot_is_ignored(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"boot": 1}', "\xff", "null"])
-def test_a_damaged_note_is_ignored(tmp_path: Path, answers: list[Probe], content: str) -> None:
+def test_damaged_cached_probe_is_ignored(
+    tmp_path: Path, answers: list[Probe], content: str
+) -> None:
     (tmp_path / "accel.json").write_bytes(content.encode("latin-1"))
     (tmp_path / "accel.json").chmod(0o644)
     answers.append(Probe("fresh"))
     assert kvm.probed(tmp_path) == Probe("fresh")
 
 
-def test_a_note_that_others_can_write_is_not_believed(tmp_path: Path, answers: list[Probe]) -> None:
+def test_cached_probe_that_others_can_write_is_ignored(
+    tmp_path: Path, answers: list[Probe]
+) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     forged = {
         "boot": boot,
@@ -115,7 +119,7 @@ def test_a_note_that_others_can_write_is_not_believed(tmp_path: Path, answers: l
     assert kvm.probed(tmp_path) == Probe("truth")
 
 
-def test_a_note_behind_a_link_is_not_believed(tmp_path: Path, answers: list[Probe]) -> None:
+def test_cached_probe_behind_a_link_is_ignored(tmp_path: Path, answers: list[Probe]) -> None:
     answers += [Probe("noted"), Probe("truth")]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -126,19 +130,21 @@ def test_a_note_behind_a_link_is_not_believed(tmp_path: Path, answers: list[Prob
     assert kvm.probed(run) == Probe("truth")
 
 
-def test_a_missing_directory_is_no_reason_to_fail(tmp_path: Path, answers: list[Probe]) -> None:
+def test_missing_cache_directory_does_not_fail_the_probe(
+    tmp_path: Path, answers: list[Probe]
+) -> None:
     answers.append(Probe())
     assert kvm.probed(tmp_path / "none") == Probe()
 
 
-def test_the_real_probe_answers_within_its_time() -> None:
+def test_real_probe_ends_within_its_timeout() -> None:
     found = kvm.probe(timeout=1.0)
     if not Path("/dev/kvm").exists():
         assert "/dev/kvm" in found.failure
     assert isinstance(found.failure, str)
 
 
-def test_a_hanging_child_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hanging_probe_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hang = tmp_path / "python"
     pid = tmp_path / "pid"
     hang.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n")
@@ -154,7 +160,7 @@ def test_a_hanging_child_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with_more_time(attempt, 0.5, 5, 20)
 
 
-def test_a_crashing_child_is_a_no(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_crashing_probe_means_no_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     crash = tmp_path / "python"
     crash.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
     crash.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Locks of jobs and of the node, between processes: prologue, epilogues and killed holders."""
+"""Locks of jobs and of the node between processes: prologue, epilogues, killed holders."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.reading import journals
 
 
-def test_two_epilogues_at_once_release_once(paths, start, tmp_path):
+def test_concurrent_epilogues_release_once(paths, start, tmp_path):
     journal = start()
     for number in range(5):
         journal.take(Card(str(tmp_path / f"card{number}")))
@@ -33,7 +33,7 @@ def release(paths):
     assert all(report.clean for report in reports)
 
 
-def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
+def test_epilogue_waits_for_the_prologue_until_its_deadline(paths, start):
     journal = start()
     (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
 
@@ -54,7 +54,7 @@ def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
         os.close(descriptor)
 
 
-def test_a_lock_ends_with_a_killed_holder(paths):
+def test_lock_ends_with_a_killed_holder(paths):
     def hold():
         with job_lock(paths, "1"), node_lock(paths):
             os.kill(os.getpid(), 9)
@@ -64,7 +64,7 @@ def test_a_lock_ends_with_a_killed_holder(paths):
         pass
 
 
-def test_a_child_does_not_keep_its_parents_locks(paths):
+def test_forked_child_does_not_keep_locks_of_its_parent(paths):
     with node_lock(paths):
         child = Child(lambda: time.sleep(3 * LONG), 3 * LONG)
     with node_lock(paths, LONG):
@@ -73,7 +73,7 @@ def test_a_child_does_not_keep_its_parents_locks(paths):
     assert "exited with status -9" in child.wait()
 
 
-def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
+def test_waiter_for_a_removed_lock_file_acquires_the_new_file(paths):
     """Who waited for the removed file must not think to hold the lock of the new one."""
     (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
     path = paths.job_lock("1")
@@ -97,7 +97,7 @@ def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
         os.close(descriptor)
 
 
-def test_a_lock_that_cannot_be_written_is_not_kept(tmp_path, monkeypatch):
+def test_lock_whose_file_cannot_be_written_is_released(tmp_path, monkeypatch):
     """Else who tries again, once the disk has room, finds itself in its way."""
     path = tmp_path / "lock"
 

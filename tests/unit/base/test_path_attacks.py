@@ -299,7 +299,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_guard_holds(name, tmp_path, monkeypatch):
+def test_path_attack_fails_only_with_its_guard(name, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getegid", lambda: 100)  # no private group
     assert ATTACKS[name].both(tmp_path, monkeypatch) == (False, True)
 
@@ -335,11 +335,11 @@ BY_OTHERS = {
 
 @pytest.mark.skipif(ME != 0, reason="only root can play another user")
 @pytest.mark.parametrize("name", BY_OTHERS)
-def test_what_others_own_leads_nowhere(name, tmp_path, monkeypatch):
+def test_path_attack_by_another_user_fails_only_with_its_guard(name, tmp_path, monkeypatch):
     assert BY_OTHERS[name].both(tmp_path, monkeypatch) == (False, True)
 
 
-def test_links_that_go_round_end(tmp_path):
+def test_circular_links_are_rejected(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(errors.HostFault, match="too many symbolic links"):
@@ -349,7 +349,7 @@ def test_links_that_go_round_end(tmp_path):
         safefs.write_new(str(tmp_path / "file/f"), b"x", mode=0o600)
 
 
-def test_relative_links_lead_where_the_kernel_says(tmp_path):
+def test_relative_links_are_resolved_as_by_the_kernel(tmp_path):
     (tmp_path / "x/y").mkdir(parents=True)
     (tmp_path / "to").mkdir()
     (tmp_path / "x/y/l").symlink_to("../../to")

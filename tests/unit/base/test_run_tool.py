@@ -30,7 +30,7 @@ os.kill(me, 9)
 
 
 @pytest.mark.parametrize("by", ["[guarded({what})]", "noting({ran!r}, 'ran')"])
-def test_what_was_started_by_one_that_is_no_more_does_nothing(tmp_path, by):
+def test_command_whose_starter_has_ended_does_nothing(tmp_path, by):
     """Its parent has ended before it asked the kernel to be killed with it."""
     ran = tmp_path / "ran"
     what = f"'touch', {str(ran)!r}"
@@ -43,7 +43,7 @@ def test_what_was_started_by_one_that_is_no_more_does_nothing(tmp_path, by):
     assert not ran.exists()
 
 
-def test_the_same_commands_run_for_one_that_lives(tmp_path):
+def test_command_whose_starter_is_alive_runs(tmp_path):
     ran = tmp_path / "ran"
     subprocess.run(guarded("touch", str(ran)), check=True)
     note, files = support.noting(tmp_path / "note", "noted")
@@ -51,13 +51,13 @@ def test_the_same_commands_run_for_one_that_lives(tmp_path):
     assert (ran.exists(), (tmp_path / "note").read_text()) == (True, "noted")
 
 
-def test_a_wrong_starter_is_told_by_the_exit_code(tmp_path):
+def test_wrong_starter_ends_the_command_with_status_126(tmp_path):
     between = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *guarded("touch", str(tmp_path / "ran"))]
     assert subprocess.run(between, check=False).returncode == 126
     assert not (tmp_path / "ran").exists()
 
 
-def test_words_directory_and_descriptors_arrive_as_they_are(tmp_path):
+def test_command_gets_its_arguments_directory_and_descriptors_unchanged(tmp_path):
     words = ("", " ", "$PPID", "'", '"; exit', "-x", "a=b", "*", "\n")
     command = guarded("sh", "-c", 'pwd; printf "<%s>" "$@"; echo $$', "name", *words)
     child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
@@ -66,7 +66,7 @@ def test_words_directory_and_descriptors_arrive_as_they_are(tmp_path):
     assert said.decode() == f"{tmp_path}\n{shown}{child.pid}\n", "and it is the same process"
 
 
-def test_it_is_killed_with_its_starter(tmp_path):
+def test_command_is_killed_with_its_starter(tmp_path):
     code = "import os; from vtorque_core.api import guarded as g; import subprocess as s; "
     code += "s.Popen(g('sh', '-c', 'echo up; exec sleep 1000')); import time; time.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
@@ -75,7 +75,7 @@ def test_it_is_killed_with_its_starter(tmp_path):
         assert starter.stdout.read() == b"", "ends when the last one that has it open has"
 
 
-def test_a_change_of_rights_does_not_take_it_back():
+def test_command_with_dropped_privileges_is_killed_with_its_starter():
     """A change of the user ends it, prctl(2): setpriv has to ask for it afterwards."""
     rights, uid = [], os.getuid()
     if uid == 0:

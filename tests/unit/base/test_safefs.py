@@ -27,7 +27,7 @@ def test_naming_turns_oserror_into_hostfault_with_path_reason_and_stage() -> Non
     assert caught.value.stage == "proof"
 
 
-def test_naming_leaves_other_errors_as_they_are() -> None:
+def test_naming_does_not_change_other_errors() -> None:
     with pytest.raises(HostFault, match=r"^it is gone$"), safefs.naming("/a/path"):
         raise HostFault("it is gone")
 
@@ -41,7 +41,9 @@ def test_naming_leaves_other_errors_as_they_are() -> None:
         (0, 0, 0o775, True),
     ],
 )
-def test_private_group_of_a_user_is_no_other_user(monkeypatch, tmp_path, uid, own_gid, mode, can):
+def test_private_group_of_a_user_is_not_counted_as_others(
+    monkeypatch, tmp_path, uid, own_gid, mode, can
+):
     """With umask 002, Debian's users have directories that their group can write."""
     status = os.stat_result((stat.S_IFDIR | mode, 0, 0, 2, uid, uid, 0, 0, 0, 0))
     monkeypatch.setattr(os, "getegid", lambda: own_gid)

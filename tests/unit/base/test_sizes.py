@@ -34,14 +34,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("parse", READ)
-def test_what_people_write_is_read(parse):
+def test_accepted_texts_are_parsed(parse):
     for text, value in READ[parse].items():
         found = parse(text)
         assert (found, type(found) is bool) == (value, type(value) is bool), text
 
 
 @pytest.mark.parametrize("parse", REFUSED)
-def test_what_is_none_is_refused_with_the_reason(parse):
+def test_rejected_texts_name_the_reason(parse):
     why, texts = REFUSED[parse]
     for text in texts:
         with pytest.raises(ValueError, match=why):
@@ -57,7 +57,7 @@ def test_shown_size_reads_back(mib):
 @pytest.mark.parametrize(
     "parse", [sizes.size_mib, sizes.count, sizes.boolean, sizes.duration, sizes.walltime]
 )
-def test_any_text_gives_a_value_or_a_value_error(parse, text):
+def test_any_text_is_parsed_or_raises_value_error(parse, text):
     try:
         value = parse(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What is proposed in place of a name that does not exist."""
+"""Suggestions for a name that does not exist."""
 
 import pytest
 
@@ -25,7 +25,7 @@ KEYS = (DISTRO.key, "disk", IMG.key, RAM.key, VCPUS.key, "vrdma")
         ("r", []),
     ],
 )
-def test_swapped_letters_come_before_what_is_merely_alike(typo, meant):
+def test_swapped_letters_come_before_other_similar_names(typo, meant):
     assert closest(typo, KEYS) == meant
 
 
@@ -33,13 +33,13 @@ def test_case_does_not_matter():
     assert closest("debain12", ["Debian12", "rocky9"]) == ["Debian12"]
 
 
-def test_several_are_each_named_once_and_the_swapped_first():
+def test_several_suggestions_are_named_once_with_swapped_letters_first():
     assert closest("rma", [*KEYS, "rmax"], 3) == ["ram", "rmax", "vrdma"]
 
 
-def test_a_long_name_from_a_stranger_is_cut():
+def test_long_untrusted_name_is_cut():
     assert closest("ram" * 100_000, KEYS) == []
 
 
-def test_a_users_typo_is_answered_with_the_key_that_was_meant():
+def test_unknown_key_message_suggests_the_similar_key():
     assert str(unknown_key("rma", "1G", KEYS)).endswith("did you mean ram?")

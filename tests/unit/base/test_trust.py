@@ -1,4 +1,4 @@
-"""What root reads: owners and modes on the way to a file, and of a secret."""
+"""Files that root reads: owners and modes of the file, its parent directories, and of secrets."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def test_own_files_below_a_sticky_directory_are_trusted(private):
     trusted(private.parent / "." / ".." / private.parent.name / private.name)
 
 
-def test_others_may_not_own_it(private):
+def test_file_owned_by_another_user_is_rejected(private):
     if os.getuid() == 0:
         os.chown(private, 4242, 4242)
         with pytest.raises(ConfigError, match=f"{private}: is owned by uid 4242.*chown root"):
@@ -40,14 +40,14 @@ def test_others_may_not_own_it(private):
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_others_may_not_write_it(private, monkeypatch, mode):
+def test_file_that_others_can_write_is_rejected(private, monkeypatch, mode):
     monkeypatch.setattr(os, "getegid", lambda: 100)  # no private group
     private.chmod(mode)
     with pytest.raises(ConfigError, match=f"{private}: can be written by others .*{mode:o}.*chmod"):
         trusted(private)
 
 
-def test_others_may_not_write_a_directory_above(private):
+def test_file_below_a_directory_that_others_can_write_is_rejected(private):
     private.parent.chmod(0o777)
     with pytest.raises(ConfigError, match=f"{private.parent}: can be written by others"):
         trusted(private)
@@ -55,7 +55,7 @@ def test_others_may_not_write_a_directory_above(private):
     trusted(private)
 
 
-def test_directories_that_were_checked_are_not_checked_again(private, monkeypatch):
+def test_checked_directories_are_not_checked_again(private, monkeypatch):
     known: dict[Path, Path] = {}
     require_root_owned(private, os.getuid(), known)
     beside = private.with_name("beside")
@@ -84,7 +84,7 @@ def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
         trusted(tmp_path / "missing")
 
 
-def test_a_secret_is_readable_by_its_owner_only(private):
+def test_secret_readable_by_others_is_rejected(private):
     private.chmod(0o640)
     with pytest.raises(ConfigError, match=f"mode 0640.*chmod 600 {private}"):
         require_secret(private, os.getuid())
@@ -98,7 +98,7 @@ def test_a_secret_is_readable_by_its_owner_only(private):
     (1234, 1234, 0o775, True), (1234, 1234, 0o777, False), (1234, 100, 0o775, False),
     (100, 100, 0o775, False),
 ])  # fmt: skip
-def test_private_group_of_a_user_counts_as_the_user(
+def test_private_group_of_a_user_is_trusted_as_the_user(
     monkeypatch, tmp_path, gid, own_gid, mode, fine
 ):
     """Debian and others give each user a group with the same number, and umask 002 with it."""

@@ -1,4 +1,4 @@
-"""What plugins' authors get wrong: each error names the distribution, the module and the line."""
+"""Mistakes of plugin authors: each error names the distribution, the module and the line."""
 
 import re
 import sys
@@ -117,7 +117,7 @@ def listed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_it_names_distribution_module_and_line(listed, what):
+def test_error_names_distribution_module_and_line(listed, what):
     half, lines, said, begins = BROKEN[what]
     sources = {"plugin": PLUGIN.lstrip(), "node": NODE.lstrip()}
     sources[half] = after(sources[half], lines)
@@ -133,7 +133,7 @@ def test_it_names_distribution_module_and_line(listed, what):
     assert "acme-tools 2.5" in about or re.search(r"acme +broken +2.5", done.output)
 
 
-def test_a_plugin_without_any_is_told_nothing(listed):
+def test_plugin_without_errors_is_not_mentioned(listed):
     well_made = after(NODE, """
         vtorque_resources = always(Card)
 

@@ -92,7 +92,7 @@ def site_of(text: str, plugins: Plugins, node: bool = True):
 # -- values -----------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_all_defaults(tmp_path, plugins):
+def test_missing_config_means_all_defaults(tmp_path, plugins):
     with pytest.raises(ConfigError, match="No such file"):
         read_toml(tmp_path / "none.toml")
     site = build(read_toml(tmp_path / "none.toml", new=True), plugins)
@@ -105,7 +105,7 @@ def test_a_missing_file_is_all_defaults(tmp_path, plugins):
     assert site.origin("node.accel") == "default"
 
 
-def test_values_and_where_they_are_from(plugins):
+def test_values_are_typed_and_know_their_origin(plugins):
     site = site_of(
         """
 [node]
@@ -146,7 +146,7 @@ engine.size = 3
     assert site.origin("node.accel") == "default"
 
 
-def test_settings_of_nobody(plugins):
+def test_unknown_settings_class_raises_key_error(plugins):
     with pytest.raises(KeyError, match="Engine"):
         site_of("", plugins)[Engine]
 
@@ -301,7 +301,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "line", "message"), ERRORS, ids=[e[0] for e in ERRORS])
-def test_an_error_names_file_line_and_key(text, line, message, plugins):
+def test_error_names_file_line_and_key(text, line, message, plugins):
     with pytest.raises(ConfigError) as caught:
         site_of(text, plugins)
     assert str(caught.value).startswith(f"{FILE}:{line}: [")
@@ -336,21 +336,21 @@ def test_not_readable(tmp_path):
         read_toml(tmp_path)
 
 
-def test_a_plugin_must_be_told_what_it_needs(plugins):
+def test_missing_required_setting_of_a_plugin_is_an_error(plugins):
     plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
     with pytest.raises(ConfigError, match=r"\[plugin.needy\] server: must be set: whom to ask"):
         site_of("", plugins)
     assert site_of("[plugin.needy]\nserver='x'", plugins)[Needy].server == "x"
 
 
-def test_switching_a_plugin_off_does_not_break_the_config(plugins):
+def test_disabling_a_plugin_does_not_break_the_config(plugins):
     text = "[plugins]\ndisable = ['iocm']\n[plugin.iocm]\nx = 1\n[options.iocm_min]\nmax = 3\n"
     site = site_of(text, plugins)
     assert len(site.warnings) == 2
     assert f"{FILE}:5: [options.iocm_min]: no loaded plugin has that -vm key" in site.warnings[0]
 
 
-def test_who_names_plugins_and_no_batch_system_may_have_none():
+def test_config_of_selected_plugins_needs_no_batch_system():
     """A host that only makes images, say."""
     raw = parse_toml(b"[plugins]\nenable = ['linux-guest']\n", FILE)
     assert build(raw, Plugins.load(node=False, enable=["linux-guest"]))
@@ -363,7 +363,7 @@ def test_who_names_plugins_and_no_batch_system_may_have_none():
 @pytest.mark.parametrize(
     ("table", "key"), [("disable = ['local']", "disable"), ("enable = ['report']", "enable")]
 )
-def test_the_batch_system_cannot_be_switched_off(table, key, node):
+def test_batch_system_plugin_cannot_be_disabled(table, key, node):
     """Whatever plugin brings it."""
     raw = parse_toml(f"[plugins]\n{table}\n[batch]\nsystem = 'local'\n".encode(), FILE)
     wanted = plugins_config(raw)
@@ -377,14 +377,14 @@ def test_the_batch_system_cannot_be_switched_off(table, key, node):
     assert f"= 'local' ({FILE}:4)" in said and "choose another system" in said
 
 
-def test_a_batch_system_of_another_plugin_may_have_local_switched_off():
+def test_plugin_local_can_be_disabled_with_another_batch_system():
     raw = parse_toml(b"[plugins]\ndisable = ['local']\n[batch]\nsystem = 'slurm'\n", FILE)
     loaded = Plugins.load(node=False, disable=["local"])
     assert "local" in loaded.off
     assert build(raw, loaded).batch.system == "slurm"
 
 
-def test_a_broken_plugin_does_not_break_the_config(plugins):
+def test_broken_plugin_does_not_break_the_config(plugins):
     plugins.broken["iocm"] = "ImportError: x"
     assert site_of("[plugin.iocm]\nx = 1\n[options.iocm_min]\nmax = 3\n", plugins).warnings
     plugins.register("bad", plugin(), "vtorque-bad 1.0.0")
@@ -399,14 +399,14 @@ def test_a_broken_plugin_does_not_break_the_config(plugins):
     assert plugins.broken["raising"] == "vtorque_settings: RuntimeError: no"
 
 
-def test_settings_of_the_acting_module_are_not_checked_on_the_submit_side(plugins):
+def test_settings_of_node_modules_are_not_checked_on_the_submit_host(plugins):
     plugins.register("late", plugin(), "vtorque-late 1.0.0")
     assert site_of("[plugin.late]\nx = 1\n", plugins, node=False)
     with pytest.raises(ConfigError, match="no settings"):
         site_of("[plugin.late]\nx = 1\n", plugins, node=True)
 
 
-def test_which_plugins(plugins):
+def test_plugins_table_lists_enabled_and_disabled_plugins(plugins):
     wanted = plugins_config(parse_toml(b"[plugins]\nenable=['b','a']\ndisable=['c']\n"))
     assert (wanted.enable, wanted.disable) == (("b", "a"), ("c",))
     assert plugins_config(Raw(FILE)).enable is None
@@ -417,7 +417,7 @@ def test_which_plugins(plugins):
 # -- trust ------------------------------------------------------------------------------------
 
 
-def test_root_checks_the_config_and_its_secrets(tmp_path, plugins, monkeypatch):
+def test_root_rejects_an_untrusted_config_or_secret(tmp_path, plugins, monkeypatch):
     private = tmp_path / "vtorque.toml"
     private.write_text("[node]\n")
     private.chmod(0o644)
@@ -442,7 +442,7 @@ def uncommented(text: str) -> str:
     return re.sub(r"^#(?=[a-z\[])", "", text, flags=re.MULTILINE)
 
 
-def test_the_example_loads_with_all_defaults_and_names_every_key(plugins):
+def test_example_loads_with_all_defaults_and_names_every_key(plugins):
     text = example(plugins)
     default = site_of("", plugins)
     assert site_of(text, plugins).node == default.node
@@ -457,30 +457,30 @@ def test_the_example_loads_with_all_defaults_and_names_every_key(plugins):
         assert table in text
 
 
-def test_what_may_be_empty_may_be(plugins):
+def test_optional_paths_may_be_empty(plugins):
     site = site_of("[paths]\ncommands = ''\n[images]\ncache = ''\n", plugins)
     assert (site.paths.commands, site.images.cache) == ("", "")
 
 
-def test_macvtap_needs_no_more_than_the_opt_in(plugins):
+def test_macvtap_needs_only_the_opt_in(plugins):
     text = "[networks.hpc]\nsource = 'e'\nsubnet = '10.9.0.0/16'\nkind = 'direct'\n"
     (hpc,) = site_of(text + "opt_in_unfiltered = true\n", plugins).networks.values()
     assert hpc.kind == "direct"
 
 
-def test_all_networks_number_nodes_alike_unless_told(plugins):
+def test_networks_inherit_the_node_number(plugins):
     text = (
         "[network]\nnode_number = 'r([0-9])'\n[networks.a]\nsource = 'b'\nsubnet = '10.9.0.0/16'\n"
     )
     assert site_of(text, plugins).networks["a"].node_number == "r([0-9])"
 
 
-def test_the_example_sets_what_must_be_set(plugins):
+def test_example_sets_required_settings(plugins):
     plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
     assert site_of(example(plugins), plugins)[Needy].server == ""
 
 
-def test_the_manual_has_the_example():
+def test_manual_contains_the_example():
     core = Plugins()
     core.register("core", vm_options, "vtorque-core")
     assert f"```toml\n{example(core)}```" in (ROOT / "doc" / "generated" / "config.md").read_text()

@@ -1,4 +1,4 @@
-"""What no job gets: each refusal names the key, the value, the limit and where that is set.
+"""Refused requests: each refusal names the key, the value, the limit and where that is set.
 
 By the way of a job: what ``vsub`` calls at submission, then the node's start on a recorded machine.
 """
@@ -134,7 +134,7 @@ def is_refused(node, pairs, by, says):
     node.release()
 
 
-def test_no_pci_function_is_two_plugins_at_once(tmp_path):
+def test_pci_function_of_two_plugins_is_leased_once(tmp_path):
     """A site may let jobs have by class what vrdma leases too: a reset would hit the other's."""
     classes = [{"name": "nic", "ids": ["15b3:101c"]}]
     case = Case({}, {**together().settings, "passthrough": {"classes": classes}})
@@ -180,7 +180,7 @@ ROWS = [
 ]
 
 
-def test_every_device_plugin_says_what_it_lacks():
+def test_every_device_plugin_has_a_case_of_missing_hardware():
     assert set(DEVICES) <= set(LACKING)
 
 
@@ -196,7 +196,7 @@ def bare_node(top, name, settings, sysfs):
 
 
 @pytest.mark.parametrize(("name", "text", "settings", "sysfs", "lacks"), ROWS)
-def test_what_a_node_lacks_is_said_with_its_name(name, text, settings, sysfs, lacks, tmp_path):
+def test_missing_hardware_is_named_with_its_node(name, text, settings, sysfs, lacks, tmp_path):
     pairs = dict(pair.split("=", 1) for pair in text.split(","))
     key, value = next(iter(pairs.items()))
     strict = bare_node(tmp_path / "strict", name, {**settings, "required": True}, sysfs)

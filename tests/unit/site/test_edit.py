@@ -31,7 +31,7 @@ from vtorque_core.site import edit
         ("options = 1\n", None),
     ],
 )
-def test_a_key_is_set_or_nothing_is(before: str, after: str | None) -> None:
+def test_key_is_set_or_the_edit_is_rejected(before: str, after: str | None) -> None:
     if after is None:
         with pytest.raises(HostFault, match=r'\[options.img\] is written .*write default = "m"'):
             edit.with_text(before, "options.img", "default", "m")

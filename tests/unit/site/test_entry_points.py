@@ -42,7 +42,7 @@ def install(tmp_path, monkeypatch):
     return lay_out
 
 
-def test_it_finds_what_is_installed_here():
+def test_installed_entry_points_match_the_standard_library():
     groups = (GROUP, NODE_GROUP, "console_scripts", "pytest11")
     assert ours(*groups) == standard(*groups)
     assert {p.name for p in entry_points(GROUP)} >= {"linux-guest", "pinning"}
@@ -59,13 +59,13 @@ def test_it_finds_what_is_installed_here():
         None,
     ],
 )
-def test_it_reads_a_file_as_the_standard_library(install, points):
+def test_entry_points_file_is_parsed_as_by_the_standard_library(install, points):
     install("one-1.0", points)
     install("zip-2", "[vtorque1]\nz = z\n", place=1)
     assert ours("vtorque1", "vtorque1.node") == standard("vtorque1", "vtorque1.node")
 
 
-def test_of_one_name_the_first_on_the_path_counts(install):
+def test_first_distribution_on_the_path_wins(install):
     install("My_dist-1.0", "[vtorque1]\na = first\n")
     install("my.dist-2.0", "[vtorque1]\na = second\n", place=1)
     install("other-2.0", "[vtorque1]\nb = b\n", head="PKG-INFO", about="egg-info", place=1)
@@ -99,5 +99,5 @@ def test_malformed_distribution_does_not_break_the_others(install, tmp_path, poi
     assert "vtorque_no_such_module" in plugins.broken["good"]
 
 
-def test_core_version_equals_that_of_its_distribution():
+def test_core_version_equals_version_of_its_distribution():
     assert importlib.metadata.version("vtorque-core") == __version__

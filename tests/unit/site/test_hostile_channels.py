@@ -50,14 +50,14 @@ TORQUE = {
 
 
 @pytest.mark.parametrize("name", TORQUE)
-def test_torques_resources_and_variables(name):
+def test_forged_torque_resources_and_variables_are_refused(name):
     resources, variables, words = TORQUE[name]
     with pytest.raises(Refused) as caught:
         torque(resources, variables)
     assert words in str(caught.value) and str(caught.value).isprintable()
 
 
-def test_the_true_one_is_found_among_forged_ones():
+def test_hash_selects_the_real_torque_request():
     """The owner may add variables of the same name; only what the hash names is believed."""
     variables = f"A=1,{VARIABLE}={THEIRS},B='x,{VARIABLE}={MINE},{VARIABLE}={HASH}"
     assert (
@@ -66,7 +66,7 @@ def test_the_true_one_is_found_among_forged_ones():
     )
 
 
-def test_without_the_hash_any_variable_would_do(monkeypatch):
+def test_forged_torque_variable_is_accepted_without_the_hash_check(monkeypatch):
     monkeypatch.setattr(pbs_channel, "hash_word", lambda token: HASH)
     assert Request.decode(torque(f"other={HASH}", f"{VARIABLE}={THEIRS}")).pairs[0][1] == "64G"
     (guard,) = [g for g in guards(pbs_channel, ("torque_blob",)) if "missing or changed" in g.text]
@@ -93,7 +93,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_slurms_script(slurm, name, monkeypatch):
+def test_forged_slurm_script_is_refused(slurm, name, monkeypatch):
     text = SCRIPTS[name].decode("utf-8", "surrogateescape")
     monkeypatch.setattr(type(slurm._client), "ask", lambda *_: text)
     with pytest.raises(Refused) as caught:
@@ -103,7 +103,7 @@ def test_slurms_script(slurm, name, monkeypatch):
 
 # A blank in front of a word is how it is found in a comment.
 @pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
-def test_slurms_comment(slurm, name):
+def test_forged_slurm_comment_is_refused(slurm, name):
     """Where it is found at all; otherwise there is no VM job, whose shell then finds no proof."""
     word = slurm_channel.find(f"a comment of mine {TOKENS[name][0]}")
     if word is not None:
@@ -120,11 +120,11 @@ def test_slurms_comment(slurm, name):
         (f"{MINE}\nvt1:in-script", "vt1:in-script"),
     ],
 )
-def test_one_word_of_a_comment_counts(text, word):
+def test_slurm_comment_with_other_words_uses_the_last_request_word(text, word):
     assert slurm_channel.find(text) == word
 
 
-def test_a_user_whom_slurm_calls_otherwise_gets_no_guest():
+def test_slurm_user_with_another_uid_on_the_node_is_refused():
     """A number that is another's here would make another's guest."""
     with pytest.raises(VtorqueError, match="mallory with uid 0, but on this node the uid is root"):
         slurm_channel.trusted_owner("mallory", 0)

@@ -111,14 +111,14 @@ def gets_on(guard: Guard) -> frozenset[str]:
         return frozenset(name for name, a in ATTACKS.items() if ends(a) != REFUSALS[name])
 
 
-def test_there_are_as_many_attacks_as_it_seems():
+def test_attacks_are_distinct_and_refused_with_short_printable_text():
     assert len(set(REFUSALS)) == len(ATTACKS) >= 110
     for name, words in REFUSALS.items():
         assert words != "accepted" and not words.startswith("crash"), name
         assert words.isprintable() and len(words) < 400, name
 
 
-def test_each_guard_and_each_attack_need_the_other():
+def test_each_guard_stops_an_attack_and_each_attack_needs_a_guard():
     """Without a guard some attack ends otherwise; each attack does without some guard."""
     gone = set()
     for guard in GUARDS:
@@ -160,19 +160,19 @@ def cost(attack: Attack) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "token", ""])
-def test_no_attack_costs_root_much(kind):
+def test_attacks_cost_root_little_cpu_and_memory(kind):
     costs = {n: cost(a) for n, a in ATTACKS.items() if n.partition(": ")[0] == kind or not kind}
     assert max(called for called, _ in costs.values()) < 20_000
     assert max(mib for _, mib in costs.values()) < 8
 
 
-def test_a_bomb_would_cost_much_without_its_limit(monkeypatch):
+def test_decompression_bomb_costs_much_memory_without_the_limit(monkeypatch):
     monkeypatch.setattr(submission, "MAX_REQUEST", 1 << 30)
     bomb = token(b"\1" + zlib.compress(b"[" * 20_000_000, 9))
     assert cost(lambda: [*unpacked(bomb)])[1] > 16
 
 
-def test_the_dearest_valid_request_costs_little():
+def test_most_expensive_valid_request_costs_little():
     """All that the limits allow at once, unpacked, read and decided."""
     half = base64.b64encode(bytes(45_000)).decode()
     blob = document(
@@ -226,7 +226,7 @@ FORGED = {
 
 
 @pytest.mark.e2e
-def test_roots_prologue_refuses_them_all_and_acquires_nothing(node, tmp_path):
+def test_prologue_refuses_all_forged_requests_and_acquires_nothing(node, tmp_path):
     """The user is told why; what is left on the node is that word alone."""
     for number, (name, blob) in enumerate(FORGED.items()):
         job = BatchJob(f"{number}.srv", OWNER, "n1", ("n1",), blob)
@@ -246,7 +246,7 @@ def test_roots_prologue_refuses_them_all_and_acquires_nothing(node, tmp_path):
     assert held <= {"run/node.lock", "state/timelines.jsonl"}, held
 
 
-def test_a_request_that_cannot_be_had_is_no_mans_job(node):
+def test_job_of_root_or_an_unknown_user_gets_no_guest(node):
     """Someone who is no user here, and root, get no guest, whatever the request."""
     good = document()
     for owner, outcome in (("root", Outcome.REFUSED), ("no-such-user-x", Outcome.HOST_FAULT)):

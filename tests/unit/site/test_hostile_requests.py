@@ -1,4 +1,4 @@
-"""What a user could write by hand where their request travels, and the exact refusal of each.
+"""Requests written by hand, and the exact refusal of each.
 
 The node reads all of this as root. Every refusal is one printable line; nothing else is raised.
 """
@@ -24,21 +24,21 @@ from vtorque_pbs import convention as pbs
 
 
 @pytest.mark.parametrize("name", BLOBS)
-def test_hostile_bytes_are_refused_in_these_words(name):
+def test_hostile_bytes_are_refused_with_the_expected_message(name):
     blob, words = BLOBS[name]
     with pytest.raises(Refused) as caught:
         Request.decode(blob)
     assert str(caught.value) == DAMAGED + words
 
 
-def test_a_number_beyond_pythons_digits_is_refused():
+def test_number_with_too_many_digits_is_refused():
     with pytest.raises(Refused) as caught:
         Request.decode(b'{"v":' + b"1" * 100_000 + b"}")
     assert str(caught.value).startswith(DAMAGED) and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_hostile_tokens_are_refused_in_these_words(name):
+def test_hostile_tokens_are_refused_with_the_expected_message(name):
     text, words = TOKENS[name]
     with pytest.raises(Refused) as caught:
         from_token(text)
@@ -58,7 +58,7 @@ def site(loaded):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: ascii("=".join(pair)))
-def test_hostile_values_are_refused_in_these_words(pair, site, loaded):
+def test_hostile_values_are_refused_with_the_expected_message(pair, site, loaded):
     key, value = pair
     shown = value.replace("\n", "\\n").replace("\x1b", "\\x1b")
     with pytest.raises(Refused) as caught:
@@ -66,7 +66,7 @@ def test_hostile_values_are_refused_in_these_words(pair, site, loaded):
     assert str(caught.value) == f"{key}={shown}: {PAIRS[pair]}"
 
 
-def test_text_where_a_file_belongs_and_the_other_way_round(site, loaded):
+def test_file_in_place_of_text_and_text_in_place_of_file_are_refused(site, loaded):
     with pytest.raises(Refused) as caught:
         decide(Request(files={"img": FileData("micro", b"")}), site, loaded)
     assert str(caught.value) == "img=micro: the value must be text, not a file"
@@ -88,7 +88,7 @@ def test_text_where_a_file_belongs_and_the_other_way_round(site, loaded):
         ),
     ],
 )
-def test_hostile_hook_arguments(argv, words):
+def test_hostile_hook_arguments_are_refused(argv, words):
     with pytest.raises(ValueError) as caught:
         pbs.PrologueArgs.parse(argv)
     assert str(caught.value) == words
@@ -105,14 +105,14 @@ def test_hostile_hook_arguments(argv, words):
         ("vt1:a", None),
     ],
 )
-def test_where_a_request_is_looked_for(resources, word):
+def test_request_token_is_found_among_hostile_resources(resources, word):
     assert pbs.request_token(pbs.parse_resources(resources)) == word
 
 
 @pytest.mark.parametrize(
     "text", ["1:ppn=99999999", "1:ppn=-4", "1:ppn=\u0661", "1+1:ppn=8", "1:ppn="]
 )
-def test_hostile_processor_counts_are_one(text):
+def test_hostile_processor_counts_are_read_as_1(text):
     assert pbs.ppn(text) == 1
 
 
@@ -143,7 +143,7 @@ def test_hostile_job_names_are_refused(name):
         "$(id)",
     ],
 )
-def test_paths_of_hostile_job_ids_stay_where_they_belong(job_id):
+def test_paths_of_hostile_job_ids_stay_in_their_directory(job_id):
     paths = names.Paths(Path("/s"), Path("/r"))
     key = names.job_key(job_id, 0)
     for path, parent in (
@@ -158,6 +158,6 @@ def test_paths_of_hostile_job_ids_stay_where_they_belong(job_id):
         assert not path.name.startswith((".", "-"))
 
 
-def test_hostile_job_ids_have_paths_of_their_own():
+def test_hostile_job_ids_have_distinct_paths():
     ids = ["1[0].s", "1_0_.s", "1/0/.s", "1 0 .s", "1\n0\n.s", "x" * 51, "x" * 52]
     assert len({names.safe_name(each) for each in ids}) == len(ids)

@@ -1,4 +1,4 @@
-"""Limits by who and where: which entries are for a job, what they set, what vsub may not refuse."""
+"""Limits per user, group and queue: entries that apply to a job, and what vsub may refuse."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def most(plugins, text=SITE, **more):
     return site.options["vcpus"].max
 
 
-def test_the_later_entry_wins_value_by_value(plugins):
+def test_later_entry_wins_for_each_value(plugins):
     assert most(plugins) == 4
     assert most(plugins, queue="gpu-small") == 16
     assert most(plugins, queue="gpu-big") == 16, "all of an entry's names must fit"
@@ -113,7 +113,7 @@ def test_the_later_entry_wins_value_by_value(plugins):
     assert site.options["ram"].deny == ()
 
 
-def test_any_of_a_users_groups_fits(plugins):
+def test_entry_matches_any_group_of_the_user(plugins):
     job = BatchJob("7", "bob", "n1", ("n1",), b"", queue="cpu", account="x")
     user = JobUser("bob", 7, 7, (("users", 7), ("chem", 8)), "/home/bob", "/bin/sh")
     known = facts_of_job(job, user)
@@ -122,7 +122,7 @@ def test_any_of_a_users_groups_fits(plugins):
     assert site.options["vcpus"].max == 32
 
 
-def test_who_calls_is_known_with_all_groups():
+def test_facts_of_user_contain_all_groups():
     me = pwd.getpwuid(os.getuid())
     known = facts_of_user()
     assert known["user"] == (me.pw_name,)
@@ -138,7 +138,7 @@ def refused(plugins, *pairs, text=SITE, known=None, **more):
     return str(caught.value)
 
 
-def test_a_refusal_names_the_entry_that_counts(plugins):
+def test_refusal_names_the_entry_that_applies(plugins):
     assert refused(plugins, "vcpus=5") == (
         "vcpus=5: is more than allowed "
         "(limit: 4, set by [options.vcpus] max in /etc/vtorque/vtorque.toml)"
@@ -150,7 +150,7 @@ def test_a_refusal_names_the_entry_that_counts(plugins):
     )
 
 
-def test_entries_that_contradict_each_other_let_no_default_through(plugins):
+def test_contradicting_entries_refuse_a_job_with_defaults(plugins):
     text = SITE + '[[limits]]\naccount = "poor"\n[limits.options.vcpus]\nmax = 1\n'
     said = refused(plugins, text=text, queue="gpu", account="poor")
     assert said.startswith("vcpus=2: is more than allowed (limit: 1, set by [[limits]] 4 ")
@@ -162,7 +162,7 @@ def test_entries_that_contradict_each_other_let_no_default_through(plugins):
     assert decide(Request((("vcpus", "1"),)), site, its)[VCPUS] == 1
 
 
-def test_a_plugin_that_is_off_for_a_job_does_nothing(plugins):
+def test_disabled_plugin_of_a_job_is_not_called(plugins):
     site, its = for_job(site_of(SITE, plugins), plugins, facts(queue="gpu"))
     assert "acme" not in its.names
     assert "acme" in plugins.names, "the loaded plugins stay as they are"
@@ -182,13 +182,13 @@ def test_a_plugin_that_is_off_for_a_job_does_nothing(plugins):
     assert "there is no -vm key" in refused(plugins, "wings=1", queue="gpu")
 
 
-def test_a_later_entry_switches_a_plugin_on_again(plugins):
+def test_later_entry_enables_a_plugin_again(plugins):
     site, its = for_job(site_of(SITE, plugins), plugins, facts(queue="gpu-big", group="chem"))
     assert its.names == plugins.names
     assert decide(Request((("fpga", "2"),)), site, its)[FPGA] == 2
 
 
-def test_what_is_not_known_refuses_nothing(plugins):
+def test_unknown_facts_at_submission_refuse_nothing(plugins):
     """vsub does not know the queue: another entry, on the node, may allow what one forbids."""
     text = SITE.replace("acme = true", "") + (
         '[[limits]]\nuser = "eve"\n[limits.plugins]\nacme = false\n'
@@ -215,7 +215,9 @@ NAMES = st.sampled_from(["", "cpu", "gpu-big", "gpu", "x"])
     group=st.sampled_from(["chem", "users"]), known=st.sets(st.sampled_from(["queue", "account"])),
     asked=st.integers(1, 40),
 )  # fmt: skip
-def test_what_the_node_takes_vsub_takes(queue, account, user, group, known, asked):
+def test_request_accepted_by_the_node_is_accepted_by_vsub(
+    queue, account, user, group, known, asked
+):
     loaded = plugins.__wrapped__()
     site = site_of(SITE, loaded)
     of_job = facts(user, group, queue=queue, account=account)
@@ -285,7 +287,7 @@ def test_what_the_node_takes_vsub_takes(queue, account, user, group, known, aske
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(plugins, text, said):
+def test_invalid_entry_is_reported_with_its_line(plugins, text, said):
     head = "batch.system = 'played'\n"
     below = "\n[options.ram]\nmin = '1G'\ndefault = '2G'\nmax = '4G'\n"
     found = problems(parse_toml((head + text + below).encode(), FILE), plugins)
@@ -294,7 +296,7 @@ def test_what_is_wrong_is_told_with_its_place(plugins, text, said):
         site_of(head + text + below, plugins)
 
 
-def test_what_is_off_for_all_is_on_for_nobody(plugins):
+def test_globally_disabled_plugin_cannot_be_enabled_by_an_entry(plugins):
     plugins.off.append("other")
     switch = "batch.system = 'played'\n[[limits]]\nuser='a'\n[limits.plugins]\nother = "
     assert site_of(switch + "false", plugins).limits
@@ -302,7 +304,7 @@ def test_what_is_off_for_all_is_on_for_nobody(plugins):
         site_of(switch + "true", plugins)
 
 
-def test_a_hook_that_does_not_tell_the_queue_is_a_host_fault(plugins):
+def test_batch_hook_without_the_queue_is_a_host_fault(plugins):
     """One of an older vTorque's: a limit must not be lost without a word."""
     site = site_of(SITE, plugins)
     with pytest.raises(HostFault, match=r"the job's queue, which \[\[limits\]\] 1 .*setup install"):
@@ -311,7 +313,7 @@ def test_a_hook_that_does_not_tell_the_queue_is_a_host_fault(plugins):
     require_told(site_of("", plugins), facts())
 
 
-def test_config_show_has_the_entries(plugins):
+def test_config_show_prints_the_entries(plugins):
     shown = effective(site_of(SITE, plugins), plugins)
     assert shown["limits.1"].origin == f"{FILE}:8"
     assert shown["limits.1"].text == (
@@ -320,7 +322,7 @@ def test_config_show_has_the_entries(plugins):
     )
 
 
-def test_explain_says_which_line_sets_what(plugins):
+def test_explain_names_the_line_that_sets_each_value(plugins):
     site = site_of(SITE, plugins)
     found = report(site, plugins, {"user": ("bob",), "group": ("chem",), "queue": ("gpu-big",)})
     assert found["options"]["vcpus"] == {

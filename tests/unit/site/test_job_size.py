@@ -1,4 +1,4 @@
-"""How large guests are that have what the batch system gives their job, and the site's limits."""
+"""Sizes of guests that use the whole allocation of their job, and the limits of the site."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def size(granted, *pairs, **more):
     return job[VCPUS], job[RAM]
 
 
-def test_guests_have_all_that_the_job_has():
+def test_guests_are_as_large_as_the_allocation():
     assert size(Granted(8, 16384)) == (8, 16384 - 256)
     assert size(Granted(8, 16384), "vcpus=job", "ram=JOB") == (8, 16384 - 256)
     assert size(Granted(9, 16384), "vms_per_node=2") == (4, 8192 - 256)
@@ -54,7 +54,7 @@ def test_guests_have_all_that_the_job_has():
     assert size(Granted(1000000, 4096))[0] == 1024, "the most that QEMU takes"
 
 
-def test_where_nothing_is_limited_the_sites_number_holds_else_vtorques():
+def test_unlimited_allocation_uses_the_default_of_the_site_or_of_vtorque():
     assert size(Granted()) == (1, 1024)
     assert size(Granted(4)) == (4, 1024)
     assert size(Granted(None, 4096)) == (1, 4096 - 256)
@@ -64,7 +64,7 @@ def test_where_nothing_is_limited_the_sites_number_holds_else_vtorques():
     assert size(Granted(8, 4096), "vcpus=job", "ram=job", site=site) == (8, 4096 - 256)
 
 
-def test_what_plugins_need_is_left_free():
+def test_needs_of_plugins_are_subtracted_from_guests():
     plugin = Needy(cpus=1, mib=100)
     assert size(Granted(8, 4096), plugin=plugin) == (7, 4096 - 256 - 100)
     assert size(Granted(8, 4096), "vms_per_node=2", plugin=plugin) == (3, (4096 - 100) // 2 - 256)
@@ -72,7 +72,7 @@ def test_what_plugins_need_is_left_free():
     assert size(Granted(8, 4096, reserved=2), plugin=Needy(1, own=True))[0] == 5
 
 
-def test_hooks_see_numbers_only():
+def test_hooks_get_numbers_instead_of_job():
     seen = []
 
     class Looks:
@@ -102,13 +102,13 @@ def test_hooks_see_numbers_only():
         ("deny = ['64']", 7, ""),
     ],
 )  # fmt: skip
-def test_the_sites_limits_change_the_number_and_the_user_is_told(limits, number, note):
+def test_site_limits_change_the_size_and_notify_the_user(limits, number, note):
     job, notes, _ = settled(Granted(7), site=f"[options.vcpus]\n{limits}\n")
     assert job[VCPUS] == number
     assert [said.startswith(note) for said in notes] == ([True] if note else [])
 
 
-def test_a_number_that_the_site_denies_is_refused_with_the_reason():
+def test_size_that_the_site_denies_is_refused_with_the_reason():
     with pytest.raises(Refused, match=r"vcpus=7: is not allowed \(limit: not 7, set by \[options"):
         settled(Granted(7), site="[options.vcpus]\ndeny = [7]\n")
     with pytest.raises(Refused, match=r"vcpus=job: is not allowed"):
@@ -124,13 +124,13 @@ def test_a_number_that_the_site_denies_is_refused_with_the_reason():
         ("deny = [1]", "excludes 1, the default of vcpus: set default here too"),
     ],
 )
-def test_a_site_that_contradicts_itself(text, why):
+def test_contradicting_site_limits_are_a_config_error(text, why):
     with pytest.raises(ConfigError) as caught:
         settled(Granted(), site=f"[options.vcpus]\n{text}\n")
     assert why in str(caught.value)
 
 
-def test_a_share_too_small_for_the_image_says_what_to_ask_for():
+def test_allocation_too_small_for_the_image_names_the_needed_memory():
     words = (
         r"ram=142M: image tiny needs more RAM \(limit: at least 512M.* ask the batch system for "
     )
@@ -143,7 +143,7 @@ def test_a_share_too_small_for_the_image_says_what_to_ask_for():
         size(Granted(2, 100), image=IMAGE)
 
 
-def test_what_vsub_asks_for_where_the_user_asks_for_nothing():
+def test_vsub_requests_the_default_size_without_user_values():
     site = "[node]\nhost_reserve_cores = 2\nhost_reserve_ram = 500\n"
     _, _, needed = settled(Granted(), site=site)
     assert (needed.cpus, needed.mib) == (1, 1024 + 256), "what is asked for, guests have"
@@ -164,7 +164,7 @@ SITES = st.sampled_from(["", "[node]\nhost_reserve_cores = 1\nhost_reserve_ram =
     disk=st.sampled_from([0, 700]),
     site=SITES,
 )
-def test_what_the_user_gave_is_enough_and_nothing_is_lost(cpus, mib, count, extra, disk, site):
+def test_guests_fit_the_allocation_and_use_all_of_it(cpus, mib, count, extra, disk, site):
     """What guests then need is never more than was given, if their least is not."""
     plugin = Needy(extra.cpus, extra.mib)
     job, _, needed = settled(
@@ -179,7 +179,7 @@ def test_what_the_user_gave_is_enough_and_nothing_is_lost(cpus, mib, count, extr
 
 
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 300))
-def test_guests_on_other_nodes_are_as_they_see_themselves(here, count, there):
+def test_size_of_guests_on_other_nodes_matches_their_own_result(here, count, there):
     plugins = with_core("needy", Needy(cpus=1))
     site = build(parse_toml(b"[options.vcpus]\nmax = 64\n", FILE), plugins)
     wanted = asked(Request((("vms_per_node", str(count)),)), site, plugins)
@@ -189,7 +189,7 @@ def test_guests_on_other_nodes_are_as_they_see_themselves(here, count, there):
     assert job[VMS_PER_NODE] == count
 
 
-def test_a_number_that_nobody_limits_is_looked_at_as_any_other():
+def test_default_without_limits_is_checked_against_deny():
     entry = "[[limits]]\nuser = '*'\n[limits.options.ram]\n"
     plugins = with_core("needy")
     text = f"{entry}default = '8G'\n{entry}deny = ['8G']\n"

@@ -1,4 +1,4 @@
-"""A user's own site: whose config is meant, where it is, and what it has without root."""
+"""Personal sites of users: when they apply, their paths, and their limits without root."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_all_of_it_lies_in_the_users_own_directories(user):
+def test_personal_site_uses_directories_of_the_user(user):
     site, _ = load(personal.CONFIG_PATH, node=False)
     home = user / "home"
     assert site.owner == UID
@@ -58,7 +58,7 @@ def test_all_of_it_lies_in_the_users_own_directories(user):
     assert site.origin("network.kind") == "default"
 
 
-def test_variables_of_xdg_move_them(user, monkeypatch):
+def test_xdg_variables_change_the_directories(user, monkeypatch):
     for name in ("CONFIG", "STATE", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(user / name))
     site, _ = load(personal.CONFIG_PATH, node=False)
@@ -69,7 +69,7 @@ def test_variables_of_xdg_move_them(user, monkeypatch):
     assert load_paths(personal.CONFIG_PATH).state == user / "home/.local/state/vtorque"
 
 
-def test_what_the_user_writes_wins_over_the_defaults_alone(user):
+def test_config_of_the_user_overrides_personal_defaults_only(user):
     own = personal.config()
     own.parent.mkdir(parents=True)
     own.write_text('[node]\naccel = "tcg"\n[images]\npool = "/pool"\n')
@@ -85,7 +85,7 @@ def test_what_the_user_writes_wins_over_the_defaults_alone(user):
     ['[network]\nkind = "bridge"\nsource = "br0"\n', '[networks.hpc]\nsource = "br1"\n'],
     ids=["bridge", "another"],
 )
-def test_a_network_that_needs_root_is_refused(user, text):
+def test_network_that_needs_root_is_refused(user, text):
     own = personal.config()
     own.parent.mkdir(parents=True)
     own.write_text(text)
@@ -93,14 +93,14 @@ def test_a_network_that_needs_root_is_refused(user, text):
         load(personal.CONFIG_PATH, node=False)
 
 
-def test_a_machines_site_has_no_network_of_qemus_own(tmp_path):
+def test_site_of_a_machine_has_no_user_network(tmp_path):
     file = tmp_path / "vtorque.toml"
     file.write_text('[network]\nkind = "user"\n')
     with pytest.raises(ConfigError, match="the node's own services"):
         load(file, node=False)
 
 
-def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatch):
+def test_config_of_root_or_by_name_is_not_personal(user, monkeypatch):
     (user / "other.toml").touch()
     assert load(user / "other.toml", node=False)[0].owner == 0
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -108,7 +108,7 @@ def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatc
     assert not personal.is_meant(personal.config())
 
 
-def test_first_image_of_a_users_own_site_has_a_pool(user):
+def test_first_image_of_a_personal_site_has_a_pool(user):
     """No administrator makes the pool, and an image may be built before the first job."""
     listed = CliRunner().invoke(list_command, obj=personal.CONFIG_PATH)
     assert (listed.exit_code, listed.exception) == (0, None)
@@ -116,7 +116,7 @@ def test_first_image_of_a_users_own_site_has_a_pool(user):
     check_pool(site.images.pool)
 
 
-def test_a_machine_with_a_config_or_a_state_directory_is_a_site(user, monkeypatch):
+def test_machine_with_a_config_or_state_directory_has_a_site(user, monkeypatch):
     config_path = user / "vtorque.toml"
     monkeypatch.setattr(personal, "CONFIG_PATH", config_path)
     assert personal.is_meant(config_path)
@@ -127,7 +127,7 @@ def test_a_machine_with_a_config_or_a_state_directory_is_a_site(user, monkeypatc
     assert not personal.is_meant(config_path)
 
 
-def test_runtime_directory_in_tmp_has_a_name_that_nobody_can_guess(user, monkeypatch):
+def test_runtime_directory_in_tmp_has_an_unpredictable_name(user, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     owners: dict[Path, int] = {}
     monkeypatch.setattr(personal, "_is_own", lambda place: owners.get(place, 0) == UID)
@@ -142,7 +142,7 @@ def test_runtime_directory_in_tmp_has_a_name_that_nobody_can_guess(user, monkeyp
     assert personal.defaults()["paths"]["run"] != first
 
 
-def test_state_that_cannot_be_written_is_one_line(user, monkeypatch):
+def test_unwritable_state_directory_is_reported_in_one_line(user, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(personal, "_is_own", lambda _: False)
     (user / "home").touch()
@@ -151,7 +151,7 @@ def test_state_that_cannot_be_written_is_one_line(user, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["CONFIG", "STATE", "DATA", "CACHE"])
-def test_directory_that_another_user_can_change_is_refused(user, monkeypatch, variable):
+def test_directory_that_others_can_change_is_refused(user, monkeypatch, variable):
     """They may come from another user's environment, which ``su`` keeps."""
     theirs = user / "theirs"
     theirs.mkdir()
@@ -166,7 +166,7 @@ def test_directory_that_another_user_can_change_is_refused(user, monkeypatch, va
 
 
 @pytest.mark.parametrize("variable", ["CONFIG", "STATE", "DATA", "CACHE"])
-def test_missing_directory_that_another_user_can_create_is_refused(user, monkeypatch, variable):
+def test_missing_directory_that_others_can_create_is_refused(user, monkeypatch, variable):
     (user / "shared").mkdir()
     (user / "shared").chmod(0o1777)
     monkeypatch.setenv(f"XDG_{variable}_HOME", str(user / "shared/own"))
@@ -177,7 +177,7 @@ def test_missing_directory_that_another_user_can_create_is_refused(user, monkeyp
 
 
 @pytest.mark.parametrize("variable", ["CONFIG", "CACHE"])
-def test_libvirt_directory_that_another_user_can_create_is_refused(user, monkeypatch, variable):
+def test_libvirt_directory_that_others_can_create_is_refused(user, monkeypatch, variable):
     """XDG_CONFIG_HOME=/tmp: libvirtd of the user's session would use /tmp/libvirt."""
     (user / "shared/vtorque").mkdir(parents=True)
     (user / "shared/vtorque/vtorque.toml").touch(mode=0o600)
@@ -189,7 +189,7 @@ def test_libvirt_directory_that_another_user_can_create_is_refused(user, monkeyp
     load(personal.CONFIG_PATH, node=False)
 
 
-def test_runtime_directory_below_one_that_others_can_change_is_not_used(user):
+def test_runtime_directory_below_a_world_writable_one_is_not_used(user):
     own = user / "others/own"
     own.mkdir(parents=True)
     own.chmod(0o700)
@@ -200,7 +200,7 @@ def test_runtime_directory_below_one_that_others_can_change_is_not_used(user):
     assert not IS_OWN(own)
 
 
-def test_config_of_another_user_is_refused(user, monkeypatch):
+def test_config_owned_or_writable_by_others_is_refused(user, monkeypatch):
     own = personal.config()
     own.parent.mkdir(parents=True)
     own.write_text("")
@@ -222,7 +222,7 @@ def test_config_of_another_user_is_refused(user, monkeypatch):
         load(personal.CONFIG_PATH, node=False)
 
 
-def test_caller_without_an_account_gets_one_line(user, monkeypatch):
+def test_user_without_an_account_gets_one_line(user, monkeypatch):
     def missing(uid):
         raise KeyError(uid)
 
@@ -241,21 +241,21 @@ def test_libvirt_uses_the_directories_that_were_checked(user, monkeypatch):
     assert "XDG_CONFIG_HOME" not in os.environ
 
 
-def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
+def test_libvirt_client_uses_the_checked_runtime_directory(user, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somebody/elses")
     monkeypatch.setattr(personal, "_is_own", lambda place: str(place) == f"/run/user/{UID}")
     assert load_paths(personal.CONFIG_PATH).run == Path(f"/run/user/{UID}/vtorque")
     assert os.environ["XDG_RUNTIME_DIR"] == f"/run/user/{UID}"
 
 
-def test_a_key_whose_value_needs_root_is_refused_by_name(user):
+def test_value_that_needs_root_is_refused_with_its_key(user):
     site, plugins = load(personal.CONFIG_PATH, node=False)
     asked(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
     with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, but you use a site"):
         asked(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
 
 
-def test_what_needs_root_is_not_acquired(user, monkeypatch):
+def test_resource_that_needs_root_is_not_acquired(user, monkeypatch):
     site, _ = load(personal.CONFIG_PATH, node=False)
     start = Start.__new__(Start)
     start.site, start.deadline, start.acting = site, math.inf, "acme"

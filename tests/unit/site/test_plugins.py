@@ -49,14 +49,14 @@ def dists(tmp_path, monkeypatch):
         sys.modules.pop(module, None)
 
 
-def test_a_plugin_is_found_and_its_option_registered(dists):
+def test_plugin_is_discovered_and_its_option_registered(dists):
     dists("acme-fpga", "fpga", GOOD.format(key="fpga"))
     plugins = Plugins.load(node=False)
     assert plugins.options()["fpga"].parse("3") == 3
     assert plugins.distributions["fpga"] == "acme-fpga 1.0"
 
 
-def test_order_is_by_name_whatever_the_directory_order(dists):
+def test_plugins_are_ordered_by_name(dists):
     for name in ("zeta", "alpha", "mid"):
         dists(f"d-{name}", name, GOOD.format(key=name))
     found = [c.plugin for c in Plugins.load(node=False).each("vtorque_options")]
@@ -88,12 +88,12 @@ def test_an_import_error_is_isolated_and_kept(dists, source):
     assert plugins.broken["bad"]
 
 
-def test_a_misspelt_hook_breaks_only_its_plugin(dists):
+def test_misspelled_hook_breaks_only_its_plugin(dists):
     dists("bad", "bad", GOOD.format(key="bad").replace("vtorque_options", "vtorque_optionz"))
     assert "no such hook: vtorque_optionz" in Plugins.load(node=False).broken["bad"]
 
 
-def test_a_hook_without_its_mark_breaks_its_plugin_and_is_named(dists):
+def test_unmarked_hook_breaks_its_plugin_and_is_named(dists):
     """It was silently no hook."""
     forgotten = GOOD.format(key="bad").replace("@hookimpl\n", "\n")
     module = dists("acme-bad", "bad", forgotten)
@@ -105,13 +105,13 @@ def test_a_hook_without_its_mark_breaks_its_plugin_and_is_named(dists):
     assert "good" in plugins.names and "bad" not in plugins.names
 
 
-def test_a_misspelt_hook_without_its_mark_is_told_too(dists):
+def test_misspelled_unmarked_hook_is_named(dists):
     source = GOOD.format(key="bad").replace("@hookimpl\n", "\n").replace("options", "optionz")
     dists("bad", "bad", source)
     assert "vtorque_optionz (line 5) has no @hookimpl" in Plugins.load(node=False).broken["bad"]
 
 
-def test_what_is_imported_under_a_hooks_name_needs_no_mark(dists):
+def test_imported_hook_specification_needs_no_mark(dists):
     dists("good", "good", "import vtorque_core\nfrom vtorque_core.api.hooks import vtorque_plan\n")
     assert "good" in Plugins.load(node=False).names
 
@@ -121,7 +121,7 @@ HOOKS = [name for name in vars(hooks) if name.startswith("vtorque_")]
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("answer", ["['no']", "'no'", "[object()]"])
-def test_an_answer_of_a_wrong_type_is_told_with_all_that_an_author_needs(hook, answer):
+def test_wrong_type_from_a_hook_is_reported_with_the_expected_types(hook, answer):
     plugins = Plugins()
     module = types.ModuleType("bad")
     exec(f"def {hook}():\n    return {answer}\n", module.__dict__)  # noqa: S102 - our own text
@@ -139,7 +139,7 @@ def test_an_answer_of_a_wrong_type_is_told_with_all_that_an_author_needs(hook, a
         assert each is object or each.__name__ in said.removeprefix(start)
 
 
-def test_what_came_before_a_wrong_answer_counts(dists):
+def test_items_before_a_wrong_item_are_kept(dists):
     dists("bad", "bad", GOOD.format(key="bad") + "        yield 'fpga'\n")
     plugins = Plugins.load(node=False)
     found = [c for c in plugins.each("vtorque_options") if c.plugin == "bad"]
@@ -149,7 +149,7 @@ def test_what_came_before_a_wrong_answer_counts(dists):
     assert "instead of an Option" in plugins.broken["bad"]
 
 
-def test_nothing_at_all_is_an_answer_of_actions_only(dists):
+def test_none_is_accepted_only_from_hooks_without_a_result(dists):
     dists(
         "bad",
         "bad",
@@ -172,18 +172,18 @@ def test_nothing_at_all_is_an_answer_of_actions_only(dists):
 
 
 @pytest.mark.parametrize("hook", ["vtorque_resources", "vtorque_settings"])
-def test_an_object_is_no_answer_where_its_class_belongs(hook):
+def test_hook_that_returns_classes_rejects_an_instance(hook):
     assert problem(hook, Resource()).startswith("returned Resource instead of a class")
     assert problem(hook, Resource) == ""
 
 
-def test_a_class_of_no_resource_cannot_be_one():
+def test_hook_for_resources_rejects_another_class():
     said = problem("vtorque_resources", int)
     assert said == "returned the class int instead of a class derived from Resource"
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_the_types_are_those_of_the_specification(hook):
+def test_accepted_types_match_the_hook_specifications(hook):
     """What a reader and mypy see, with the names of a union resolved."""
     said = inspect.get_annotations(getattr(hooks, hook))["return"]
     names = set(re.findall(r"(?:\w+\.)?(\w+)", said)) - {"Iterable", "type", "None", "str"}
@@ -196,7 +196,7 @@ def test_the_types_are_those_of_the_specification(hook):
     assert found == names
 
 
-def test_the_acting_half_is_loaded_on_the_node_only(dists):
+def test_node_module_is_loaded_on_the_node_only(dists):
     dists("acme", "acme", GOOD.format(key="acme"))
     module = dists("acme", "acme", "NODE = True", group="vtorque1.node")
     Plugins.load(node=False)
@@ -205,7 +205,7 @@ def test_the_acting_half_is_loaded_on_the_node_only(dists):
     assert module in sys.modules
 
 
-def test_a_broken_acting_half_takes_the_declaring_half_with_it(dists):
+def test_broken_node_module_disables_the_whole_plugin(dists):
     dists("acme", "acme", GOOD.format(key="acme"))
     dists("acme", "acme", "1/0", group="vtorque1.node")
     plugins = Plugins.load(node=True)
@@ -213,14 +213,14 @@ def test_a_broken_acting_half_takes_the_declaring_half_with_it(dists):
     assert "acme" not in plugins.options()
 
 
-def test_two_distributions_of_one_option_are_both_named(dists):
+def test_option_of_two_distributions_names_both(dists):
     dists("d-one", "one", GOOD.format(key="same"))
     dists("d-two", "two", GOOD.format(key="same"))
     with pytest.raises(Conflict, match=r"d-one 1\.0.*d-two 1\.0"):
         Plugins.load(node=False).options()
 
 
-def test_two_distributions_of_one_plugin_name_are_refused(dists):
+def test_plugin_name_of_two_distributions_is_refused(dists):
     dists("d-one", "same", GOOD.format(key="x"))
     dists("d-two", "same", GOOD.format(key="y"))
     plugins = Plugins.load(node=False)
@@ -228,7 +228,7 @@ def test_two_distributions_of_one_plugin_name_are_refused(dists):
     assert "d-two 1.0" in plugins.broken["same"]
 
 
-def test_a_hook_that_raises_halfway_loses_only_its_own_rest(dists):
+def test_hook_that_raises_loses_only_its_remaining_items(dists):
     dists("bad", "bad", GOOD.format(key="bad") + "        raise OSError('half')\n")
     dists("good", "good", GOOD.format(key="good"))
     found = list(Plugins.load(node=False).each("vtorque_options"))
@@ -289,12 +289,12 @@ def test_trace_shows_arguments_results_errors_and_time(vtorque_guest, monkeypatc
     assert error == "  raised KeyError: 'card'"
 
 
-def test_an_unknown_strategy_says_what_there_is():
+def test_unknown_batch_system_is_refused():
     with pytest.raises(Refused, match="no installed plugin provides the batch system 'pbs'"):
         Plugins.load(node=False).batch_system("pbs")
 
 
-def test_loading_plugins_imports_nothing_heavy():
+def test_loading_plugins_imports_no_heavy_module():
     code = (
         "import sys; from vtorque_core.site.plugins import Plugins;"
         "Plugins.load(node=False).options();"

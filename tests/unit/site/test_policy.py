@@ -1,4 +1,4 @@
-"""What a job gets, or why not, for requests and sites written by hand."""
+"""Values of a job, or its refusals, for requests and sites written by hand."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refusals(plugins, *pairs, site=SITE, **files):
     return caught.value.refusals
 
 
-def test_defaults_are_the_sites_and_else_the_options(plugins):
+def test_default_of_the_site_overrides_default_of_the_option(plugins):
     job = ask(plugins)
     assert (job[RAM], job[IMG], job[VCPUS], job[FPGA], job[VM_PROLOGUE]) == (
         2048,
@@ -116,7 +116,7 @@ def test_values_are_typed(plugins):
         ("disk=/home/u/d.raw", "/data/*", "allow"),
     ],
 )
-def test_out_of_policy_names_value_limit_and_where(plugins, pair, limit, name):
+def test_value_out_of_policy_names_value_limit_and_origin(plugins, pair, limit, name):
     (refusal,) = refusals(plugins, pair)
     key, value = pair.split("=")
     assert (refusal.key, refusal.value, refusal.limit) == (key, value, limit)
@@ -149,12 +149,12 @@ def test_out_of_policy_names_value_limit_and_where(plugins, pair, limit, name):
         ("disk=/" + "a" * 2000, "more than 1024 bytes"),
     ],
 )
-def test_values_that_are_none(plugins, pair, message):
+def test_invalid_values_are_refused(plugins, pair, message):
     (refusal,) = refusals(plugins, pair)
     assert message in refusal.message and refusal.key == pair.split("=")[0]
 
 
-def test_everything_wrong_is_said_at_once(plugins):
+def test_all_refusals_are_reported_together(plugins):
     found = refusals(plugins, "ram=8G", "vcpu=1", "img=rocky", "ram=1G", vm_epilogue=SCRIPT)
     assert [r.key for r in found] == ["ram", "vcpu", "img", "ram", "vm_epilogue"]
     assert found[1].fix == "did you mean vcpus?"
@@ -162,7 +162,7 @@ def test_everything_wrong_is_said_at_once(plugins):
     assert found[4].where == f"[options.vm_epilogue] deny in {FILE}"
 
 
-def test_files_and_text_are_not_mixed_up(plugins):
+def test_file_for_a_text_option_and_text_for_a_file_option_are_refused(plugins):
     (refusal,) = refusals(plugins, "vm_prologue=/etc/shadow")
     assert "must be a file, which must travel as data" in refusal.message
     (refusal,) = refusals(plugins, ram=SCRIPT)
@@ -171,7 +171,7 @@ def test_files_and_text_are_not_mixed_up(plugins):
     assert "there is no -vm key" in refusal.message
 
 
-def test_unknown_keys_are_all_named_with_the_closest(plugins):
+def test_unknown_keys_are_all_named_with_the_closest_key(plugins):
     request = make_request([("RAM", "1G"), ("vcpu", "2"), ("\x1bzzzzz", "3")], plugins.options())
     with pytest.raises(Refused) as caught:
         asked(request, build(parse_toml(b""), plugins), plugins)
@@ -181,13 +181,13 @@ def test_unknown_keys_are_all_named_with_the_closest(plugins):
     assert "known keys: arch, disk," in third and third.isprintable()
 
 
-def test_unknown_keys_name_plugins_that_are_broken_here(plugins):
+def test_unknown_key_names_broken_plugins(plugins):
     plugins.broken["iocm"] = "ImportError"
     (refusal,) = refusals(plugins, "iocm_min=1")
     assert "could not be loaded here: iocm" in refusal.message
 
 
-def test_two_plugins_with_one_key(plugins):
+def test_key_of_two_plugins_names_both(plugins):
     site = build(parse_toml(b""), plugins)
     plugins.register("other", module(vtorque_options=lambda: [FPGA]), "vtorque-other 2.0.0")
     with pytest.raises(Refused, match=r"vtorque-acme 1\.0\.0 and by vtorque-other 2\.0\.0"):
@@ -197,7 +197,7 @@ def test_two_plugins_with_one_key(plugins):
 # -- plugins that misbehave -------------------------------------------------------------------
 
 
-def test_parse_args_hooks_see_values_and_refuse_together(plugins):
+def test_parse_args_hooks_get_values_and_refuse_together(plugins):
     def first(request):
         assert request[RAM] == 2048
         yield Refusal("is too\nodd", key="fpga", value=str(request[FPGA]))
@@ -213,7 +213,7 @@ def test_parse_args_hooks_see_values_and_refuse_together(plugins):
     ]
 
 
-def test_parse_args_is_not_asked_about_values_out_of_policy(plugins):
+def test_parse_args_is_not_called_for_values_out_of_policy(plugins):
     def never(request):
         raise AssertionError
 
@@ -273,7 +273,7 @@ def test_a_failing_show_refuses_the_job(plugins):
     assert "plugin b failed on it: ZeroDivisionError" in refusal.message
 
 
-def test_hooks_of_requests_see_the_settings_of_declaring_modules(plugins):
+def test_request_hooks_get_settings_of_declaring_modules(plugins):
     @dataclass(frozen=True)
     class Settings:
         """[plugin.a]"""
@@ -307,7 +307,7 @@ def with_map(plugins):
     return plugins
 
 
-def test_a_word_is_parsed_and_a_file_stays_one(with_map):
+def test_option_for_word_or_file_accepts_both(with_map):
     assert ask(with_map)[MAP] is False
     assert ask(with_map, "map=Yes")[MAP] is True
     assert ask(with_map, map=SCRIPT)[MAP] == SCRIPT
@@ -319,7 +319,7 @@ def test_a_word_is_parsed_and_a_file_stays_one(with_map):
     assert refusal.message == "is given twice"
 
 
-def test_a_site_may_grant_words_only_and_have_one_as_default(with_map):
+def test_option_for_word_or_file_can_be_limited_to_words(with_map):
     site = "[options.map]\ndefault = true\nallow = [true, false]\n"
     assert ask(with_map, site=site)[MAP] is True
     for name in ("pre.sh", "true"):
@@ -340,12 +340,12 @@ def test_a_site_may_grant_words_only_and_have_one_as_default(with_map):
         ("max = true", "makes no sense for a key that is not a number"),
     ],
 )
-def test_limits_that_make_no_sense_for_words_and_files(with_map, text, why):
+def test_numeric_limits_of_words_and_files_are_config_errors(with_map, text, why):
     with pytest.raises(ConfigError, match=why):
         ask(with_map, site=f"[options.map]\n{text}\n")
 
 
-def test_its_default_is_in_the_example_config(with_map):
+def test_default_of_a_word_or_file_option_is_in_the_example_config(with_map):
     assert '[options.map]\n#default = "false"' in example(with_map)
 
 
@@ -358,7 +358,7 @@ def needed(plugins, *pairs, site="", disk=0):
     return needs(decide(request, made, plugins), made, plugins, disk)
 
 
-def test_what_plugins_need_is_asked_for_too(plugins):
+def test_needs_of_plugins_are_added_to_the_requested_resources(plugins):
     site = "[node]\nhost_reserve_cores = 1\nhost_reserve_ram = 100\nqemu_overhead = 10"
     asked = ("vcpus=3", "ram=1000", "vms_per_node=2", "fpga=2")
     before = needed(plugins, *asked, site=site)
@@ -375,7 +375,7 @@ def test_what_plugins_need_is_asked_for_too(plugins):
     assert (after.cpus - before.cpus, after.mib - before.mib) == (3, 129)
 
 
-def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
+def test_needs_of_several_plugins_for_one_resource_are_summed(plugins):
     def wanted(request):
         yield Extra(resources={"gres/gpu": request[FPGA], "gres/nic": 1}, licenses={"matlab": 1})
 
@@ -403,7 +403,7 @@ def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
         (lambda: [Extra(licenses={"matlab": -1})], "instead of an Extra of 0 or more"),
     ],
 )
-def test_needs_that_cannot_be_had_refuse_the_job(plugins, answer, message):
+def test_failed_or_invalid_needs_hook_refuses_the_job(plugins, answer, message):
     plugins.register("a", module(vtorque_needs=answer), "vtorque-a 1")
     with pytest.raises(Refused, match=message):
         needed(plugins)

@@ -105,13 +105,13 @@ def test_any_request_is_decided_or_refused(request, policy):
 
 @settings(deadline=None)
 @given(policies)
-def test_a_job_that_asks_for_nothing_is_never_refused(policy):
+def test_empty_request_is_never_refused(policy):
     assert not decide(Request(), valid_site(policy), PLUGINS).given
 
 
 @settings(deadline=None)
 @given(requests, policies)
-def test_both_sides_decide_alike(request, policy):
+def test_encoded_request_is_decided_as_the_original(request, policy):
     """What travels to the node gets the same answer there."""
     site = valid_site(policy)
     try:
@@ -174,7 +174,7 @@ def test_any_config_is_built_or_an_error(data):
 
 
 @given(st.sampled_from([bool, int, float, str, Path, tuple[str, ...], dict[str, int]]), toml)
-def test_conversion_gives_the_type_or_a_value_error(kind, value):
+def test_conversion_returns_the_type_or_raises_value_error(kind, value):
     try:
         result = convert(kind, value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""-vm text, script directives, and the request as bytes that anyone may have written."""
+"""Texts of -vm, script directives, and requests as untrusted bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pairs_of_several_arguments():
     assert parse_vm([]) == []
 
 
-def test_none_is_bare_metal_and_stands_alone():
+def test_vm_none_is_bare_metal_and_cannot_be_combined():
     assert parse_vm(["none"]) is None
     assert parse_vm([" none", "none"]) is None
     with pytest.raises(Refused, match="cannot be combined with other -vm options"):
@@ -65,7 +65,7 @@ def test_the_command_line_wins_key_by_key():
     assert requested([], ["ram=1G"]) == [("ram", "1G")]
 
 
-def test_none_and_the_command_line():
+def test_none_on_the_command_line_overrides_the_script_and_vice_versa():
     assert requested(["none"], ["ram=1G"]) is None
     assert requested([], ["none"]) is None
     assert requested(["ram=1G"], ["none"]) == [("ram", "1G")]
@@ -99,20 +99,20 @@ def test_only_pbs_vm_lines_are_stripped():
     assert strip_pbs_vm(SCRIPT) == SCRIPT.replace(b"#PBS -vm img=old\n", b"")
 
 
-def test_strip_keeps_line_ends_and_a_missing_last_one():
+def test_strip_keeps_line_ends():
     assert strip_pbs_vm(b"#!/bin/sh\r\n#PBS -vm a=b\r\n\xff\r\nx") == b"#!/bin/sh\r\n\xff\r\nx"
     assert strip_pbs_vm(b"#PBS -vm a=b") == b""
 
 
 @given(st.binary() | st.lists(st.sampled_from([b"#PBS -N x", b"", b" ", b"ls", b"\r", b"#x"])))
-def test_a_script_without_vm_is_never_changed(content):
+def test_script_without_vm_is_never_changed(content):
     content = content if isinstance(content, bytes) else b"\n".join(content)
     if b"-vm" not in content:
         assert strip_pbs_vm(content) == content
         assert vm_directives(content.replace(b"#VSUB", b"")) == ()
 
 
-def test_old_options_that_only_look_alike_are_left_to_qsub():
+def test_similar_pbs_options_are_left_to_qsub():
     content = b"#PBS -vmram=1\n#PBS -v vm\n#PBS -N 'it\n"
     assert vm_directives(content) == ()
     assert strip_pbs_vm(content) == content
@@ -129,7 +129,7 @@ def test_old_options_that_only_look_alike_are_left_to_qsub():
         "#VSUB -vm a -N b",
     ],
 )
-def test_a_directive_that_qsub_would_misread_is_refused(line):
+def test_directive_that_qsub_would_misread_is_refused(line):
     with pytest.raises(Refused, match="line 2 of the script"):
         vm_directives(f"#!/bin/sh\n{line}\n".encode())
 
@@ -141,7 +141,7 @@ def test_directive_with_quotes_and_comment():
 # -- files ------------------------------------------------------------------------------------
 
 
-def test_files_are_read_where_they_are_named(tmp_path, monkeypatch):
+def test_file_paths_are_relative_to_the_working_directory_or_home(tmp_path, monkeypatch):
     (tmp_path / "pre.sh").write_bytes(b"#!/bin/sh\n\xff")
     monkeypatch.setenv("HOME", str(tmp_path))
     pairs = [("ram", "1G"), ("vm_prologue", "pre.sh"), ("vm_epilogue", "~/pre.sh")]
@@ -152,7 +152,7 @@ def test_files_are_read_where_they_are_named(tmp_path, monkeypatch):
     )
 
 
-def test_a_word_in_place_of_a_file_stays_text(tmp_path):
+def test_word_for_a_word_or_file_option_stays_text(tmp_path):
     options = {"m": Option("m", str, "", "", is_file=True, words=frozenset({"on"}))}
     (tmp_path / "on").write_bytes(b"x")
     for text in ("on", "ON"):
@@ -161,7 +161,7 @@ def test_a_word_in_place_of_a_file_stays_text(tmp_path):
     assert made.files == {"m": FileData("on", b"x")}
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "long").write_bytes(b"x" * (64 * 1024 + 1))
     (tmp_path / "full").write_bytes(b"x" * (64 * 1024))
@@ -286,7 +286,7 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(lambda v: json.dumps(v).encode()))
-def test_anything_else_is_refused(blob):
+def test_arbitrary_bytes_are_refused(blob):
     refused(blob)
 
 
@@ -311,7 +311,7 @@ def token_of(data: bytes) -> str:
     return "vt1:" + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def test_a_token_is_compressed_where_that_helps():
+def test_token_is_compressed_if_shorter():
     assert len(to_token(b"a" * 10_000)) < 100
     assert to_token(b"{}") == token_of(b"\0{}")
 
@@ -346,7 +346,7 @@ def test_bad_tokens(token):
 
 
 @given(st.text() | st.binary().map(token_of) | st.binary().map(lambda b: token_of(b"\1" + b)))
-def test_any_token_gives_bytes_or_refused(token):
+def test_any_token_is_decoded_or_refused(token):
     try:
         assert len(b"".join(unpacked(token))) <= submission.MAX_REQUEST
     except Refused as error:

@@ -106,13 +106,13 @@ WHOLE = st.just(json.dumps(DOCUMENT).encode())
 
 @settings(deadline=None, max_examples=settings().max_examples)
 @given(documents() | damaged(WHOLE) | damaged(documents()))
-def test_a_bent_request_is_read_or_refused(blob):
+def test_mutated_request_is_decoded_or_refused(blob):
     followed(blob)
 
 
 @settings(deadline=None, max_examples=settings().max_examples)
 @given(damaged(WHOLE.map(zlib.compress)))
-def test_a_bent_token_is_read_or_refused(data):
+def test_mutated_token_is_decoded_or_refused(data):
     word = "vt1:" + base64.urlsafe_b64encode(b"\1" + data).decode().rstrip("=")
     blob = read_or_refused(whole, word)
     if blob is not None:
@@ -130,7 +130,7 @@ places = st.tuples(around, tokens, around).map("".join) | st.text(max_size=60)
 @settings(deadline=None, max_examples=settings().max_examples)
 @given(places)
 @example("x vt1: vt1:AHt9 ")
-def test_a_bent_slurm_comment_or_script_is_read_or_refused(text):
+def test_mutated_slurm_comment_or_script_is_decoded_or_refused(text):
     raw = text.encode("utf-8", "surrogateescape" if not text.isprintable() else "replace")
     for word in (slurm_channel.find(text), slurm_channel.find_in_script(b"#!/bin/sh\n" + raw)):
         if word is not None:
@@ -142,7 +142,7 @@ def test_a_bent_slurm_comment_or_script_is_read_or_refused(text):
 
 @settings(deadline=None, max_examples=settings().max_examples)
 @given(places, places)
-def test_a_bent_torque_resource_list_is_read_or_refused(resources, variables):
+def test_mutated_torque_resource_list_is_decoded_or_refused(resources, variables):
     asked = pbs.parse_resources(f"nodes=1,other={resources}")
     word = pbs_channel.torque_word(asked)
     for each in (word, *map(pbs_channel.hash_word, filter(str.isascii, variables.split(",")))):
@@ -159,13 +159,13 @@ def test_a_bent_torque_resource_list_is_read_or_refused(resources, variables):
 @given(st.text(st.sampled_from("n0123456789[]-,x"), max_size=24))
 @example("n[1-999999999]")
 @example("n[" * 12)
-def test_a_bent_list_of_hosts_is_bounded(text):
+def test_mutated_host_list_is_bounded(text):
     for read in (hostlist.expand, hostlist.counts):
         with contextlib.suppress(ValueError):
             assert len(read(text)) <= 100_000
 
 
-def test_the_comparison_can_fail(monkeypatch):
+def test_comparison_detects_a_difference(monkeypatch):
     """A parser that crashed on one of these would be a finding."""
     monkeypatch.setattr(request, "_list", lambda value, _what, _most: value)
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""What vsub accepts the node accepts, and what the node refuses vsub refuses, in the same words.
+"""vsub and the node accept the same requests, and refuse the others with the same message.
 
 Both as they really run: vsub's whole way from its arguments to the bytes that it submits, with the
 declaring halves of all installed plugins; the node's way from bytes that anyone may have written,
@@ -154,7 +154,7 @@ def on_the_node(blob, node=NODE):
 @example({"ram": "8G", "img": "arch", "shares": "/"})
 @example({"vm_prologue": "x"})
 @example({"vm_epilogue": "x", "ram": "1G"})
-def test_both_sides_say_the_same(tmp_path_factory, wanted):
+def test_vsub_and_node_decide_alike(tmp_path_factory, wanted):
     refusals, blob = on_the_front_end(wanted, tmp_path_factory.getbasetemp())
     by_hand, job = on_the_node(forged(wanted))
     # A name that was never a key is told before the values are looked at, on the front end.
@@ -179,7 +179,9 @@ def test_both_sides_say_the_same(tmp_path_factory, wanted):
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_the_user_does_not_ask_for_vsub_does(tmp_path, monkeypatch, given, asked, size, count):
+def test_vsub_requests_missing_resources_and_the_node_computes_the_same_size(
+    tmp_path, monkeypatch, given, asked, size, count
+):
     """And the node makes the same of what the batch system then gives."""
     played, site, plugins = FRONT
     monkeypatch.setattr(played, "given", tuple(n and n * count for n in given))
@@ -193,19 +195,19 @@ def test_what_the_user_does_not_ask_for_vsub_does(tmp_path, monkeypatch, given, 
     assert (job.values["vcpus"], job.values["ram"]) == size
 
 
-def test_less_than_guests_need_is_refused_at_once(tmp_path, monkeypatch):
+def test_allocation_smaller_than_the_guests_is_refused_by_vsub(tmp_path, monkeypatch):
     monkeypatch.setattr(FRONT[0], "given", (None, 100))
     (refusal,), _ = on_the_front_end({}, tmp_path)
     assert refusal.message == "the guests of a node need 384 MiB of memory, 100 are requested"
 
 
-def test_both_sides_have_the_same_keys_and_limits():
+def test_vsub_and_node_have_the_same_options_and_limits():
     """With the acting halves loaded too there is no other option, default or limit."""
     assert set(NODE[2].options()) == set(OPTIONS)
     assert NODE[1].options == FRONT[1].options
 
 
-def test_a_node_of_another_policy_would_be_noticed():
+def test_stricter_policy_of_the_node_changes_its_decision():
     """The comparison can fail: it is the node's own decision that is looked at."""
     _, _, plugins = NODE
     stricter = CONFIG.replace('max = "4G"', 'max = "1G"')
@@ -216,7 +218,7 @@ def test_a_node_of_another_policy_would_be_noticed():
 
 
 @pytest.mark.parametrize("side", ["vsub", "node"])
-def test_a_side_that_does_not_decide_would_be_noticed(side, monkeypatch, tmp_path):
+def test_side_without_the_check_accepts_the_request(side, monkeypatch, tmp_path):
     def lenient(request, site, plugins):
         pairs = [pair for pair in request.pairs if pair[0] != "ram"]
         return real(Request(tuple(pairs), request.files), site, plugins)

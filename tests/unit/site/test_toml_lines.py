@@ -1,4 +1,4 @@
-"""Where in a file a key is set, for messages."""
+"""Line numbers of keys, for messages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from vtorque_core.site.toml_lines import line_of
 
 
-def test_lines_are_not_fooled_by_strings_and_lists():
+def test_line_numbers_are_right_despite_strings_and_lists():
     text = '''
 a = """
 [node]
@@ -31,14 +31,14 @@ k = 1
     assert line_of(text, "nothing") is None
 
 
-def test_a_long_list_takes_no_long_time():
+def test_line_of_a_key_after_a_long_list_is_right():
     text = "deny = [\n" + '  "an-image",\n' * 20_000 + "]\nlast = 1\n"
     assert line_of(text, "deny") == 1
     assert line_of(text, "last") == 20_003
 
 
 @given(st.text(max_size=300) | st.lists(st.sampled_from(list("[]{}=\"'#.\n\\ ab")), max_size=60))
-def test_lines_of_any_text_end(text):
+def test_line_of_returns_for_any_text(text):
     text = "".join(text)
     line = line_of(text, "a.b")
     assert line is None or 1 <= line <= text.count("\n") + 1
