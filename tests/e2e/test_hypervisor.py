@@ -297,13 +297,13 @@ def test_stopped_daemons_hold_none_of_libvirtds_workers(guest: GuestPlan) -> Non
 @pytest.fixture
 def network() -> Iterator[str]:
     name = "vt-test"
-    hypervisor.start_network(
-        URI,
+    xml = (
         f"<network><name>{name}</name><bridge name='{name}0' stp='off' delay='0'/>"
-        "<dns enable='no'/><ip address='10.86.255.1' netmask='255.255.255.0'/></network>",
+        "<dns enable='no'/><ip address='10.86.255.1' netmask='255.255.255.0'/></network>"
     )
+    hypervisor.call(URI, "create", lambda c: c.networkCreateXML(xml))
     yield name
-    hypervisor.remove_network(URI, name)
+    hypervisor.call(URI, "destroy", lambda c: c.networkLookupByName(name).destroy())
 
 
 def test_a_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:

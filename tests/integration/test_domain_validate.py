@@ -148,20 +148,6 @@ def test_the_node_is_described() -> None:
     assert [len(node.cpus) for node in node_hardware.topology(URI).nodes] == [8, 8]
 
 
-def test_networks_come_and_go() -> None:
-    xml = (
-        "<network><name>vt-test</name><forward mode='nat'/><bridge name='vt-test0'/>"
-        "<ip address='10.99.0.1' netmask='255.255.255.0'/></network>"
-    )
-    assert not hypervisor.network_active(URI, "vt-test")
-    hypervisor.start_network(URI, xml)
-    hypervisor.start_network(URI, xml)
-    assert hypervisor.network_active(URI, "vt-test")
-    hypervisor.remove_network(URI, "vt-test")
-    hypervisor.remove_network(URI, "vt-test")
-    assert not hypervisor.network_active(URI, "vt-test")
-
-
 def test_a_missing_qemu_user_is_a_host_fault() -> None:
     with pytest.raises(HostFault, match=r"no-such-user.*qemu_user"):
         hypervisor.qemu_uid("no-such-user")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin import networks, setup
 from vtorque_core.base import hypervisor
-from vtorque_core.node.admin import setup
-from vtorque_core.node.start import directories
+from vtorque_core.site import directories
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
 
@@ -71,7 +71,7 @@ def site(tmp_path, monkeypatch):
 
 
 def active(*names):
-    return [name for name in names if hypervisor.network_active(URI, name)]
+    return [name for name in names if hypervisor.network_xml(URI, name) is not None]
 
 
 ALL = ("first", "between", "out&side", "plain", "br9")
@@ -92,6 +92,15 @@ def test_all_libvirt_networks_are_made_once_and_taken_away(site, tmp_path):
     assert active(*ALL) == []
 
 
+def test_networks_come_and_go(site):
+    made, _ = site
+    for _ in range(2):
+        networks.start(made, made.network)
+    assert networks.is_active(made, "first") and active("first") == ["first"]
+    assert networks.remove(made, made.network) and networks.remove(made, made.network)
+    assert not networks.is_active(made, "first") and active("first") == []
+
+
 def test_a_network_that_the_site_has_defined_is_started_and_left(site, tmp_path):
     made, _ = site
     own = (
@@ -107,7 +116,7 @@ def test_a_network_that_the_site_has_defined_is_started_and_left(site, tmp_path)
 
 def test_the_schema_accepts_them(site, tmp_path):
     made, _ = site
-    texts = {n.source: setup.network_xml(n) for n in setup.libvirt_networks(made)}
+    texts = {n.source: networks.definition(n) for n in networks.libvirt_networks(made)}
     for name, text in texts.items():
         (tmp_path / "network.xml").write_text(text)
         done = subprocess.run(

@@ -13,10 +13,10 @@ TESTING = "vtorque-testing"
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
-        "archive", "cluster", "disk-image", "experiment", "images", "iocm", "joblog", "jobs",
-        "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
-        "pool", "report", "scam", "slurm", "snap", "survive", "telemetry", "unclot", "vrdma",
-        "warm",
+        "admin", "archive", "cluster", "disk-image", "experiment", "images", "iocm", "joblog",
+        "jobs", "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs",
+        "pinning", "pool", "report", "scam", "slurm", "snap", "survive", "telemetry", "unclot",
+        "vrdma", "warm",
     )
 }  # fmt: skip
 """Names of distributions, by plugin name."""

@@ -25,7 +25,8 @@ T = TypeVar("T")
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
 """Seconds for one call. A first createXML after a QEMU update probes QEMU, which takes seconds."""
-_LOOKUP = 10.0  # seconds for one call that libvirtd answers from memory
+LOOKUP = 10.0
+"""Seconds for one call that libvirtd answers from memory."""
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
 
@@ -44,7 +45,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @cache
-def _libvirt() -> ModuleType:
+def library() -> ModuleType:
+    """Return the module libvirt. Raises HostFault if it is not installed."""
     try:
         import libvirt  # noqa: PLC0415 - takes 22 ms, which only root needs
     except ImportError as error:
@@ -67,7 +69,8 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
 
 
 def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
-    module = _libvirt()
+    """Return ``work(connection)`` within ``timeout`` seconds. ``what`` names it in errors."""
+    module = library()
     deadline = time.monotonic() + timeout
     connection = _bounded(lambda: _connect(uri), what, timeout)
     try:
@@ -84,12 +87,12 @@ def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TI
 def _alive(connection: Any) -> bool:
     try:
         return bool(connection.isAlive())  # local knowledge, no message
-    except _libvirt().libvirtError:
+    except library().libvirtError:
         return False
 
 
 def _connect(uri: str) -> Any:
-    module = _libvirt()
+    module = library()
     with _lock:
         known = _connections.get(uri)
     if known is not None and _alive(known):
@@ -110,7 +113,7 @@ def _connect(uri: str) -> Any:
 def close() -> None:
     while _connections:
         _, connection = _connections.popitem()
-        with contextlib.suppress(HostFault, _libvirt().libvirtError):
+        with contextlib.suppress(HostFault, library().libvirtError):
             _bounded(connection.close, "close", _CLOSE_TIMEOUT)
 
 
@@ -118,11 +121,12 @@ def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
     """Return ``work(domain)``, or None if the domain does not exist."""
-    return call(uri, what, lambda c: _if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
+    return call(uri, what, lambda c: if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
-def _if_there(work: Callable[[], T]) -> T | None:
-    module = _libvirt()
+def if_there(work: Callable[[], T]) -> T | None:
+    """Return ``work()``, or None if its domain or network does not exist."""
+    module = library()
     try:
         return work()
     except module.libvirtError as error:
@@ -135,8 +139,8 @@ def _if_there(work: Callable[[], T]) -> T | None:
 
 
 def create_domain(uri: str, xml: str, *, paused: bool = False) -> None:
-    flags = _libvirt().VIR_DOMAIN_START_VALIDATE
-    flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
+    flags = library().VIR_DOMAIN_START_VALIDATE
+    flags |= library().VIR_DOMAIN_START_PAUSED if paused else 0
     call(uri, "start domain", lambda c: c.createXML(xml, flags))
 
 
@@ -145,7 +149,7 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
 
     Concurrent calls for one domain fail.
     """
-    forget = _libvirt().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+    forget = library().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
 
     def work(domain: Any) -> bool:
         return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
@@ -168,7 +172,7 @@ def _or_given_up(
 def give_up(uri: str, uuid: str) -> None:
     """Ask libvirt to abort a domain's current operation. Ignores errors."""
     with contextlib.suppress(HostFault):
-        on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, _LOOKUP)
+        on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, LOOKUP)
 
 
 def _of_memory(domain: str, path: str) -> str:
@@ -183,17 +187,17 @@ def _of_memory(domain: str, path: str) -> str:
 
 def is_busy(uri: str, uuid: str) -> bool:
     """Return True while any process saves or migrates a domain."""
-    nothing = _libvirt().VIR_DOMAIN_JOB_NONE
-    return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
+    nothing = library().VIR_DOMAIN_JOB_NONE
+    return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, LOOKUP))
 
 
 def saved_xml(uri: str, path: str) -> str:
-    secure = _libvirt().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
+    secure = library().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
     return call(uri, "look at saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
 
 
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
-    paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
+    paused = library().VIR_DOMAIN_SAVE_PAUSED
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
 
 
@@ -206,7 +210,7 @@ def migrate_domain(
     HostFault, ask both nodes which one has the domain. With ``paused``, its disks must exist on the
     destination.
     """
-    module = _libvirt()
+    module = library()
     flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
     flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # otherwise a fast writer never converges
     flags |= module.VIR_MIGRATE_PAUSED | module.VIR_MIGRATE_UNSAFE if paused else 0
@@ -218,8 +222,8 @@ def migrate_domain(
 
 
 def migratable_xml(uri: str, uuid: str) -> str:
-    flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
-    found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
+    flags = library().VIR_DOMAIN_XML_MIGRATABLE | library().VIR_DOMAIN_XML_SECURE
+    found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), LOOKUP)
     if found is None:
         raise HostFault("the guest has ended", stage=STAGE)
     return found
@@ -240,18 +244,18 @@ def versions(uri: str) -> dict[str, str]:
             "processor": " ".join((model, *able)).strip(),
         }
 
-    return call(uri, "versions", work, _LOOKUP)
+    return call(uri, "versions", work, LOOKUP)
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    done = _libvirt().VIR_DOMAIN_RUNNING
+    done = library().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
         raise HostFault("the guest ended immediately after its start", stage=STAGE)
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    done = _libvirt().VIR_DOMAIN_PAUSED
+    done = library().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
         raise HostFault("the guest ended before it could be suspended", stage=STAGE)
@@ -262,7 +266,7 @@ def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
 
     Returns 0 if the domain has ended or there are no CPU control groups.
     """
-    module = _libvirt()
+    module = library()
 
     def work(domain: Any) -> int:
         live = module.VIR_DOMAIN_AFFECT_LIVE
@@ -276,7 +280,7 @@ def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
             domain.setSchedulerParametersFlags({"cpu_shares": shares}, live)
         return had
 
-    return on_domain(uri, uuid, "CPU shares", work, _LOOKUP) or 0
+    return on_domain(uri, uuid, "CPU shares", work, LOOKUP) or 0
 
 
 def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
@@ -296,12 +300,12 @@ def take_domain(
     ``metadata`` is XML, its prefix and its namespace. ``cpus`` is True for each host CPU that the
     threads may use; empty: any.
     """
-    live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
+    live = library().VIR_DOMAIN_AFFECT_LIVE
 
     def work(domain: Any) -> bool:
-        if domain.state()[0] != _libvirt().VIR_DOMAIN_PAUSED:
+        if domain.state()[0] != library().VIR_DOMAIN_PAUSED:
             raise HostFault("the guest is not paused", stage=STAGE)
-        domain.setMetadata(_libvirt().VIR_DOMAIN_METADATA_ELEMENT, *metadata, live)
+        domain.setMetadata(library().VIR_DOMAIN_METADATA_ELEMENT, *metadata, live)
         if cpus:
             for number in range(domain.maxVcpus()):
                 domain.pinVcpuFlags(number, cpus, live)
@@ -323,7 +327,7 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     Spares a domain with the same UUID that was started later.
     """
     deadline = time.monotonic() + deadline_s
-    doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
+    doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, LOOKUP))
     if doomed is None:
         return
     failure = ""
@@ -345,13 +349,13 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
 
 
 def _running_id(connection: Any, uuid: str) -> int | None:
-    number = _if_there(lambda: int(connection.lookupByUUIDString(uuid).ID()))
+    number = if_there(lambda: int(connection.lookupByUUIDString(uuid).ID()))
     return number if number is not None and number >= 0 else None
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
-    module = _libvirt()
-    domain = _if_there(lambda: connection.lookupByUUIDString(uuid))
+    module = library()
+    domain = if_there(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
         return ""
     try:
@@ -365,15 +369,15 @@ def _destroy(connection: Any, uuid: str, doomed: int) -> str:
 
 def domain_runs(uri: str, uuid: str) -> bool:
     """Return True if the domain exists and runs or is paused."""
-    module = _libvirt()
+    module = library()
     alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
-    return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
+    return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, LOOKUP))
 
 
 def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
     """Return "runs", "still" (paused, or an incoming migration) or "" (no such domain)."""
-    module = _libvirt()
-    state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], _LOOKUP)
+    module = library()
+    state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], LOOKUP)
     if state in (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED):
         return "runs"
     gone = (None, module.VIR_DOMAIN_SHUTOFF, module.VIR_DOMAIN_CRASHED)
@@ -397,64 +401,17 @@ def qemu_uid(user: str) -> int:
 # -- networks ---------------------------------------------------------------------------------
 
 
-def _find_network(connection: Any, name: str) -> Any | None:
-    return _if_there(lambda: connection.networkLookupByName(name))
-
-
 def network_names(uri: str) -> list[str]:
-    active = _libvirt().VIR_CONNECT_LIST_NETWORKS_ACTIVE
-    networks = call(uri, "list networks", lambda c: c.listAllNetworks(active), _LOOKUP)
+    active = library().VIR_CONNECT_LIST_NETWORKS_ACTIVE
+    networks = call(uri, "list networks", lambda c: c.listAllNetworks(active), LOOKUP)
     return [str(network.name()) for network in networks]
 
 
 def network_xml(uri: str, name: str) -> str | None:
+    """Return the XML of a network, or None if it does not exist or is not active."""
+
     def xml(connection: Any) -> str | None:
-        network = _find_network(connection, name)
+        network = if_there(lambda: connection.networkLookupByName(name))
         return str(network.XMLDesc()) if network is not None and network.isActive() else None
 
     return call(uri, f"network {name}", xml)
-
-
-def network_active(uri: str, name: str) -> bool:
-    return network_xml(uri, name) is not None
-
-
-def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
-    """Define a network, set it to autostart, and start it unless it is active.
-
-    ``keep`` leaves an existing definition unchanged.
-    """
-
-    def start(connection: Any) -> None:
-        name = ElementTree.fromstring(xml).findtext("name") or ""  # noqa: S314 - from the core
-        network = _find_network(connection, name) if keep else None
-        if network is None:
-            network = connection.networkDefineXML(_with_known_uuid(connection, xml))
-        network.setAutostart(1)
-        if not network.isActive():
-            network.create()
-
-    call(uri, "start network", start)
-
-
-def _with_known_uuid(connection: Any, xml: str) -> str:
-    root = ElementTree.fromstring(xml)  # noqa: S314 - from the core
-    known = _find_network(connection, root.findtext("name") or "")
-    if known is None or root.find("uuid") is not None:
-        return xml
-    ElementTree.SubElement(root, "uuid").text = known.UUIDString()
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def remove_network(uri: str, name: str) -> None:
-    def remove(connection: Any) -> None:
-        network = _find_network(connection, name)
-        if network is None:
-            return
-        persistent = network.isPersistent()
-        if network.isActive():
-            network.destroy()
-        if persistent:
-            network.undefine()
-
-    call(uri, f"remove network {name}", remove)

@@ -8,7 +8,7 @@ import sys
 from vtorque_core.base import kvm
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import take_lock
-from vtorque_core.node.start import directories
+from vtorque_core.site import directories
 from vtorque_core.site.config import Site
 
 IMAGE = "micro"

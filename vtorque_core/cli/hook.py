@@ -40,8 +40,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import prologue as module  # noqa: PLC0415
+    from vtorque_core.site import directories  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)
@@ -51,8 +51,8 @@ def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> i
 
 
 def receive(config: Path) -> int:
-    from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import receive as module  # noqa: PLC0415
+    from vtorque_core.site import directories  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)

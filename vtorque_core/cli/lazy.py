@@ -69,13 +69,13 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _of_plugins(self, ctx: click.Context) -> Mapping[str, _Brought]:
-        from vtorque_core.site.load import load  # noqa: PLC0415
+        from vtorque_core.site.load import opened  # noqa: PLC0415
 
         given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
         known = f"vtorque.commands {self.name} {given}"
         if known not in ctx.meta:
             try:
-                _, plugins = load(given, node=False)
+                _, plugins = opened(given, node=False, new=True)
             except VtorqueError as error:
                 ctx.meta[_BAD] = error
                 return {}

@@ -21,6 +21,8 @@ SCHEMA = 1
 CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
+SPARE_PREFIX = "spare-"
+"""Prefix of the job ids of warm guests."""
 SPARE_XML = "base.xml"
 """File in a warm guest's state directory: XML to compare a job's domain with."""
 SUSPENDED = "suspended"  # a phase: see live.suspend

@@ -127,6 +127,16 @@ def test_a_command_of_vtorque_is_one_of_the_config_that_it_is_given(call, tmp_pa
     assert done.stderr.startswith(f"vtorque: {config}") and done.returncode == 2
 
 
+def test_plugin_command_with_invalid_or_missing_config_runs_and_reports_it_itself(call, tmp_path):
+    config = tmp_path / "other.toml"
+    config.write_text("[node]\ngrace = true\n")
+    done = call("vtorque", "doctor", "--config", str(config))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "grace: is True, but must be" in done.stderr
+    done = call("vtorque", "setup", "install", "--config", str(tmp_path / "none.toml"), "--help")
+    assert done.returncode == 0 and "--dry-run" in done.stdout
+
+
 def test_a_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
     (tmp_path / "acme_bad.py").write_text("import no_such_module\n")
     info = tmp_path / "acme-1.0.dist-info"
@@ -177,7 +187,7 @@ def test_who_can_run_a_command_about_a_job_elsewhere_is_asked_for_it(monkeypatch
     own = click.Command("own", callback=lambda: click.echo("own"))
     module.vtorque_elsewhere = vtorque_elsewhere
     plugins.register("acme", module, "acme 1")
-    monkeypatch.setattr(load, "load", lambda *_, **__: (None, plugins))
+    monkeypatch.setattr(load, "opened", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     said = [CliRunner().invoke(vmgr, ["--config", str(config), name]) for name in ("look", "own")]
     assert [done.output for done in said] == ["there\n", "own\n"]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin import setup_batch
 from vtorque_core.api.setup_steps import Installation, make_directories
 from vtorque_core.base import trust
 from vtorque_core.base.errors import ConfigError
-from vtorque_core.node.admin import setup_batch
 from vtorque_local import become_job
 
 REPO = Path(__file__).resolve().parents[3]

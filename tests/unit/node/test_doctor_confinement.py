@@ -10,11 +10,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.base import trust
+from vtorque_admin import doctor
 from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.admin import vtorque
-from vtorque_core.node.admin import doctor
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.site.config import Raw, build
 from vtorque_core.site.plugins import Plugins
@@ -98,9 +97,9 @@ def test_code_that_others_can_write_is_said(site, tmp_path, monkeypatch):
     (tmp_path / "lib/click.py").touch()
     tmp_path.chmod(0o755)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    own, tree = trust.require_root_owned, trust.require_tree
-    monkeypatch.setattr(trust, "require_root_owned", lambda path, _: own(path, os.getuid()))
-    monkeypatch.setattr(trust, "require_tree", lambda path, _: tree(path, os.getuid()))
+    own, tree = doctor.require_root_owned, doctor.require_tree
+    monkeypatch.setattr(doctor, "require_root_owned", lambda path, _: own(path, os.getuid()))
+    monkeypatch.setattr(doctor, "require_tree", lambda path, _: tree(path, os.getuid()))
     assert [f.status for f in doctor.check_code(site)] == ["ok"]
     (tmp_path / "lib/click.py").chmod(0o666)
     ((found),) = doctor.check_code(site)

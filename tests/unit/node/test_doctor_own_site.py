@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from vtorque_admin import doctor
 from vtorque_core.base import kvm
-from vtorque_core.node.admin import doctor
 
 OWNER = os.getuid() or 65534  # nobody, for tests that run as root: a site of root's is no own one
 SITE: Any = SimpleNamespace(

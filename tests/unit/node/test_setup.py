@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtorque_admin import setup, setup_batch
 from vtorque_core.base.errors import HostFault
-from vtorque_core.node.admin import setup, setup_batch
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.site import edit
 from vtorque_core.site.config import Site

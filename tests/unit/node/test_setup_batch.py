@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import sparing
+from vtorque_admin import setup_batch
 from vtorque_core.api.setup_steps import MARK, Check, Mark, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault
-from vtorque_core.node.admin import setup_batch
 from vtorque_core.site.config import Site, build, read_toml
 from vtorque_core.site.plugins import Plugins
 from vtorque_local.node import LocalNode
@@ -343,7 +343,7 @@ def test_two_batch_systems_one_after_the_other(node):
 
 
 def test_doctor_tells_what_no_longer_holds(node):
-    from vtorque_core.node.admin.doctor import check_batch
+    from vtorque_admin.doctor import check_batch
 
     def found():
         site, plugins = node._site()
@@ -367,7 +367,7 @@ def test_doctor_tells_what_no_longer_holds(node):
 
 
 def test_a_lost_mark_alone_is_a_warning_so_that_doctor_gives_it_back(monkeypatch):
-    from vtorque_core.node.admin.doctor import check_batch
+    from vtorque_admin.doctor import check_batch
 
     never = [Mark("give it", lambda: False, lambda: None, lambda: None)]
     monkeypatch.setattr(setup_batch, "steps_of", lambda *_: never)
@@ -400,7 +400,7 @@ def vtorque_batch_systems():
 )
 def test_doctor_mark_reports_what_it_has_done(failures, marked, said):
     """It said "not done: give this node vtorque" and then did it."""
-    from vtorque_core.node.admin.doctor import Finding, set_mark
+    from vtorque_admin.doctor import Finding, set_mark
 
     found = [
         Finding("tools", "core", "failed", f"nft is gone {number}") for number in range(failures)

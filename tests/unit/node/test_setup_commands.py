@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_admin import setup_commands
 from vtorque_core.base.names import Paths
-from vtorque_core.node.admin import setup_commands
 
 OWN = Path(sys.prefix, "bin")
 SHARED = [

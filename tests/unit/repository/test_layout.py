@@ -103,7 +103,11 @@ def test_the_tests_of_plugins_have_what_they_need_of_the_kit_but_for_what_is_nam
     assert found == CORES_OWN
 
 
-COMMANDS_OF = {"vtorque-local": {"vtorque-images"}}  # what is run and not imported
+COMMANDS_OF = {  # what is run and not imported
+    "vtorque-local": {"vtorque-images"},
+    "vtorque-pbs": {"vtorque-admin"},
+    "vtorque-slurm": {"vtorque-admin"},
+}
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.parent.name)

@@ -116,7 +116,7 @@ def test_named_distributions_are_added_to_the_default_wheels(tmp_path):
         return words[words.index("-w") + 2 :]
 
     top = SCRIPTS.parent
-    names = ("images", "jobs", "joblog", "linux-guest", "local", "pbs", "report")
+    names = ("admin", "images", "jobs", "joblog", "linux-guest", "local", "pbs", "report")
     default = [str(top), *(f"{top}/plugins/{name}" for name in names)]
     assert built() == default
     more = [f"{top}/plugins/experiment", f"{top}/plugins/report[html]", f"{top}/testing"]

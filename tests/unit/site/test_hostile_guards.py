@@ -27,8 +27,8 @@ from vtorque_core.api.values import FileData
 from vtorque_core.base import sizes
 from vtorque_core.base.errors import Refused
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.node.start import directories, prologue
-from vtorque_core.site import option_limits, policy, request
+from vtorque_core.node.start import prologue
+from vtorque_core.site import directories, option_limits, policy, request
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import Request

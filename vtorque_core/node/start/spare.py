@@ -34,9 +34,6 @@ from vtorque_core.records.reading import DOMAIN, SPARE, JournalState, lock_name,
 from vtorque_core.resources.lease import SpareUse
 from vtorque_core.site.config import Site
 
-PREFIX = "spare-"
-"""Prefix of the job ids of warm guests."""
-
 WAITS, TAKEN = SPARE, "taken"
 """Journal phases of a warm guest: jobs can claim it; a job has claimed it."""
 

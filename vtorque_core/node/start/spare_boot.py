@@ -42,7 +42,7 @@ from vtorque_core.plan.job_context import JobContext, attempt_of
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import SPARE_XML, JobHeader
+from vtorque_core.records.reading import SPARE_PREFIX, SPARE_XML, JobHeader
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load
@@ -56,7 +56,7 @@ _NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
 
 def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
     node = socket.gethostname()
-    job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
+    job = BatchJob(SPARE_PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
     with job_lock(site.paths, job.id):
         header = JobHeader(attempt_of(job, _NOBODY), keeper, spare=keeper)
         try:

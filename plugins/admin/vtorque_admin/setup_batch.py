@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import hooks
+from vtorque_core.api import HostFault, VtorqueError, hooks, replace_file
 from vtorque_core.api.setup_steps import (
     Check,
     Installation,
@@ -21,17 +21,13 @@ from vtorque_core.api.setup_steps import (
     SetupStep,
     hook_script,
 )
-from vtorque_core.base import safefs
-from vtorque_core.base.errors import HostFault, VtorqueError
-from vtorque_core.site import edit
-from vtorque_core.site.config import Site
-from vtorque_core.site.installation import installation
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.live.node_setup import Plugins, Site, edit, installation
 
 Say = Callable[[str], None]
 
 
 def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[SetupStep]:
+    """Return the steps of a batch system; empty if it calls vTorque by itself."""
     place = installation(site, config)
     own = plugins.batch_system(batch).node(site).setup_steps(place)
     if not own:
@@ -190,4 +186,4 @@ def _load(memory: Path) -> dict[str, Any]:
 
 
 def _save(memory: Path, record: dict[str, Any]) -> None:
-    safefs.replace(str(memory), json.dumps(record).encode(), mode=0o600)
+    replace_file(str(memory), json.dumps(record).encode(), mode=0o600)

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vtorque_core.api import HostFault
 from vtorque_core.api.setup_steps import make_directories
-from vtorque_core.base import safefs
-from vtorque_core.base.errors import HostFault
+from vtorque_core.live.node_setup import safefs
 
 Say = Callable[[str], None]
 Content = Path | bytes  # a link's target, or a file's content
@@ -34,6 +34,7 @@ _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 
 def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
+    """Create the missing links and files. Files of other installations stay unchanged."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
@@ -51,6 +52,7 @@ def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False)
 
 
 def uninstall(commands: str, modulefiles: str, say: Say) -> None:
+    """Remove the links and files that :func:`install` has created."""
     for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)

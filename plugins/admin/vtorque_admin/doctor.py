@@ -10,21 +10,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import children, health, hooks
+from vtorque_admin import networks, setup_batch
+from vtorque_core.api import (
+    HostFault,
+    VtorqueError,
+    children,
+    derive,
+    health,
+    hooks,
+    printable,
+    require_root_owned,
+    run_tool,
+)
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
-from vtorque_core.base import hypervisor, kvm, trust
-from vtorque_core.base.errors import HostFault, VtorqueError, printable
-from vtorque_core.base.names import derive
-from vtorque_core.node.admin import setup_batch
-from vtorque_core.plan import guest_uids, subordinate_ids
-from vtorque_core.plan.placement import node_hardware
-from vtorque_core.resources import netfilter
-from vtorque_core.resources._user_daemon_exec import CLONE_NEWUSER, unshare
-from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD
-from vtorque_core.site.config import Site
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import ExtraNetwork, Network
+from vtorque_core.live.node_setup import (
+    VIRTIOFSD,
+    AnyNetwork,
+    Plugins,
+    Site,
+    guest_uids,
+    kvm,
+    netfilter,
+    node_hardware,
+    require_tree,
+    subordinate_ids,
+)
 
 _CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
@@ -58,6 +69,16 @@ Look = Callable[[Site], Iterable[HealthResult]]
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of one check. The fields are those of ``vtorque doctor --json``.
+
+    Attributes:
+        check: name of the check.
+        plugin: plugin of the check, or ``core``.
+        status: ok, warning or failed.
+        message: what was found.
+        fix: what to do about it.
+    """
+
     check: str
     plugin: str
     status: str
@@ -66,6 +87,7 @@ class Finding:
 
 
 def set_mark(site: Site, plugins: Plugins, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Set or clear the batch system's mark of this node, once all ``findings`` are known."""
     failures = (f"{each.check}: {each.message}" for each in findings if each.status == "failed")
     reason = printable(next(failures, ""))
     plugins.batch_system(site.batch.system).node(site).mark(not reason, reason)
@@ -120,6 +142,7 @@ def _run(plugin: str, name: str, check: Look, site: Site) -> Iterator[Finding]:
 
 
 def check_libvirt(site: Site) -> Iterator[HealthResult]:
+    """Check that libvirtd answers."""
     uri = site.node.libvirt_uri
     try:
         cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
@@ -134,8 +157,8 @@ def check_code(site: Site) -> Iterator[HealthResult]:
     """Check that only root can change code that root runs."""
     prefix = Path(sys.prefix)
     try:
-        trust.require_root_owned(prefix, site.owner)
-        trust.require_tree(prefix, site.owner)
+        require_root_owned(prefix, site.owner)
+        require_tree(prefix, site.owner)
     except VtorqueError as error:
         yield failed(str(error), "install vTorque as root where only root can write")
     else:
@@ -176,6 +199,7 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
 
 
 def qemu_settings(conf: Path) -> dict[str, str]:
+    """Return the settings in libvirt's qemu.conf; empty without the file."""
     if not conf.exists():
         return {}
     lines = (line.strip() for line in conf.read_text("utf-8", "replace").splitlines())
@@ -184,6 +208,7 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
+    """Check that guests run with KVM."""
     chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if not chosen.warning:
         yield ok(f"guests run with {chosen.type}")
@@ -198,10 +223,12 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 
 def check_namespaces(_: Site) -> Iterator[HealthResult]:
-    problem = children.in_child(lambda: unshare(CLONE_NEWUSER), _CHILD_TIMEOUT)
-    if problem:
+    """Check that the caller can create a user namespace, which virtiofsd needs."""
+    try:
+        run_tool("unshare", "--user", "true", timeout=_CHILD_TIMEOUT)
+    except HostFault as error:
         yield failed(
-            f"virtiofsd cannot create a user namespace: {problem}",
+            f"virtiofsd cannot create a user namespace: {error}",
             "as root: sysctl kernel.unprivileged_userns_clone=1 "
             "kernel.apparmor_restrict_unprivileged_userns=0, whichever this kernel has",
         )
@@ -210,6 +237,7 @@ def check_namespaces(_: Site) -> Iterator[HealthResult]:
 
 
 def check_network(site: Site) -> Iterator[HealthResult]:
+    """Check the guests' networks and the packet filter that protects this node."""
     if site.network.kind == "user":
         yield ok("each guest has QEMU's own network, alone")
         return
@@ -222,11 +250,9 @@ def check_network(site: Site) -> Iterator[HealthResult]:
         yield from _check_one_network(site, network, make)
 
 
-def _check_one_network(
-    site: Site, network: Network | ExtraNetwork, make: str
-) -> Iterator[HealthResult]:
+def _check_one_network(site: Site, network: AnyNetwork, make: str) -> Iterator[HealthResult]:
     if network.kind == "network":
-        if hypervisor.network_active(site.node.libvirt_uri, network.source):
+        if networks.is_active(site, network.source):
             yield ok(f"libvirt network {network.source} is active")
             yield from _check_guard(site, network)
         else:
@@ -238,7 +264,7 @@ def _check_one_network(
         yield failed(f"{network.kind} {network.source} does not exist", fix)
 
 
-def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[HealthResult]:
+def _check_guard(site: Site, network: AnyNetwork) -> Iterator[HealthResult]:
     source = network.source
     if not netfilter.node_guard(network, site.node.libvirt_uri):
         yield ok(f"libvirt network {source} uses a bridge of the site: not protected by vTorque")
@@ -253,6 +279,7 @@ def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[Health
 
 
 def check_shares(site: Site) -> Iterator[HealthResult]:
+    """Check the shared directories, and that the ranges of ids do not overlap."""
     for name, share in site.shares.items():
         if share.kind == "nfs":
             yield warning(
@@ -289,6 +316,7 @@ def check_alike(site: Site) -> Iterator[HealthResult]:
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:
+    """Check owner, mode and free space of vTorque's directories."""
     for path in (site.paths.state, site.paths.run):
         if not path.is_dir():
             missing = failed(f"{path} does not exist", "run vtorque setup install")
@@ -309,6 +337,7 @@ def _whose(site: Site) -> str:
 
 
 def check_tools(site: Site) -> Iterator[HealthResult]:
+    """Check that the required programs are installed."""
     who = "as root: " if site.owner else ""
     for tool, package in (_OWN_PACKAGES if site.owner else _PACKAGES).items():
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
@@ -318,6 +347,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 
 
 def check_batch(site: Site, plugins: Plugins, *, marks: bool = False) -> Iterator[HealthResult]:
+    """Check that the batch system's hooks are installed."""
     batch = site.batch.system
     found = setup_batch.steps_of(site, plugins, batch, site.path)
     steps = [step for step in found if not (marks and isinstance(step, Mark))]
@@ -342,6 +372,7 @@ def _not_done(step: SetupStep, batch: str) -> HealthResult:
 
 
 def check_user(name: str) -> Iterator[HealthResult]:
+    """Check that a user's jobs can run: account and home directory."""
     try:
         user = pwd.getpwnam(name)
     except KeyError:

@@ -6,27 +6,24 @@ Idempotent; each step reports its changes.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from vtorque_core.base import hypervisor, kvm, safefs
-from vtorque_core.base.errors import HostFault
-from vtorque_core.node.admin import setup_commands
-from vtorque_core.node.start import directories
-from vtorque_core.node.start.spare import PREFIX
-from vtorque_core.plan.guest_network import of_site
-from vtorque_core.plan.placement import node_hardware
-from vtorque_core.records import reading
-from vtorque_core.resources import netfilter
-from vtorque_core.site.config import Site
-from vtorque_core.site.schema import ExtraNetwork, Network
+from vtorque_admin import setup_commands
+from vtorque_admin.networks import is_active, libvirt_networks, remove, start
+from vtorque_core.api import HostFault, replace_file
+from vtorque_core.live.node_setup import (
+    SPARE_PREFIX,
+    Site,
+    directories,
+    kvm,
+    netfilter,
+    node_hardware,
+)
 
 Say = Callable[[str], None]
-_MADE = "https://vtorque.org/xmlns/network/1"  # marks libvirt networks that vTorque created
 _LEAST_SECRET = 32  # bytes; a job's start requires this too
 
 # libvirt writes guests' MACs here, but creates the directory only with its first dnsmasq, which
@@ -51,9 +48,9 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
         steps.append((f"create {place}", lambda: _take_secret(site, os.urandom(64))))
     networks = libvirt_networks(site)
     for network in networks:
-        if not hypervisor.network_active(site.node.libvirt_uri, network.source):
-            start = functools.partial(_start_network, site, network)
-            steps.append((f"start network {network.source}", start))
+        if not is_active(site, network.source):
+            begin = functools.partial(start, site, network)
+            steps.append((f"start network {network.source}", begin))
     if networks and not _MACS.is_dir():
         steps.append((f"make {_MACS}", lambda: directories.make(_MACS, 0o755)))
     if networks:
@@ -88,8 +85,8 @@ def _guard(site: Site) -> None:
 
 def require_idle(site: Site, *, spares: bool = True) -> None:
     """Raise HostFault if a job holds resources on this node, or with ``spares`` a warm guest."""
-    names = [path.name for path in reading.journals(site.paths)]
-    held = [name for name in names if spares or not name.startswith(PREFIX)]
+    names = [path.name for path in site.paths.journal.glob("*.jsonl")]
+    held = [name for name in names if spares or not name.startswith(SPARE_PREFIX)]
     if held:
         raise HostFault(
             f"{len(held)} jobs or waiting guests still hold something on this node (see vmgr ps "
@@ -99,11 +96,8 @@ def require_idle(site: Site, *, spares: bool = True) -> None:
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
     """Undo :func:`install`; ``purge`` also removes images, secret and config."""
-    uri = site.node.libvirt_uri
     for network in libvirt_networks(site):
-        made = _MADE in (hypervisor.network_xml(uri, network.source) or "")
-        if network is site.network or made:  # other networks are the site's
-            hypervisor.remove_network(uri, network.source)
+        if remove(site, network):
             say(f"removed network {network.source}")
         netfilter.unguard(network.source)
     setup_commands.uninstall(site.paths.commands, site.paths.modulefiles, say)
@@ -122,45 +116,4 @@ def _take_secret(site: Site, secret: bytes) -> None:
         )
     if site.paths.secret.exists():
         require_idle(site)
-    safefs.replace(str(site.paths.secret), secret, mode=0o600)
-
-
-def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
-    wanted: dict[str, Network | ExtraNetwork] = {}
-    for network in of_site(site).values():
-        if network.kind == "network":
-            wanted.setdefault(network.source, network)
-    return list(wanted.values())
-
-
-def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
-    keep = network is not site.network
-    hypervisor.start_network(site.node.libvirt_uri, network_xml(network), keep=keep)
-
-
-def network_xml(network: Network | ExtraNetwork) -> str:
-    """Return the libvirt XML of a guest network, without DHCP and DNS.
-
-    ``[network]`` and networks with a gateway use NAT. Others connect only the node's guests.
-    Format: https://libvirt.org/formatnetwork.html.
-    """
-    extra = isinstance(network, ExtraNetwork)
-    forward = "" if extra and not network.gateway else "<forward mode='nat'/>"
-    size = network.mtu if isinstance(network, ExtraNetwork) else 0
-    mtu = f"<mtu size='{size}'/>" if size else ""
-    bridge = re.sub(r"[^A-Za-z0-9_.-]", "", network.source)[:14] + "0"  # IFNAMSIZ is 16
-    address = ""
-    if network.subnet:
-        subnet = ipaddress.IPv4Network(network.subnet)
-        first = network.gateway or str(subnet.network_address + 1)
-        address = f"<ip address='{first}' netmask='{subnet.netmask}'/>"
-    return (
-        f"<network><name>{_text(network.source)}</name>"
-        f"<metadata><vtorque:network xmlns:vtorque='{_MADE}'/></metadata>{forward}"
-        f"<bridge name='{bridge}' stp='off' delay='0'/>{mtu}"
-        f"<dns enable='no'/>{address}</network>"
-    )
-
-
-def _text(value: str) -> str:
-    return value.replace("&", "&amp;").replace("<", "&lt;")
+    replace_file(str(site.paths.secret), secret, mode=0o600)

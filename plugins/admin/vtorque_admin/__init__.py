@@ -1,0 +1,1 @@
+"""vtorque-admin: prepare a node for guests, and check it."""

@@ -1,0 +1,96 @@
+"""``vtorque setup`` and ``vtorque doctor``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from vtorque_admin import setup as steps
+from vtorque_admin import setup_batch
+from vtorque_admin.doctor import Finding, examine, set_mark
+from vtorque_core.api import UsageError
+from vtorque_core.live.node_setup import CONFIG_PATH, load
+
+_MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
+_config_option = click.option(
+    "--config",
+    type=click.Path(readable=False, path_type=Path),
+    default=CONFIG_PATH,
+    help=f"Use this site config instead of {CONFIG_PATH}.",
+)
+
+
+@click.group()
+def setup() -> None:
+    """Prepare this node, or undo that."""
+    if os.geteuid() != 0:
+        raise UsageError("vtorque setup changes the node: run it as root")
+
+
+@setup.command()
+@_config_option
+@click.option("--batch", default="local", show_default=True, help="Batch system of the site.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
+@click.option("--secret-from-stdin", is_flag=True, hidden=True)
+def install(config: Path, batch: str, dry_run: bool, secret_from_stdin: bool) -> None:
+    """Create directories, site secret, network, commands and the batch system's hooks.
+
+    Also sets the batch system in the config.
+
+    Idempotent: completed steps are skipped. If a step fails, fix the problem that it reports and
+    run the command again. Exit code 0 when the node is ready.
+    """
+    site, plugins = load(config, node=True, new=True)
+    plugins.batch_system(batch)
+    given = sys.stdin.buffer.read(1 << 16) if secret_from_stdin else None
+    steps.install(site, click.echo, secret=given, dry_run=dry_run)
+    setup_batch.install(site, plugins, config, batch, click.echo, dry_run=dry_run)
+
+
+@setup.command()
+@_config_option
+@click.option("--purge", is_flag=True, help="Also remove images, the site secret and the config.")
+def uninstall(config: Path, purge: bool) -> None:
+    """Remove hooks, the guests' network, links to the commands and runtime directories.
+
+    Restores earlier files byte for byte. Files that were edited since are kept and reported.
+    Fails while jobs run.
+    """
+    site, plugins = load(config, node=True, new=True)
+    steps.require_idle(site, spares=False)
+    setup_batch.uninstall(site, plugins, config, click.echo)
+    steps.require_idle(site)
+    steps.uninstall(site, config, click.echo, purge=purge)
+
+
+@click.command(short_help="Check this node, and print how to fix each failure.")
+@_config_option
+@click.option("--user", default=None, help="Also check the requirements of this user's jobs.")
+@click.option("--mark", is_flag=True, help="Set or clear the node property that VM jobs request.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
+    """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.
+
+    With --mark the batch system then starts VM jobs here only if nothing has failed.
+    Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
+    """
+    site, plugins = load(config, node=True)
+    findings: list[Finding] = []
+    last = set_mark(site, plugins, findings) if mark else ()  # a generator: it runs last
+    for finding in chain(examine(site, plugins, user, marks=mark), last):
+        findings.append(finding)
+        if not as_json:
+            word, colour = _MARKS[finding.status]
+            click.secho(f"{word:5}", fg=colour, nl=False)
+            click.echo(f"{finding.check}: {finding.message}")
+            if finding.fix and finding.status != "ok":
+                click.echo(f"      -> {finding.fix}")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    sys.exit(int(any(finding.status == "failed" for finding in findings)))

@@ -1,0 +1,15 @@
+"""Call libvirt with a time limit. As root, or as the owner of a personal site.
+
+Every call raises HostFault if libvirt fails or does not answer in time. libvirt may still complete
+the call later.
+"""
+
+from __future__ import annotations
+
+from vtorque_core.base.hypervisor import LOOKUP as LOOKUP
+from vtorque_core.base.hypervisor import STAGE as STAGE
+from vtorque_core.base.hypervisor import call as call
+from vtorque_core.base.hypervisor import if_there as if_there
+from vtorque_core.base.hypervisor import library as library
+from vtorque_core.base.hypervisor import network_xml as network_xml
+from vtorque_core.base.hypervisor import on_domain as on_domain

@@ -1,1 +1,0 @@
-"""Set up and check a node."""
