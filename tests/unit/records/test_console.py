@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from vtorque_core.records.console import LINES, WIDTH, lines_of, tail
 
 
-def test_the_last_lines_that_say_something():
+def test_last_nonempty_lines_are_returned():
     data = b"".join(b"line %d\r\n \r\n" % number for number in range(50))
     assert lines_of(data) == tuple(f"line {number}" for number in range(50 - LINES, 50))
 
 
-def test_what_a_terminal_would_obey_is_gone():
+def test_terminal_control_characters_are_escaped():
     data = b"\x1b[2J\x1b[1;31mpanic\x1b[0m\x1bc\x07 \x9b31m\xff\xe2\x80\xae\x1b]0;title\x07\n"
     (line,) = lines_of(data)
     assert line.startswith("panic\\x07")
@@ -34,7 +34,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path):
     assert last == "the end"
 
 
-def test_what_is_no_log_is_empty(tmp_path):
+def test_unreadable_console_is_empty(tmp_path):
     (tmp_path / "target").write_text("secret\n")
     (tmp_path / "link").symlink_to("target")
     os.mkfifo(tmp_path / "fifo")

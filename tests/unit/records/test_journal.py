@@ -74,7 +74,7 @@ def test_start_makes_a_private_file_with_the_header(paths, journal):
     assert read(path).header == HEADER
 
 
-def test_an_attempt_is_started_once(paths, journal):
+def test_attempt_is_started_once(paths, journal):
     with pytest.raises(HostFault, match=r"vtorque reap 42\.srv"):
         Journal.start(paths, HEADER)
     second = dataclasses.replace(HEADER, job=JobAttempt("42.srv", 1, "u", 1000))
@@ -83,7 +83,7 @@ def test_an_attempt_is_started_once(paths, journal):
     assert find(paths, "43.srv") == []
 
 
-def test_the_record_is_on_disk_before_create_runs(journal, monkeypatch):
+def test_record_is_on_disk_before_create_runs(journal, monkeypatch):
     synced = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd)))
@@ -98,7 +98,7 @@ def test_the_record_is_on_disk_before_create_runs(journal, monkeypatch):
     assert len(synced) == 1
 
 
-def test_a_failed_create_stays_open(journal):
+def test_failed_create_stays_open(journal):
     with pytest.raises(HostFault, match="no such card"):
         acquire(journal, Card("broken"))
     acquire(journal, Card("good"))
@@ -113,7 +113,7 @@ def test_unjournalled_fields_are_left_out_and_defaulted(journal):
     assert reconstruct(record, {"acme-card": Card}) == Card("a", lanes=(1, 2))
 
 
-def test_only_json_values_are_accepted_and_nothing_is_written_otherwise(journal):
+def test_field_that_is_not_json_raises_and_writes_nothing(journal):
     size = journal.path.stat().st_size
     with pytest.raises(TypeError, match="field card is a PosixPath"):
         acquire(journal, Card(Path("/x")))
@@ -158,7 +158,7 @@ def test_every_cut_of_the_last_line_is_ignored_and_cut_off(paths, journal):
 
 
 @pytest.mark.parametrize("torn", [b"\0\0\0\0", b'{"op": "rel\n', b"\xff\n", b"[]\n"])
-def test_a_last_line_that_cannot_be_read_is_torn(journal, torn):
+def test_unreadable_last_line_is_ignored_as_torn(journal, torn):
     acquire(journal, Card("a"))
     with journal.path.open("ab") as file:
         file.write(torn)
@@ -187,7 +187,7 @@ def good(**more):
         json.dumps({k: v for k, v in good().items() if k != "kind"}).encode(),
     ],
 )
-def test_anything_else_that_cannot_be_read_names_the_line(journal, line):
+def test_unreadable_line_in_the_middle_is_named(journal, line):
     with journal.path.open("ab") as file:
         file.write(line + b"\n" + b'{"op":"phase","name":"x","guest":null,"t":1}\n')
     with pytest.raises(JournalError, match=r"42\.srv\.0\.jsonl, line 2: cannot be read"):
@@ -202,14 +202,14 @@ def test_a_journal_without_a_first_line_is_empty(journal):
 
 
 @pytest.mark.parametrize("schema", [None, 0, 2, 99, "1"])
-def test_other_schemas_are_refused(journal, schema):
+def test_unknown_schema_is_rejected_with_the_version_to_install(journal, schema):
     first = json.loads(journal.path.read_bytes())
     journal.path.write_text(json.dumps({**first, "schema": schema, "core": "9.0"}) + "\n")
     with pytest.raises(JournalError, match=r"of vtorque-core 9\.0.*install the version"):
         read(journal.path)
 
 
-def test_a_record_of_another_version_is_an_orphan(journal):
+def test_record_of_an_unknown_kind_or_field_is_an_orphan(journal):
     acquire(journal, Card("a"))
     record = read(journal.path).open[0]
     with pytest.raises(OrphanError, match="no loaded plugin knows the kind acme-card"):
@@ -249,7 +249,7 @@ def test_a_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, 
     assert journal.path.read_bytes() == before
 
 
-def test_after_one_lost_note_no_other_is_written(journal, monkeypatch):
+def test_no_release_is_written_after_a_lost_one(journal, monkeypatch):
     """Else a lease shows as free while what used it shows as open."""
     acquire(journal, Card("a"))
     acquire(journal, Card("b"))
@@ -260,7 +260,7 @@ def test_after_one_lost_note_no_other_is_written(journal, monkeypatch):
     assert [r.seq for r in read(journal.path).open] == [1, 2]
 
 
-def test_threads_get_their_own_numbers(journal):
+def test_records_of_threads_get_distinct_numbers(journal):
     def work(guest):
         for _ in range(20):
             acquire(journal, Card(f"g{guest}"), guest=guest)
@@ -293,7 +293,7 @@ def test_the_timeline_of_a_running_and_of_an_ended_job(paths, journal):
     assert ended[-1]["seconds"] >= now[-1]["seconds"] > 0
 
 
-def test_a_walk_leaves_out_what_is_empty_and_raises_for_what_it_cannot_read(paths, journal):
+def test_walk_skips_empty_journals_and_raises_for_unreadable_ones(paths, journal):
     empty, broken = (paths.journal / f"{name}.0.jsonl" for name in ("41.srv", "43.srv"))
     empty.touch()
     assert [state.key for state in reading.walk(paths)] == ["42.srv.0"]

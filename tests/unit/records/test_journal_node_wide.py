@@ -56,7 +56,7 @@ def holder(manager):
         return lock_holder(lock.fileno())
 
 
-def test_a_killed_one_is_started_again_by_the_next_job(paths, manager):
+def test_killed_node_wide_process_is_restarted_by_the_next_job(paths, manager):
     first = start(paths, manager, "1")
     pid = holder(manager)
     assert not manager.lost()

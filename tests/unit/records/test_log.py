@@ -1,4 +1,4 @@
-"""A job's log: what is in it, for whom; neither disk nor hostile text can hurt."""
+"""Log of a job: content, readers, full disks and hostile text."""
 
 import json
 import logging
@@ -81,7 +81,7 @@ def test_levels_of_phases_and_plugins():
     assert NOTHING.least("anything", "boot") > logging.CRITICAL
 
 
-def test_a_plugin_is_known_by_its_package():
+def test_plugin_of_a_logger_is_its_package():
     assert plugin_of("vtorque_linux_guest.job.guest_logs") == "linux-guest"
     assert plugin_of("vtorque_core.timings") == "core"
 
@@ -109,7 +109,7 @@ def test_more_verbose_is_more():
         ("é:debug", "the unknown component"),
     ],
 )
-def test_what_is_no_level(text, words):
+def test_invalid_log_level_is_refused(text, words):
     with pytest.raises(ValueError, match=r"level|component|twice|up to") as raised:
         parse(text)
     assert words in str(raised.value) and len(str(raised.value)) < 300
@@ -118,7 +118,7 @@ def test_what_is_no_level(text, words):
 # -- records -----------------------------------------------------------------------------------
 
 
-def test_a_record_says_whose_it_is(paths):
+def test_log_entry_names_phase_plugin_guest_and_level(paths):
     with log.opened(a_log(paths)) as one:
         one.phase = "boot"
         with log.about(guest=1, plugin="linux-guest"):
@@ -137,7 +137,7 @@ def test_a_record_says_whose_it_is(paths):
     assert (third["plugin"], third["guest"]) == ("core", None)
 
 
-def test_site_and_user_each_have_what_they_want(paths):
+def test_log_has_entries_for_levels_of_site_and_user(paths):
     with log.opened(a_log(paths, "ALL:WARN,acme-fpga:INFO")):
         boot.info("no")
         acme.info("site's")
@@ -153,7 +153,7 @@ def test_site_and_user_each_have_what_they_want(paths):
     assert [e["level"] for e in lines(paths)] == ["INFO", "TRACE", "INFO"]
 
 
-def test_an_inner_log_has_all_until_it_ends(paths):
+def test_inner_log_gets_all_entries_until_it_is_closed(paths):
     a_log(paths)
     root = logging.getLogger()
     before = (root.level, list(root.handlers), boot.level)
@@ -175,7 +175,7 @@ def test_an_inner_log_has_all_until_it_ends(paths):
     assert (root.level, list(root.handlers), boot.level) == before
 
 
-def test_threads_and_forked_processes_write_to_it(paths):
+def test_threads_and_forked_processes_write_to_the_log(paths):
     with log.opened(a_log(paths)):
         thread = threading.Thread(target=lambda: boot.info("thread"))
         thread.start()
@@ -184,7 +184,7 @@ def test_threads_and_forked_processes_write_to_it(paths):
     assert [e["message"] for e in lines(paths)] == ["thread", "child"]
 
 
-def test_a_process_that_goes_its_own_way_opens_its_own(paths):
+def test_forked_child_that_closed_the_log_can_reopen_it(paths):
     with log.opened(a_log(paths)):
 
         def own_way():
@@ -231,7 +231,7 @@ def test_hostile_text_is_harmless_and_bounded(paths):
         assert all(c.isprintable() or c == "\n" for c in job_log.text(entry))
 
 
-def test_a_defect_has_its_traceback_and_goes_to_syslog(paths, syslog):
+def test_a_defect_is_logged_with_traceback_and_sent_to_syslog(paths, syslog):
     with log.opened(a_log(paths)):
         try:
             raise ValueError("odd \x1b[31m")
@@ -248,7 +248,7 @@ def test_a_defect_has_its_traceback_and_goes_to_syslog(paths, syslog):
 # -- the disk ----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_once_and_a_torn_line_costs_no_other(paths, syslog, monkeypatch):
+def test_full_disk_is_reported_once_and_a_torn_line_loses_only_itself(paths, syslog, monkeypatch):
     write = os.write
     room = [300]
 
@@ -268,7 +268,7 @@ def test_a_full_disk_is_told_once_and_a_torn_line_costs_no_other(paths, syslog, 
     assert found == ["while it fills", "there is room again"]
 
 
-def test_a_log_that_cannot_be_opened_is_told_once(paths, syslog):
+def test_log_that_cannot_be_opened_is_reported_once(paths, syslog):
     paths.state.mkdir()
     paths.kept.write_text("in the way")
     with log.opened(a_log(paths)):
@@ -328,7 +328,7 @@ def test_a_teardown_logs_and_ends_with_a_sum_of_all_phases(paths, tmp_path):
     assert "ended" in kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).facts()
 
 
-def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
+def test_teardown_logs_resources_that_it_could_not_release(paths, tmp_path):
     with starter(paths)() as journal:
         journal.take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
@@ -340,7 +340,7 @@ def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
 
 
 @pytest.mark.parametrize("known", [{}, {"log": "x"}, {"log": ["loud", 7]}, {"node": 3}])
-def test_an_end_without_what_the_start_has_kept(paths, known):
+def test_teardown_logs_without_valid_facts_from_the_start(paths, known):
     with starter(paths)() as journal:
         pass
     kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**known)
@@ -383,7 +383,7 @@ def test_the_end_of_a_failed_guests_console_is_kept(paths, phases, dead, kept_):
     assert place(paths).read("cloud-init-g0.log") == b"stage failed\n"
 
 
-def test_a_console_that_is_no_file_is_left_alone(paths):
+def test_console_that_is_not_a_regular_file_is_not_kept(paths):
     state = console_case(paths, "plan")
     path = paths.job_state("42.srv.0") / "g0" / "console.log"
     path.unlink()
@@ -415,7 +415,7 @@ def test_the_job_shell_shows_the_log(paths):
     assert all(line.startswith("vtorque: ") for line in text.splitlines())
 
 
-def test_a_job_shell_whose_error_output_nobody_reads_ends(paths, monkeypatch):
+def test_job_shell_ends_if_its_standard_error_is_not_read(paths, monkeypatch):
     reader, writer = os.pipe()
     monkeypatch.setattr("vtorque_core.node.shell.jobshell._LAST_LINES", 0.2)
     with log.opened(a_log(paths)):
@@ -436,7 +436,7 @@ def granted(text, config=""):
     return decide(Request((("log", text),) if text else ()), site, plugins)[LOG]
 
 
-def test_a_site_says_how_much_its_users_may_have_logged():
+def test_site_limits_the_log_level_of_users():
     assert granted("debug").of == {"ALL": DEBUG}
     assert granted("") == NOTHING
     assert granted("", '[options.log]\ndefault = "debug"').of == {"ALL": DEBUG}

@@ -1,4 +1,4 @@
-"""Journals that an older core has left are released by this one: jobs outlive an upgrade."""
+"""Release of journals that an older core wrote: jobs survive an upgrade."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ CASES = (("running", "25.vm.0"), ("half_released", "26.vm.1"), ("torn", "27.vm.0
 
 @pytest.mark.parametrize(("name", "key"), CASES)
 @pytest.mark.parametrize("boot", [None, "the boot before"])
-def test_all_that_it_names_is_released(paths, name, key, boot):
+def test_all_resources_of_an_old_journal_are_released(paths, name, key, boot):
     plant(paths, name, key, boot)
     job = key.rpartition(".")[0]
     (report,) = release_job(paths, job, plugins_for=lambda _: loaded())
@@ -60,7 +60,7 @@ def test_all_that_it_names_is_released(paths, name, key, boot):
     assert "run" in [phase["name"] for phase in kept_records.find(paths, job)[-1].facts()["phases"]]
 
 
-def test_whose_it_is_and_what_it_holds(paths, tmp_path):
+def test_old_journal_is_read_with_owner_and_resources(paths, tmp_path):
     plant(paths, "half_released", "26.vm.1")
     (state,) = find(paths, "26.vm")
     header = state.header
@@ -76,14 +76,14 @@ def test_whose_it_is_and_what_it_holds(paths, tmp_path):
     assert not log.exists()  # its last look was before
 
 
-def test_plugins_learn_whose_job_it_was(paths, tmp_path):
+def test_plugins_get_the_job_of_an_old_journal(paths, tmp_path):
     plant(paths, "running", "25.vm.0")
     log = tmp_path / "acme.log"
     release_job(paths, "25.vm", plugins_for=lambda _: loaded(Acme(log=log)))
     assert log.read_text() == '["25.vm", 0, "ada", ["vt-25.vm.0-n1-0"]]\n'
 
 
-def test_a_journal_of_before_is_written_on(paths):
+def test_old_journal_is_appended_to(paths):
     path = plant(paths, "torn", "27.vm.0")
     with Journal.open(paths, path) as journal:
         journal.phase("teardown")
@@ -109,7 +109,7 @@ def test_job_with_guests_of_an_old_boot_source_is_released(paths, name, key, boo
     assert not list(paths.state.rglob("g0"))
 
 
-def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
+def test_kinds_that_moved_to_a_plugin_are_released_by_the_plugin(paths):
     plant(paths, "other_kinds", "28.vm.0")
     mine = load({"passthrough", "unclot"})
     (report,) = release_job(paths, "28.vm", plugins_for=lambda _: mine)
@@ -117,7 +117,7 @@ def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
     assert {outcome.kind for outcome in report.orphaned} == GONE
 
 
-def test_every_old_kind_is_known_with_its_fields():
+def test_kinds_of_old_journals_are_known_with_their_fields():
     """By the core, or by the plugin that has it now."""
     kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
     seen = {"core": set(), "survive": set(), "linux-guest": set()}

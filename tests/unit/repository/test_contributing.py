@@ -1,4 +1,4 @@
-"""The way in: what says where things are (CONTRIBUTING.md, READMEs, doc/design.md) is true."""
+"""Pages that name files and modules (CONTRIBUTING.md, READMEs, doc/design.md) are right."""
 
 import ast
 import functools
@@ -16,14 +16,14 @@ UPDATE = runpy.run_path(str(REPO / "scripts/update-docs"))
 # -- what scripts/update-docs writes -----------------------------------------------------------
 
 
-def test_what_is_made_from_the_code_is_up_to_date():
+def test_generated_pages_are_up_to_date():
     """If not, run scripts/update-docs."""
     made = UPDATE["pages"]()
     assert not [str(page) for page, text in made.items() if page.read_text() != text]
     assert set(REPO.glob("vtorque_core/**/README.md")) <= set(made)
 
 
-def test_the_map_has_every_package_and_module_of_the_core_once():
+def test_map_lists_every_core_package_and_module_once():
     table = UPDATE["MODULES"].read_text().partition(UPDATE["PACKAGES"])[2]
     rows = re.findall(r"^\| \d+ \| \[`([\w/]+)`\].* \| ([^|]*) \|$", table, re.MULTILINE)
     listed = [f"{package}/{name}.py" for package, names in rows for name in names.split()]
@@ -36,7 +36,7 @@ def test_the_map_has_every_package_and_module_of_the_core_once():
     assert sorted(package for package, _ in rows) == packages
 
 
-def test_every_module_of_the_core_says_what_it_is():
+def test_first_line_of_every_core_module_is_one_line():
     silent = []
     for path in REPO.glob("vtorque_core/**/*.py"):
         said = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
@@ -65,7 +65,7 @@ def listed_in(page):
     return [path if path.exists() else path.with_name(f"{path.name}.py") for path in paths]
 
 
-def test_a_readme_inside_a_package_lists_its_files_and_nothing_else():
+def test_package_readme_lists_exactly_its_files():
     """A folder in a table stands for what is in it. Of the core only modules are listed."""
     pages = [
         *REPO.glob("vtorque_core/**/README.md"),
@@ -86,7 +86,7 @@ def test_a_readme_inside_a_package_lists_its_files_and_nothing_else():
     assert not wrong
 
 
-def test_a_large_package_of_a_plugin_has_a_readme():
+def test_large_plugin_package_has_a_readme():
     lacking = [
         str(folder.relative_to(REPO))
         for folder in {path.parent for path in REPO.glob("plugins/*/vtorque_*/**/*.py")}
@@ -120,7 +120,7 @@ def defined_in(path):
     return found
 
 
-def test_what_is_to_be_opened_is_there():
+def test_files_and_symbols_to_open_exist():
     """``path``, then the symbols that are in it; a symbol is not a path: it has no slash."""
     wrong = []
     for what, where in rows():
@@ -136,13 +136,13 @@ def test_what_is_to_be_opened_is_there():
     assert not wrong
 
 
-def test_the_table_has_what_is_asked_most():
+def test_table_of_changes_is_complete():
     found = [what for what, _ in rows()]
     assert len(found) == 27
     assert len(set(found)) == 27
 
 
-def test_the_list_of_manuals_has_each_of_them_once():
+def test_list_of_manuals_has_each_page_once():
     listed = re.findall(r"^\| \[([\w-]+\.md)\]", (REPO / "doc/README.md").read_text(), re.MULTILINE)
     assert sorted([*listed, "README.md"]) == sorted(path.name for path in REPO.glob("doc/*.md"))
 
@@ -172,7 +172,7 @@ def is_there(dotted):
     return True
 
 
-def test_no_module_of_the_core_is_named_that_is_not_there():
+def test_core_modules_named_in_texts_exist():
     wrong = []
     for path, text in texts():
         if path.parent.name == "changes":  # they say what was
@@ -182,7 +182,7 @@ def test_no_module_of_the_core_is_named_that_is_not_there():
     assert not wrong
 
 
-def test_no_file_is_named_in_the_manuals_that_is_not_there():
+def test_files_named_in_the_manuals_exist():
     """Also those that design.md names from within the core."""
     wrong = []
     tops = "|".join(path.name for path in [*REPO.iterdir(), *(REPO / "vtorque_core").iterdir()])

@@ -1,4 +1,4 @@
-"""What the documentation says is there, and its example of a plugin runs."""
+"""The documentation names only existing things, and its example plugin runs."""
 
 import dataclasses
 import importlib
@@ -103,14 +103,14 @@ def placed(acme, tmp_path, cards):
     return claims, dataclasses.replace(guest, placement=placement)
 
 
-def test_the_example_claims_what_was_asked_for(acme, tmp_path):
+def test_example_claims_the_requested_devices(acme, tmp_path):
     assert placed(acme, tmp_path, 0)[0] == []
     assert placed(acme, tmp_path, 2)[0] == [PoolClaim("acme-fpga", CARDS, 2)]
     with pytest.raises(Refused, match=r"fpga=3: is more than allowed \(limit: 2"):
         placed(acme, tmp_path, 3)
 
 
-def test_the_example_gives_context_and_hardware(acme, tmp_path):
+def test_example_provides_guest_context_and_host_devices(acme, tmp_path):
     _, guest = placed(acme, tmp_path, 2)
     items = [c.item for c in acme.plugins.collect("vtorque_guest_context", guest=guest, site=None)]
     assert items == [
@@ -130,7 +130,7 @@ def test_the_example_gives_context_and_hardware(acme, tmp_path):
     assert aliases == ["ua-acme-fpga-fpga0", "ua-acme-fpga-fpga1"]
 
 
-def test_the_example_is_journalled_and_torn_down(acme, tmp_path):
+def test_example_is_journaled_and_torn_down(acme, tmp_path):
     """``pre_boot`` loads both cards; teardown, from the journal alone, blanks them backwards."""
     _, guest = placed(acme, tmp_path, 2)
     paths = acme.site.paths
@@ -178,7 +178,7 @@ def test_every_hook_has_a_heading_with_its_arguments():
     assert [each for each in headings if each not in text("generated/hooks.md")] == []
 
 
-def test_no_hook_is_described_that_does_not_exist():
+def test_every_described_hook_exists():
     assert set(re.findall(r"\bvtorque_[a-z_]+(?=[(`])", text("plugins.md"))) <= {
         *HOOKS,
         *(name for name in vars(fixtures) if name.startswith("vtorque_")),
@@ -205,7 +205,7 @@ def test_every_command_is_in_the_manuals():
     assert [line for line in lines if f"| `{line}` |" not in page] == []
 
 
-def test_the_commands_are_found():
+def test_commands_in_texts_are_found():
     assert isinstance(vtorque, LazyGroup)
     assert {"vmgr images build", "vmgr ps", "vmgr ssh"} < set(commands(vmgr, "vmgr"))
     assert "vtorque hook" not in " ".join(commands(vtorque, "vtorque"))
@@ -220,7 +220,7 @@ def test_help_lists_every_command_of_a_group():
 CODES = {name: code for name, code in vars(errors).items() if name.startswith("EXIT_")}
 
 
-def test_every_exit_code_is_in_the_users_manual():
+def test_every_exit_code_is_in_the_user_manual():
     rows = {name: rf"^\| {code}\b.*`{name}`" for name, code in CODES.items()}
     manual = text("user.md")
     assert [name for name, row in rows.items() if not re.search(row, manual, re.MULTILINE)] == []
@@ -232,7 +232,7 @@ def test_manual_lists_the_file_operations_that_differ_in_a_guest():
     assert rows == ["in a guest", *dict.fromkeys(file_operations.DIFFERENCES.values())]
 
 
-def test_every_vm_key_is_in_the_users_manual_with_its_default():
+def test_every_vm_key_is_in_the_user_manual_with_its_default():
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", text("user.md"), re.MULTILINE)
     told = {key: row.split("|")[0].strip() for key, row in rows}
     options = list(vm_options.vtorque_options())
@@ -260,7 +260,7 @@ def packages():
     return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
 
-def test_every_dependency_has_its_reason():
+def test_every_dependency_has_a_reason():
     rows = re.findall(r"^\| (.+?) \| (.+?) \|", text("dependencies.md"), re.MULTILINE)
     for name in sorted({*requirements(), *packages()}):
         if not name.startswith("vtorque-"):
@@ -269,13 +269,13 @@ def test_every_dependency_has_its_reason():
             assert len(reasons[0]) > 10, name
 
 
-def test_no_dependency_is_explained_that_is_not_there():
+def test_every_explained_dependency_exists():
     rows = re.findall(r"^\| (`.+?) \|", text("dependencies.md"), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert named <= {*requirements(), *packages()}
 
 
-def test_links_lead_somewhere():
+def test_links_have_targets():
     """Every relative link of the manuals names a file, and its anchor a heading of that file."""
     broken = []
     for page in [*DOC.glob("*.md"), *REPO.glob("*.md"), *REPO.glob("plugins/*/README.md")]:
@@ -295,7 +295,7 @@ def anchors(file):
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((REPO / "README.md").read_text().splitlines()) <= 60
 
 
@@ -306,7 +306,7 @@ FORBIDDEN = [
 ]  # fmt: skip
 
 
-def test_nothing_of_the_workplace_is_in_the_repository():
+def test_repository_names_nothing_of_the_workplace():
     found = []
     for path in tracked():
         content = path.read_bytes()
@@ -314,7 +314,7 @@ def test_nothing_of_the_workplace_is_in_the_repository():
     assert not found
 
 
-def test_every_test_that_a_page_names_exists():
+def test_every_test_named_on_a_page_exists():
     missing = []
     for page in DOC.glob("*.md"):
         for file, name in re.findall(r"`([\w/.-]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
@@ -324,7 +324,7 @@ def test_every_test_that_a_page_names_exists():
     assert not missing
 
 
-def test_the_units_of_the_reaper():
+def test_units_of_the_reaper_are_valid():
     """What is in them is what systemd.timer(5) and systemd.service(5) have."""
     blocks = re.findall(r"```ini\n(.*?)```", text("admin.md"), re.DOTALL)
     service, timer = (block for block in blocks if "vTorque" in block)

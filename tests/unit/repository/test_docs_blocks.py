@@ -1,4 +1,4 @@
-"""Each block of code in the documentation is what its language says, and names what is there.
+"""Each block of code in the documentation is valid and names only existing things.
 
 Which of them are run besides: test_docs_run.py.
 """
@@ -30,7 +30,7 @@ PROJECTS = [*REPO.glob("plugins/*/pyproject.toml"), REPO / "testing/pyproject.to
 BETWEEN = re.compile(r"\|\||&&|[;|]")
 
 
-def test_each_block_says_its_language():
+def test_each_block_names_its_language():
     wrong = [f"{b.where}: {b.language}" for b in every() if b.language not in LANGUAGES]
     assert "\n".join(wrong) == ""
 
@@ -48,7 +48,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("language", READERS)
-def test_each_block_can_be_read(language):
+def test_each_block_can_be_parsed(language):
     wrong = []
     for block in blocks(language):
         try:
@@ -63,7 +63,7 @@ def plugins():
     return Plugins.load(node=True)
 
 
-def test_each_piece_of_a_site_config_is_accepted(plugins):
+def test_each_site_config_block_is_accepted(plugins):
     wrong = []
     for block in filter(is_site_config, blocks("toml")):
         # One with all that limits can name.
@@ -125,7 +125,7 @@ def misses(command, words, context=None):
         yield from options - known
 
 
-def test_each_command_has_what_is_asked_of_it(plugins):
+def test_each_command_has_the_named_options(plugins):
     keys = {*plugins.options(), "acme_fpga", "acme_mode"}  # of doc/first-plugin.md
     wrong, seen = [], 0
     for where, words in commands():
@@ -142,7 +142,7 @@ def test_each_command_has_what_is_asked_of_it(plugins):
     assert seen > 50
 
 
-def test_each_file_and_distribution_is_there():
+def test_each_named_file_and_distribution_exists():
     wrong = []
     for where, words in commands():
         for word in words:
@@ -167,7 +167,7 @@ def distributions():
     return found
 
 
-def test_what_is_installed_of_the_checkout_needs_nothing_of_ours_besides():
+def test_each_install_line_has_all_required_own_distributions():
     """No index has our distributions: one line has all that the others of it depend on."""
     known, seen, wrong = distributions(), 0, []
     for block in blocks("sh"):
@@ -189,7 +189,7 @@ def lines_of(page):
 
 
 @pytest.mark.parametrize("page", ["doc/admin.md", "doc/ten-minutes-admin.md"])
-def test_each_wheel_that_a_page_installs_was_built_before(page):
+def test_each_installed_wheel_was_built_before(page):
     """Of admin.md's submit hosts, vtorque-login was in no wheel."""
     known, built, wrong = distributions(), set(), []
     seen = 0

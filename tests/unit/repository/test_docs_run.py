@@ -66,7 +66,7 @@ def test_study_estimates_pi(tmp_path):
     assert bash(f"python3 - <<'END'\n{python}END", tmp_path)[1].startswith("pi is about 3.1")
 
 
-def test_scripts_ask_for_what_there_is():
+def test_scripts_request_valid_options():
     node, seen = PlannedNode.make(with_core("none")), 0
     for each in every():
         if each.language == "sh" and (asked := vm_directives(each.text.encode())):
@@ -85,7 +85,7 @@ def test_a_jobs_own_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["#!/bin/bash", "#PBS"])
-def test_a_service_in_a_guest_and_its_solvers(tmp_path, first):
+def test_service_in_a_guest_is_reached_by_its_solvers(tmp_path, first):
     """Both ways of batch.md start a service, then a solver on the other nodes that finds it."""
     records = 'echo "${0##*/} $*" >> "$HOME/calls"'
     programs = dict.fromkeys(("redis-server", "srun", "mpirun"), records)
@@ -104,7 +104,7 @@ def test_a_service_in_a_guest_and_its_solvers(tmp_path, first):
         assert (tmp_path / "solvers.7.srv").read_text() == "n1\nn2\n"
 
 
-def test_shared_memory_of_guests(tmp_path, monkeypatch):
+def test_shared_memory_of_guests_runs(tmp_path, monkeypatch):
     memory = tmp_path / "shmem"
     memory.write_bytes(bytes(mmap.PAGESIZE))
     monkeypatch.setenv("VTORQUE_SHMEM", str(memory))
@@ -124,7 +124,7 @@ def test_laptop_page_and_readme_install_the_same_packages():
 # -- files -------------------------------------------------------------------------------------
 
 
-def test_recipes(tmp_path):
+def test_recipes_are_valid(tmp_path):
     (tmp_path / "recipe.toml").write_text(block("doc/images.md", 'family = "debian"'))
     found = recipe.read(tmp_path / "recipe.toml")
     assert found.packages == ("gfortran", "libopenmpi-dev")
@@ -136,7 +136,7 @@ def test_recipes(tmp_path):
 @pytest.mark.parametrize(
     ("page", "group"), [("logging", JOBLOG), ("pool", POOL), ("telemetry", TELEMETRY)]
 )
-def test_entry_points_are_in_a_group_that_is_read(page, group):
+def test_entry_points_are_in_a_known_group(page, group):
     (text,) = [b.text for b in every() if b.page == f"doc/{page}.md" and "entry-points" in b.text]
     ((name, points),) = tomllib.loads(text)["project"]["entry-points"].items()
     assert name == group
@@ -144,12 +144,12 @@ def test_entry_points_are_in_a_group_that_is_read(page, group):
         assert importlib.metadata.EntryPoint(key, value, name).module.startswith("acme")
 
 
-def test_a_line_of_a_log():
+def test_log_line_of_the_page_is_printed():
     entry = json.loads(block("doc/logging.md", '{"t"'))
     assert job_log.text(entry).endswith("INFO  ready g0      core: ready after 4.1 s")
 
 
-def test_an_experiment(tmp_path, monkeypatch):
+def test_experiment_of_the_page_runs(tmp_path, monkeypatch):
     script = block("doc/experiment.md", "#!/bin/bash")
     (tmp_path / "sum.sh").write_text(script)
     (tmp_path / "sum.toml").write_text(block("doc/experiment.md", "title ="))
@@ -166,7 +166,7 @@ def test_an_experiment(tmp_path, monkeypatch):
     assert done.output.splitlines() == printed, done
 
 
-def test_an_experiment_with_a_key_of_vm_in_the_matrix():
+def test_experiment_with_a_vm_key_in_the_matrix_runs():
     text = 'script = "sum.sh"\n' + block("doc/experiment.md", "vm = {img")
     found = matrix.cells(definition.of_values(tomllib.loads(text), "e.toml"))
     assert [matrix.label(cell) for cell in found] == ["bare", "guest vcpus=1", "guest vcpus=2"]
@@ -185,7 +185,7 @@ def site(tmp_path, text):
 @pytest.mark.parametrize(
     ("page", "config"), [("config", "[options.img]"), ("ten-minutes-admin", "[options.ram]")]
 )
-def test_what_looks_at_a_config(tmp_path, page, config):
+def test_commands_that_inspect_a_config_succeed(tmp_path, page, config):
     """The commands of the page, on a config of the page, as a user who is there."""
     path = site(tmp_path, block(f"doc/{page}.md", config))
     for line in block(f"doc/{page}.md", "vtorque config check").splitlines():
@@ -195,7 +195,7 @@ def test_what_looks_at_a_config(tmp_path, page, config):
         assert (done.exit_code, bool(done.stdout)) == (0, True), (line, done.exception)
 
 
-def test_what_explain_prints(tmp_path, monkeypatch):
+def test_explain_prints_the_text_of_the_page(tmp_path, monkeypatch):
     path = site(tmp_path, block("doc/config.md", LIMITS) + '[batch]\nsystem = "slurm"\n')
     facts = {"user": ("ada",), "group": ("ada", "chem")}
     monkeypatch.setattr(explain, "facts_of_user", lambda _: facts)
@@ -208,7 +208,7 @@ def test_what_explain_prints(tmp_path, monkeypatch):
         assert re.fullmatch(wanted, " ".join(said.split()))
 
 
-def test_what_a_refused_user_sees():
+def test_refusal_has_the_text_of_the_page():
     node = PlannedNode.make(with_core("none"), block("doc/config.md", "[options.img]\n"))
     with pytest.raises(Refused) as caught:
         node.request("ram=128G")
@@ -221,7 +221,7 @@ FIRST_PLUGIN = "tests/e2e/test_first_plugin.py::test_the_page_does_what_it_says"
 FRESH = "tests/e2e/test_fresh_machine.py::test_readme_runs_a_job_without_root"
 LAPTOP = "tests/e2e/test_personal.py::test_the_manuals_first_jobs"
 EXAMPLE = "tests/unit/repository/test_docs.py::test_every_block_of_the_example_is_used"
-UNITS = "tests/unit/repository/test_docs.py::test_the_units_of_the_reaper"
+UNITS = "tests/unit/repository/test_docs.py::test_units_of_the_reaper_are_valid"
 CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are_valid_cloud_config"
 # Page and test to how the blocks begin that it runs, or reads as whom they are for does.
 RUN = {
@@ -230,11 +230,22 @@ RUN = {
         "[Unit]\nDescription=Release resources of ended vTorque jobs\n",
         "[Unit]\nDescription=Release resources of ended vTorque jobs, ",
     ),
-    ("doc/batch.md", f"{HERE}::test_a_service_in_a_guest_and_its_solvers"): ("#!/bin", "#PBS"),
-    ("doc/config.md", f"{HERE}::test_what_looks_at_a_config"): ("vtorque config check",),
-    ("doc/config.md", f"{HERE}::test_what_explain_prints"): ("$ vtorque config explain",),
-    ("doc/experiment.md", f"{HERE}::test_an_experiment"): ("#!/bin/bash", "title =", "$ vmgr"),
-    ("doc/experiment.md", f"{HERE}::test_an_experiment_with_a_key_of_vm_in_the_matrix"): (
+    ("doc/batch.md", f"{HERE}::test_service_in_a_guest_is_reached_by_its_solvers"): (
+        "#!/bin",
+        "#PBS",
+    ),
+    ("doc/config.md", f"{HERE}::test_commands_that_inspect_a_config_succeed"): (
+        "vtorque config check",
+    ),
+    ("doc/config.md", f"{HERE}::test_explain_prints_the_text_of_the_page"): (
+        "$ vtorque config explain",
+    ),
+    ("doc/experiment.md", f"{HERE}::test_experiment_of_the_page_runs"): (
+        "#!/bin/bash",
+        "title =",
+        "$ vmgr",
+    ),
+    ("doc/experiment.md", f"{HERE}::test_experiment_with_a_vm_key_in_the_matrix_runs"): (
         "vm = {img",
     ),
     ("doc/first-plugin.md", FIRST_PLUGIN): (
@@ -250,10 +261,10 @@ RUN = {
         "--- ",
     ),
     ("doc/guests.md", CLOUD): ("#cloud-config",),
-    ("doc/images.md", f"{HERE}::test_recipes"): ("family =",),
-    ("doc/logging.md", f"{HERE}::test_a_line_of_a_log"): ("{",),
-    ("doc/logging.md", f"{HERE}::test_entry_points_are_in_a_group_that_is_read"): ("[project",),
-    ("doc/osv.md", f"{HERE}::test_recipes"): ("loader =",),
+    ("doc/images.md", f"{HERE}::test_recipes_are_valid"): ("family =",),
+    ("doc/logging.md", f"{HERE}::test_log_line_of_the_page_is_printed"): ("{",),
+    ("doc/logging.md", f"{HERE}::test_entry_points_are_in_a_known_group"): ("[project",),
+    ("doc/osv.md", f"{HERE}::test_recipes_are_valid"): ("loader =",),
     ("examples/plugin/README.md", EXAMPLE): (
         "[build-system]",
         '"""-vm fpga',
@@ -274,13 +285,15 @@ RUN = {
         "#cloud-config\nwrite_files:\n- path: /etc/munge",
         "#cloud-config\nwrite_files:\n- path: /var/spool/torque",
     ),
-    ("doc/pool.md", f"{HERE}::test_entry_points_are_in_a_group_that_is_read"): ("[project",),
+    ("doc/pool.md", f"{HERE}::test_entry_points_are_in_a_known_group"): ("[project",),
     ("doc/telemetry.md", f"{HERE}::test_a_jobs_own_numbers"): ('echo "loss',),
-    ("doc/telemetry.md", f"{HERE}::test_entry_points_are_in_a_group_that_is_read"): ("[project",),
-    ("doc/ten-minutes-admin.md", f"{HERE}::test_what_looks_at_a_config"): ("vtorque config",),
+    ("doc/telemetry.md", f"{HERE}::test_entry_points_are_in_a_known_group"): ("[project",),
+    ("doc/ten-minutes-admin.md", f"{HERE}::test_commands_that_inspect_a_config_succeed"): (
+        "vtorque config",
+    ),
     ("doc/ten-minutes-admin.md", LAPTOP): ("echo",),
     ("doc/ten-minutes-user.md", f"{HERE}::test_first_jobs"): ("echo",),
-    ("doc/ten-minutes-user.md", f"{HERE}::test_scripts_ask_for_what_there_is"): ("#VSUB",),
+    ("doc/ten-minutes-user.md", f"{HERE}::test_scripts_request_valid_options"): ("#VSUB",),
     ("doc/ten-minutes-user.md", LAPTOP): ("vsub -j oe", "vmgr ps"),
     ("doc/software.md", CLOUD): ("#cloud-config",),
     ("doc/tutorial.md", f"{HERE}::test_study_estimates_pi"): (
@@ -291,7 +304,7 @@ RUN = {
     ("doc/tutorial.md", LAPTOP): ("vsub -j oe -o pi.out pi.sh",),
     ("doc/user.md", f"{HERE}::test_first_jobs"): ("#!/bin/bash",),
     ("doc/user.md", LAPTOP): ("$ vsub",),
-    ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests"): ("import mmap",),
+    ("plugins/unclot/README.md", f"{HERE}::test_shared_memory_of_guests_runs"): ("import mmap",),
 }
 # Of a page, how the blocks begin that no test runs, by the reason. test_docs_blocks.py looks up
 # each command in them, its options, keys and files.
@@ -391,7 +404,7 @@ def is_install(block):
     )
 
 
-def test_each_block_is_run_or_read_or_it_is_said_why_not():
+def test_each_block_is_run_or_has_a_reason():
     named = [(page, begin) for (page, _), begins in RUN.items() for begin in begins]
     for pages in NOT_RUN.values():
         named += [(page, begin) for page, begins in pages.items() for begin in begins]
@@ -412,7 +425,7 @@ def test_no_text_is_code():
     assert [b.where for b in every() if b.language == "text" and code.search(b.text)] == []
 
 
-def test_the_tests_that_run_blocks_are_there():
+def test_tests_that_run_blocks_exist():
     for page, test in RUN:
         file, _, name = test.partition("::")
         text = (REPO / file).read_text()

@@ -1,4 +1,4 @@
-"""The documentation as a site, and as man pages: built without a warning, nothing left out.
+"""The documentation as a site and as man pages: built completely, without a warning.
 
 All that is imported for it is so in processes of its own: others measure the memory of forked ones.
 """
@@ -48,7 +48,7 @@ def test_each_public_name_has_an_entry(site):
     assert "vtorque_core.api.HostFault" in known, "what the API has from where nobody imports"
 
 
-def test_each_command_has_its_manual(site):
+def test_each_command_has_a_reference_page(site):
     for name, words in {
         "vsub": ["--dry-run", "vcpus=N"],
         "vmgr": ["vmgr images build", "vmgr checkpoint"],

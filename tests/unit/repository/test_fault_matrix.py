@@ -34,7 +34,7 @@ HERE = {
 
 
 @pytest.mark.parametrize("name", ["one", pytest.param("two", marks=pytest.mark.full)])
-def test_the_page_has_all_steps(name, tmp_path):
+def test_page_has_all_steps(name, tmp_path):
     """Else a resource was added or went: run scripts/fault-matrix."""
     with fault_benches.bench(name, tmp_path) as bench:
         steps = survey(bench)
@@ -67,7 +67,7 @@ def test_each_fault_at_every_step(bench, name):
     assert len(results) == sum(map(FAULTS[name].at, steps)) > 0
 
 
-def test_a_leak_is_shown_and_ends_there(tmp_path):
+def test_leak_is_reported_at_its_steps(tmp_path):
     """A fault after which no epilogue comes, at the first three steps."""
     forgotten = Fault("forgotten", every, lambda _bench, _point, strike: strike() and None)
     with fault_benches.bench("one", tmp_path, ()) as bench:
@@ -84,7 +84,7 @@ def test_a_leak_is_shown_and_ends_there(tmp_path):
     assert "| begin | file | 4 | **3 of 3 leak** |" in table(steps, results, ["forgotten"])
 
 
-def test_the_table_is_put_between_its_marks():
+def test_table_is_written_between_its_marks():
     begin, end = fault_benches.marks("x")
     page = f"a\n{begin}old\n{end}b\n"
     assert fault_benches.written(page, {"x": "new"}) == f"a\n{begin}new\n{end}b\n"

@@ -1,4 +1,4 @@
-"""What import-linter cannot say: plugins see the public API only, hooks are called one way only."""
+"""Rules that import-linter cannot check: imports of plugins, and calls of hooks."""
 
 import ast
 import functools
@@ -38,7 +38,7 @@ def imported(path):
     return found
 
 
-def test_a_plugin_imports_only_the_public_api():
+def test_plugin_imports_only_the_public_api():
     others = [
         f"{path.relative_to(REPO)}: {name}"
         for path in PLUGINS
@@ -90,7 +90,7 @@ CORES_OWN = {
 }
 
 
-def test_the_tests_of_plugins_have_what_they_need_of_the_kit_but_for_what_is_named():
+def test_plugin_tests_import_only_the_public_api_or_named_exceptions():
     """As another author's: ``vtorque_core.api`` and ``.live``, and ``vtorque_testing``."""
     found = {}
     for path in REPO.glob("plugins/*/tests/**/*.py"):
@@ -111,7 +111,7 @@ COMMANDS_OF = {  # what is run and not imported
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.parent.name)
-def test_a_plugin_imports_only_plugins_that_it_depends_on(project):
+def test_plugin_imports_only_plugins_that_it_depends_on(project):
     table = tomllib.loads(project.read_text())["project"]
     needed = {re.split("[<>=~!;[ ]", each)[0] for each in table["dependencies"]}
     mine = {table["name"], *needed}
@@ -123,7 +123,7 @@ def test_a_plugin_imports_only_plugins_that_it_depends_on(project):
     assert {name for name in needed if name.startswith("vtorque-")} <= used
 
 
-def test_the_declaring_half_of_a_plugin_imports_nothing_that_acts():
+def test_declaring_module_of_a_plugin_imports_no_guest_plan():
     for path in REPO.glob("plugins/*/vtorque_*/plugin.py"):
         tree = ast.parse(path.read_text())
         top = [n for n in tree.body if isinstance(n, ast.ImportFrom | ast.Import)]
@@ -161,7 +161,7 @@ def test_hooks_are_called_through_each_or_collect_only():
     assert CORE and calls == []
 
 
-def test_a_module_is_of_readable_size():
+def test_module_has_at_most_400_lines_of_code():
     sizes = {str(p.relative_to(REPO)): code_lines(p) for p in CORE + PLUGINS}
     assert {name: size for name, size in sizes.items() if size > 400} == {}
 
@@ -180,7 +180,7 @@ def code_lines(path):
     return sum(bool(line.strip()) and line.strip()[0] != "#" for n, line in lines if n not in said)
 
 
-def test_the_device_plugins_are_small():
+def test_device_plugins_are_small():
     """They are the model for others' plugins: read any in five minutes."""
     sizes = {
         name: sum(

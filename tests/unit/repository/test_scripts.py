@@ -1,4 +1,4 @@
-"""What the scripts share and say: without root."""
+"""Shared functions and messages of the scripts, without root."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def bash(text, *argv):
     return subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
 
 
-def test_only_the_process_that_was_started_is_known_again(tmp_path):
+def test_recorded_process_is_found_only_while_its_pid_is_not_reused(tmp_path):
     """Its pid may be another's by now; then it must not be killed."""
     file = tmp_path / "x.pid"
     assert bash('record "$1" "$2"', str(file), str(os.getpid())).returncode == 0
@@ -29,14 +29,14 @@ def test_only_the_process_that_was_started_is_known_again(tmp_path):
     assert bash('recorded "$1/nothing" || echo none', str(tmp_path)).stdout == "none\n"
 
 
-def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path):
+def test_zombie_process_counts_as_ended(tmp_path):
     child = subprocess.Popen(["sleep", "0"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert bash('began "$1" || echo none', str(child.pid)).stdout == "none\n"
     child.wait()
 
 
-def test_a_failure_is_named_with_the_end_of_its_log(tmp_path):
+def test_failure_prints_the_end_of_its_log(tmp_path):
     log = tmp_path / "x.log"
     log.write_text("".join(f"line {number}\n" for number in range(50)))
     done = bash('stage "the daemon"; fail "it did not start" "$1"', str(log))
@@ -78,7 +78,7 @@ def test_bash_understands_the_script(name):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_wheels_script_says_what_it_does_and_makes_nothing(tmp_path):
+def test_wheels_script_prints_help_and_rejects_unknown_options(tmp_path):
     argv = [str(SCRIPTS / "wheels"), "--help"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Build wheels") and "[DIR [DISTRIBUTION...]]" in done.stdout
@@ -136,7 +136,7 @@ def test_wheels_of_an_unknown_distribution_are_an_error(tmp_path):
 WITHOUT_SPHINX = "import runpy, sys; sys.modules['sphinx'] = None; runpy.run_path(sys.argv[1])"
 
 
-def test_docs_without_sphinx_says_so_in_one_line():
+def test_docs_without_sphinx_fail_with_one_line():
     argv = [sys.executable, "-c", WITHOUT_SPHINX, str(SCRIPTS / "docs")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1
@@ -162,7 +162,7 @@ def test_own_lists_only_processes_of_root():
     assert listed == ([str(started[1].pid)] if is_root else [])
 
 
-def test_the_parts_of_the_long_run_name_files_that_are_there():
+def test_parts_of_the_long_run_name_existing_test_files():
     table = re.search(r'^parts="\n(.*?)^"', (SCRIPTS / "test").read_text(), re.M | re.S)[1]
     found = {
         path.stem

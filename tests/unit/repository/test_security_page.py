@@ -52,7 +52,7 @@ def exists(named: str) -> bool:
     return all(re.search(each, text, re.MULTILINE) for each in wanted)
 
 
-def test_each_boundary_and_section_names_tests_that_are_there():
+def test_each_boundary_and_section_names_existing_tests():
     boundaries = [row[0] for row in rows("### Boundaries")]
     assert [*LISTED["boundaries"]] == boundaries
     headings = {*re.findall(r"^## (.+)$", PAGE, re.MULTILINE)}
@@ -63,7 +63,7 @@ def test_each_boundary_and_section_names_tests_that_are_there():
     assert not exists("tests/unit/repository/test_security_page.py::test_that_is_not_there")
 
 
-def test_roots_part_is_as_large_as_the_page_says():
+def test_size_of_the_root_code_matches_the_page():
     graph = grimp.build_graph("vtorque_core", cache_dir=None)
     tops = ("vtorque_core.node.start", "vtorque_core.node.end")
     roots = {module for module in graph.modules if module.startswith(tops)}
@@ -107,7 +107,7 @@ def test_each_actor_has_a_boundary():
         assert actor in attackers
 
 
-def test_no_setting_lets_users_bring_images():
+def test_no_setting_allows_images_of_users():
     """What looks like one is an error, and no option takes an image's path (see PAIRS)."""
     plugins = Plugins.load(node=False)
     keys = (("images", "allow_user_images"), ("images", "user_images"), ("options.img", "users"))

@@ -1,4 +1,4 @@
-"""What an installation consists of: every package is pinned, listed, and can be asked about."""
+"""Packages of an installation: each is pinned, listed, and checked by the audit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def declared() -> list[Requirement]:
     return [Requirement(text) for text in found]
 
 
-def test_the_line_that_installs_a_plugin_names_all_of_ours_that_it_needs() -> None:
+def test_install_line_of_a_plugin_names_all_required_own_distributions() -> None:
     lacking, lines = [], 0
     for path in sorted(REPO.glob("plugins/*/pyproject.toml")):
         wanted = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -91,11 +91,11 @@ def applies(wanted: Requirement, extra: str) -> bool:
     return any(wanted.marker.evaluate({**each, "sys_platform": "linux"}) for each in about)
 
 
-def test_all_that_an_installation_pulls_in_is_pinned_and_nothing_else_is():
+def test_pins_are_exactly_the_required_packages():
     assert set(pins()) == needed() | ASKED_BY_BACKEND
 
 
-def test_the_tests_run_with_what_is_pinned():
+def test_installed_versions_match_the_pins():
     other = {}
     for name, version in pins().items():
         if name != "setuptools" and (found := metadata.version(name)) != version:
@@ -156,7 +156,7 @@ def sbom(python: Path, *argv: str, seed: str = "0") -> subprocess.CompletedProce
 
 
 @pytest.mark.full
-def test_the_list_of_an_installation(installation, tmp_path):
+def test_sbom_lists_the_installation(installation, tmp_path):
     """The script itself validates what it writes against CycloneDX's schema, or fails."""
     done = sbom(installation, "-o", str(tmp_path / "bom.json"))
     assert done.returncode == 0, done.stderr
@@ -179,7 +179,7 @@ def test_the_list_of_an_installation(installation, tmp_path):
 
 
 @pytest.mark.full
-def test_no_list_is_made_of_something_else(tmp_path):
+def test_sbom_of_an_environment_without_vtorque_fails(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     done = sbom(tmp_path / "bin/python3")
     assert done.returncode == 1
@@ -187,7 +187,7 @@ def test_no_list_is_made_of_something_else(tmp_path):
 
 
 @pytest.mark.full
-def test_the_same_installation_gives_the_same_list():
+def test_sbom_of_the_same_installation_is_reproducible():
     """As large as it gets: all that tests have."""
     one, two = (sbom(Path(sys.executable), seed=seed) for seed in "12")
     assert one.returncode == 0, one.stderr
@@ -218,7 +218,7 @@ def lock(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.full
-def test_a_changed_wheel_is_not_installed(tmp_path):
+def test_changed_wheel_is_not_installed(tmp_path):
     wheel(tmp_path, "vt_supply_test", "GOOD = 1\n")
     locked = lock(tmp_path).stdout
     assert re.fullmatch(r"vt-supply-test==1\.0 --hash=sha256:[0-9a-f]{64}\n", locked)
@@ -235,7 +235,7 @@ def test_a_changed_wheel_is_not_installed(tmp_path):
     assert not (tmp_path / "to").exists()
 
 
-def test_what_cannot_be_locked(tmp_path):
+def test_invalid_sets_of_wheels_cannot_be_locked(tmp_path):
     assert lock(tmp_path).returncode == 2
     wheel(tmp_path, "twice", "")
     (tmp_path / "twice-2.0-py3-none-any.whl").touch()
@@ -296,7 +296,7 @@ def audit(url: str, cache: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("bad", "code"), [pytest.param("", 0, marks=pytest.mark.full), ("jinja2", 1)]
 )
-def test_an_audit_asks_for_every_pin(service, tmp_path, monkeypatch, bad, code):
+def test_audit_queries_every_pin(service, tmp_path, monkeypatch, bad, code):
     monkeypatch.setattr(Advisories, "bad", bad)
     done = audit(service, tmp_path)
     assert done.returncode == code, done.stderr
@@ -307,7 +307,7 @@ def test_an_audit_asks_for_every_pin(service, tmp_path, monkeypatch, bad, code):
 
 
 @pytest.mark.full
-def test_an_audit_without_an_answer_is_none(tmp_path):
+def test_audit_without_an_answer_fails(tmp_path):
     done = audit("http://127.0.0.1:1/v1/query", tmp_path)
     assert done.returncode == 3
     assert "scripts/audit: nobody knows: pip-audit ended with 1" in done.stderr

@@ -1,4 +1,4 @@
-"""A guest's root disk over or from a stranger's image: root parses nothing of what he wrote."""
+"""Root disks from untrusted images: root does not parse the image."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from vtorque_core.resources.disk import DiskCopy, Overlay
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-def test_a_disk_is_copied_by_nobody_who_gets_two_open_files(tmp_path, monkeypatch):
+def test_disk_copy_runs_qemu_img_unprivileged_with_open_files(tmp_path, monkeypatch):
     """Root's qemu-img would parse what a stranger wrote (CVE-2024-4467)."""
     tool = tmp_path / "tools/qemu-img"
     tool.parent.mkdir()
@@ -29,7 +29,7 @@ def test_a_disk_is_copied_by_nobody_who_gets_two_open_files(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("made", [Overlay, DiskCopy])
-def test_a_disk_that_names_another_file_is_not_taken(tmp_path, made):
+def test_image_with_a_backing_file_is_rejected(tmp_path, made):
     """Nor one that has got such a name since it came into the pool."""
     image, other = tmp_path / "base", tmp_path / "other"
     other.write_bytes(bytes(1 << 20))
@@ -40,7 +40,7 @@ def test_a_disk_that_names_another_file_is_not_taken(tmp_path, made):
     assert not (tmp_path / "o").exists()
 
 
-def test_an_overlay_has_its_images_size_and_no_tool_opens_that(tmp_path):
+def test_overlay_gets_the_size_of_its_image_without_qemu_img(tmp_path):
     image = tmp_path / "base"
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=180

@@ -25,7 +25,7 @@ def test_rules_without_address_check_the_mac_and_the_number_of_addresses() -> No
     assert "10.86." not in script
 
 
-def test_rules_limit_connections_only_if_the_node_tracks_them() -> None:
+def test_rules_limit_connections_only_if_the_node_tracks_connections() -> None:
     tables = ["bridge vt525400010203", "inet vt525400010203"]
     for connections, made in ((0, tables[:1]), (8192, tables)):
         script = rules("vt525400010203", MAC, "10.86.0.16", connections)
@@ -34,7 +34,7 @@ def test_rules_limit_connections_only_if_the_node_tracks_them() -> None:
     assert "ct count over 128 " in script and "ct mark set 1979777539\n" in script
 
 
-def test_rules_are_complete_whatever_the_address() -> None:
+def test_rules_leave_no_placeholder_with_and_without_an_address() -> None:
     for ip in ("10.86.0.16", None):
         assert "$" not in rules("vt525400010203", MAC, ip, 64, ipv6=True)
 
@@ -59,12 +59,12 @@ def test_rules_accept_ipv6_only_with_the_key_and_without_an_assigned_address(
         ("a" * 16, MAC, None),
     ],
 )
-def test_anything_else_is_refused(tap: str, mac: str, ip: str | None) -> None:
+def test_invalid_tap_mac_or_address_raises_value_error(tap: str, mac: str, ip: str | None) -> None:
     with pytest.raises(ValueError):
         rules(tap, mac, ip)
 
 
-def test_the_node_is_closed_but_for_the_ports_of_the_site() -> None:
+def test_node_guard_drops_all_but_the_ports_of_the_site() -> None:
     script = guard("vtorque", "vtorque0", ("tcp/2049", "udp/123"), dhcp=False)
     lines = [line.strip() for line in script.splitlines()]
     assert lines[:2] == [
@@ -93,12 +93,12 @@ def test_the_node_is_closed_but_for_the_ports_of_the_site() -> None:
     [('x" accept #', "tcp/1"), ("br*", "tcp/1"), ("", "tcp/1"), ("b" * 16, "tcp/1"),
      ("br0", "tcp/1 accept"), ("br0", "sctp/1"), ("br0", "tcp/"), ("br0", "tcp/123456")],
 )  # fmt: skip
-def test_a_guard_is_of_a_bridge_and_ports_only(bridge: str, port: str) -> None:
+def test_guard_accepts_only_valid_bridges_and_ports(bridge: str, port: str) -> None:
     with pytest.raises(ValueError):
         guard("n", bridge, (port,), dhcp=False)
 
 
-def test_a_networks_name_makes_a_tables_name() -> None:
+def test_network_name_makes_a_table_name() -> None:
     assert guard_table('a b"; accept') == "vtorque-node-a_b___accept"
 
 
@@ -117,18 +117,20 @@ def _network(forward: str, bridge: str = "<bridge name='br7'/>") -> str:
         (_network("<forward mode='private'><interface dev='e0'/></forward>", ""), None),
     ],
 )
-def test_only_a_bridge_of_libvirts_own_is_guarded(xml: str, bridge: str | None) -> None:
+def test_only_a_bridge_of_libvirt_is_guarded(xml: str, bridge: str | None) -> None:
     assert netfilter.guest_bridge(xml) == bridge
 
 
-def test_a_network_that_is_not_up_is_a_host_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inactive_network_is_a_host_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netfilter.hypervisor, "network_xml", lambda _uri, _name: None)
     with pytest.raises(HostFault, match="vtorque is not active: run vtorque setup install"):
         netfilter.node_guard(Network(), "test:///default")
     assert netfilter.node_guard(Network(kind="bridge"), "test:///default") == ""
 
 
-def test_the_guard_has_the_sites_ports_and_libvirts_dhcp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_has_the_ports_of_the_site_and_dhcp_of_libvirt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(netfilter.hypervisor, "network_xml", lambda _uri, _name: _network(""))
     assert "dport" not in netfilter.node_guard(Network(), "test:///default")
     guard = netfilter.node_guard(Network(node_ports=("tcp/2049",)), "test:///default")
@@ -137,7 +139,7 @@ def test_the_guard_has_the_sites_ports_and_libvirts_dhcp(monkeypatch: pytest.Mon
     assert "udp dport 67 accept" in guard
 
 
-def test_the_guards_of_networks_that_are_gone_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_removes_guards_of_missing_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """libvirt's test driver has one network, ``default``."""
     tables = "table inet filter\ntable inet vtorque-node-default\ntable inet vtorque-node-old\n"
     loaded: list[bytes] = []

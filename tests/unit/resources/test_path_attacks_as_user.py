@@ -1,4 +1,4 @@
-"""What the batch system opens for a job, it opens as the job's user: really another user."""
+"""The batch system opens files of a job as the job's owner, really another user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY = 65534
 
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
 @pytest.mark.parametrize("target", ["file", "new"])
-def test_a_job_writes_its_output_as_the_user(tmp_path, target):
+def test_output_file_is_written_as_the_user(tmp_path, target):
     """A link as the output's name: root would write where it leads."""
     top = Path(tempfile.mkdtemp())  # which the user can reach
     try:
@@ -49,7 +49,7 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
 
 
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
-def test_a_job_has_no_id_of_roots():
+def test_job_has_no_id_of_root():
     done = subprocess.run(
         [*mom._as(NOBODY), "/bin/sh", "-c", "id -u; id -g; id -G; grep Cap /proc/self/status"],
         capture_output=True, text=True, check=True, timeout=180,

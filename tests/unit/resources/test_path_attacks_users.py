@@ -376,18 +376,18 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_guard_holds(name, tmp_path, monkeypatch):
+def test_path_attack_fails_only_with_its_guard(name, tmp_path, monkeypatch):
     assert ALL[name].both(tmp_path, monkeypatch) == (False, True)
 
 
-def test_a_sparse_disk_costs_nothing(tmp_path):
+def test_sparse_user_disk_costs_no_space(tmp_path):
     (tmp_path / "disk").touch()
     os.truncate(tmp_path / "disk", 8 << 40)
     assert disk("disk")(tmp_path) == "opened"
     assert (tmp_path / "disk").stat().st_blocks < 64
 
 
-def test_what_is_no_disk_is_told_in_the_users_words(tmp_path):
+def test_socket_as_user_disk_is_denied_as_not_a_regular_file(tmp_path):
     """As the user would see it themselves; a socket cannot even be opened."""
     a_socket(tmp_path)
     with pytest.raises(_user_daemon_exec._Denied, match="is not a regular file"):

@@ -23,7 +23,7 @@ from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 ROOT = os.geteuid() == 0
 
 
-def test_survivors_of_a_reboot():
+def test_resources_that_survive_a_reboot_are_known():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
     assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "disk-file", "spare"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
@@ -40,7 +40,7 @@ def test_survivors_of_a_reboot():
 # -- file, tree -------------------------------------------------------------------------------
 
 
-def test_file_has_exactly_its_mode_and_content_and_goes_twice(tmp_path):
+def test_file_has_its_mode_and_content_and_is_released_twice(tmp_path):
     path = tmp_path / "seed.iso"
     file = File(str(path), mode=0o644, content=b"\0data")
     old = os.umask(0o077)
@@ -56,7 +56,7 @@ def test_file_has_exactly_its_mode_and_content_and_goes_twice(tmp_path):
     assert not path.exists()
 
 
-def test_file_never_overwrites_nor_follows(tmp_path):
+def test_file_neither_overwrites_nor_follows_links(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     link = tmp_path / "link"
@@ -69,7 +69,7 @@ def test_file_never_overwrites_nor_follows(tmp_path):
     assert not link.is_symlink()
 
 
-def test_file_that_is_replaced_in_one_step(tmp_path):
+def test_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "proof.json"
     file = File(str(path), mode=0o644, replace=True, content=b"1")
     file.create()
@@ -89,7 +89,7 @@ def test_strange_paths_are_refused(path):
             resource.release()
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path):
+def test_directory_that_others_can_write_is_refused(tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
@@ -103,7 +103,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can give a directory away")
-def test_a_directory_of_a_user_is_refused(tmp_path):
+def test_directory_of_a_user_is_refused(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, 4242, 4242)
@@ -111,14 +111,14 @@ def test_a_directory_of_a_user_is_refused(tmp_path):
         File(str(theirs / "f")).create()
 
 
-def test_a_link_on_the_way_is_fine_if_it_leads_to_a_safe_place(tmp_path):
+def test_link_to_a_safe_directory_is_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     File(str(tmp_path / "link" / "f")).create()
     assert (tmp_path / "real" / "f").exists()
 
 
-def test_tree_goes_with_all_in_it_and_follows_no_link(tmp_path):
+def test_tree_is_removed_with_its_content_without_following_links(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
@@ -154,14 +154,14 @@ def test_tree_waits_for_a_straggler(tmp_path, monkeypatch):
     assert not (tmp_path / "job").exists()
 
 
-def test_tree_that_is_a_link_removes_the_link(tmp_path):
+def test_tree_replaced_by_a_link_removes_only_the_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "job").symlink_to(tmp_path / "real")
     Tree(str(tmp_path / "job")).release()
     assert (tmp_path / "real").exists() and not (tmp_path / "job").is_symlink()
 
 
-def test_tree_that_exists_is_an_error(tmp_path):
+def test_existing_tree_is_an_error(tmp_path):
     with pytest.raises(HostFault, match="File exists"):
         Tree(str(tmp_path)).create()
 
@@ -219,7 +219,7 @@ def test_mount_and_a_tree_with_a_mount_inside(tmp_path):
 # -- overlay ----------------------------------------------------------------------------------
 
 
-def test_overlay_names_its_image_and_leaves_it_alone(tmp_path):
+def test_overlay_names_its_image_and_does_not_change_the_image(tmp_path):
     image = tmp_path / "base,with=odd:name.raw"
     with image.open("wb") as file:
         file.truncate(20 << 30)
@@ -248,7 +248,7 @@ def test_overlay_names_its_image_and_leaves_it_alone(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
-def test_disk_copy_stands_alone_and_has_the_content(tmp_path, kind):
+def test_disk_copy_has_the_content_and_no_backing_file(tmp_path, kind):
     image, path = tmp_path / "base", tmp_path / "root.qcow2"
     content = b"what the image has" * 1000
     raw = tmp_path / "content"
@@ -280,7 +280,7 @@ def test_disk_copy_stands_alone_and_has_the_content(tmp_path, kind):
     assert not path.exists()
 
 
-def test_disk_copy_of_what_is_not_that_format_says_so(tmp_path):
+def test_disk_copy_of_an_image_in_another_format_is_a_host_fault(tmp_path):
     (tmp_path / "image").write_bytes(b"no qcow2" * 512)
     copy = DiskCopy(str(tmp_path / "o"), str(tmp_path / "image"), "qcow2")
     with pytest.raises(HostFault, match="not in qcow2 format"):
@@ -289,7 +289,7 @@ def test_disk_copy_of_what_is_not_that_format_says_so(tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_overlay_of_a_missing_image_says_so(tmp_path):
+def test_overlay_of_a_missing_image_is_a_host_fault(tmp_path):
     overlay = Overlay(str(tmp_path / "o"), str(tmp_path / "missing"), "qcow2")
     with pytest.raises(HostFault, match="missing"):
         overlay.create()
@@ -300,7 +300,7 @@ def test_overlay_of_a_missing_image_says_so(tmp_path):
 # -- lease ------------------------------------------------------------------------------------
 
 
-def test_lease_is_its_record(tmp_path):
+def test_lease_is_restored_from_its_record(tmp_path):
     lease = Lease("memory", "g0", 512)
     lease.create()
     assert through_the_journal(lease, tmp_path) == lease
@@ -326,7 +326,7 @@ def share(tmp_path):
     )
 
 
-def test_virtiofsd_keeps_only_its_lock(tmp_path, monkeypatch):
+def test_virtiofsd_record_contains_only_its_lock(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(
         virtiofs_daemon.SharedDirectory, "start", lambda s: calls.append(("start", s))

@@ -1,4 +1,4 @@
-"""Whether a process stands still: real ones by signal, recorded control groups by freezing."""
+"""Detection of stopped processes: real ones by signal, recorded control groups by freezing."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ def sleeping():
         process.kill()
 
 
-def test_a_process_is_stopped_by_a_signal_and_goes_on(sleeping):
+def test_process_stopped_by_a_signal_is_detected_until_resumed(sleeping):
     assert not is_stopped(sleeping.pid)
     sleeping.send_signal(signal.SIGSTOP)
     eventually(lambda: is_stopped(sleeping.pid))
@@ -25,7 +25,7 @@ def test_a_process_is_stopped_by_a_signal_and_goes_on(sleeping):
     eventually(lambda: not is_stopped(sleeping.pid))
 
 
-def test_one_that_has_ended_is_not_stopped():
+def test_ended_process_is_not_stopped():
     done = subprocess.Popen(["true"])
     done.wait()
     assert not is_stopped(done.pid)
@@ -42,7 +42,7 @@ def test_one_that_has_ended_is_not_stopped():
         ("4:cpu,cpuacct:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "FROZEN\n", False),
     ],
 )
-def test_a_frozen_control_group_stops_its_processes(tmp_path, line, file, said, wanted):
+def test_process_in_a_frozen_cgroup_is_stopped(tmp_path, line, file, said, wanted):
     """As proc(5) and the kernel's admin-guide have it, in both versions of control groups."""
     process = tmp_path / "proc" / "12"
     process.mkdir(parents=True)
@@ -54,14 +54,14 @@ def test_a_frozen_control_group_stops_its_processes(tmp_path, line, file, said, 
     assert is_stopped(12, tmp_path / "proc", tmp_path / "groups") is wanted
 
 
-def test_no_name_of_a_process_looks_like_its_state(tmp_path):
+def test_process_name_that_looks_like_a_state_is_ignored(tmp_path):
     process = tmp_path / "12"
     process.mkdir()
     (process / "stat").write_text("12 (x) T 1) S 1 12 12\n")
     assert not is_stopped(12, tmp_path, tmp_path)
 
 
-def test_a_name_that_is_no_text_is_a_name(tmp_path):
+def test_process_name_that_is_not_utf8_is_accepted(tmp_path):
     """A process calls itself what it likes: prctl(2), PR_SET_NAME."""
     process = tmp_path / "12"
     process.mkdir()

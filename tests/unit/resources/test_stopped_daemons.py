@@ -26,7 +26,7 @@ def daemon(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_a_stopped_one_is_killed_and_named(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
+def test_stopped_daemon_is_killed_and_named(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
     daemon.send_signal(signal.SIGSTOP)
     with (
         pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home") as caught,
@@ -37,7 +37,7 @@ def test_a_stopped_one_is_killed_and_named(lock: Path, daemon: subprocess.Popen[
     assert str(caught.value.__cause__) == "QEMU could not connect"
 
 
-def test_the_start_fails_also_if_qemu_was_quicker(
+def test_start_with_a_stopped_daemon_fails_even_if_qemu_has_connected(
     lock: Path, daemon: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(HostFault, match="SIGSTOP"), stopped_daemons.ended([str(lock)]):
@@ -45,7 +45,7 @@ def test_the_start_fails_also_if_qemu_was_quicker(
         daemon.wait(LONG)
 
 
-def test_one_that_does_not_answer_in_time_is_ended_too(
+def test_daemon_that_does_not_answer_in_time_is_killed(
     lock: Path, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.1)
@@ -57,9 +57,7 @@ def test_one_that_does_not_answer_in_time_is_ended_too(
         raise HostFault("QEMU could not connect")
 
 
-def test_one_that_runs_or_has_ended_is_left_alone(
-    lock: Path, daemon: subprocess.Popen[bytes]
-) -> None:
+def test_running_or_ended_daemon_is_not_killed(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
     with stopped_daemons.ended([str(lock), str(lock.parent / "none.lock")]):
         pass
     assert daemon.poll() is None
@@ -72,7 +70,7 @@ def test_one_that_runs_or_has_ended_is_left_alone(
         raise HostFault("something else")
 
 
-def test_all_that_are_stopped_are_ended(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
+def test_all_stopped_daemons_are_killed(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
     other = lock.with_name("disk-data.lock")
     other.touch()
     with (

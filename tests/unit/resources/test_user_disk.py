@@ -58,7 +58,7 @@ def opened() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def test_a_good_file_is_opened_for_writing(disk: Path, opened: list[int]) -> None:
+def test_valid_file_is_opened_for_writing(disk: Path, opened: list[int]) -> None:
     opened.append(_user_daemon_exec._open_disk(a_plan(disk)))
     assert os.pwrite(opened[0], b"x", 5) == 1
     assert not os.get_inheritable(opened[0])
@@ -76,7 +76,7 @@ def test_a_good_file_is_opened_for_writing(disk: Path, opened: list[int]) -> Non
         ({35: b"\1"}, "is encrypted"),
     ],
 )
-def test_a_qcow2_that_leads_elsewhere_is_refused(
+def test_qcow2_that_refers_to_another_file_is_refused(
     disk: Path, opened: list[int], changes: dict[int, bytes], why: str | None
 ) -> None:
     """By its header: docs/interop/qcow2.txt of QEMU."""
@@ -91,7 +91,7 @@ def test_a_qcow2_that_leads_elsewhere_is_refused(
         _user_daemon_exec._open_disk(a_plan(disk, disk="qcow2"))
 
 
-def test_the_name_alone_says_the_format(tmp_path: Path) -> None:
+def test_format_is_chosen_by_the_file_name(tmp_path: Path) -> None:
     named = {name: a_disk(tmp_path, source=f"/d/{name}") for name in ("a", "a.qcow2", "qcow2")}
     assert {name: disk.disk for name, disk in named.items()} == {
         "a": "raw", "a.qcow2": "qcow2", "qcow2": "raw",
@@ -99,7 +99,7 @@ def test_the_name_alone_says_the_format(tmp_path: Path) -> None:
     assert any("driver=qcow2,node-name=disk" in each for each in named["a.qcow2"].argv(3))
 
 
-def test_a_read_only_disk_cannot_be_written_and_is_shared(disk: Path, opened: list[int]) -> None:
+def test_read_only_disk_cannot_be_written_and_can_be_shared(disk: Path, opened: list[int]) -> None:
     for _ in range(2):
         opened.append(_user_daemon_exec._open_disk(a_plan(disk, readonly=True)))
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -108,7 +108,7 @@ def test_a_read_only_disk_cannot_be_written_and_is_shared(disk: Path, opened: li
         _user_daemon_exec._open_disk(a_plan(disk))
 
 
-def test_a_disk_is_for_one_job_as_long_as_its_daemon_lives(disk: Path) -> None:
+def test_disk_is_locked_for_one_job_while_its_daemon_lives(disk: Path) -> None:
     first = _user_daemon_exec._open_disk(a_plan(disk))
     os.close(os.open(disk, os.O_RDONLY))  # would end a lock of the process, not one of the file
     child = os.fork()
@@ -123,7 +123,7 @@ def test_a_disk_is_for_one_job_as_long_as_its_daemon_lives(disk: Path) -> None:
     os.close(_user_daemon_exec._open_disk(a_plan(disk)))
 
 
-def test_a_program_that_uses_the_file_is_respected(disk: Path) -> None:
+def test_disk_locked_by_another_program_is_refused(disk: Path) -> None:
     """QEMU and qemu-img lock single bytes from 100 on (QEMU 7.2, block/file-posix.c)."""
     with disk.open("rb") as other:
         request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 101, 1, 0)
@@ -146,7 +146,7 @@ def test_a_program_that_uses_the_file_is_respected(disk: Path) -> None:
         ("odd", "has 1000 bytes"),
     ],
 )
-def test_what_is_no_disk_is_the_users_fault(tmp_path: Path, name: str, why: str) -> None:
+def test_unusable_disk_is_refused_with_the_reason(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "file").write_bytes(bytes(512))
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "directory").mkdir()
@@ -159,7 +159,7 @@ def test_what_is_no_disk_is_the_users_fault(tmp_path: Path, name: str, why: str)
         _user_daemon_exec._open_disk(a_plan(tmp_path / name))
 
 
-def test_a_file_of_somebody_else_is_refused(disk: Path) -> None:
+def test_disk_of_another_user_is_refused(disk: Path) -> None:
     with pytest.raises(
         _user_daemon_exec._Denied, match=f"belongs to uid {os.geteuid()}, not to you"
     ):
@@ -178,7 +178,7 @@ def test_only_the_users_fault_is_marked() -> None:
         os.close(read_end)
 
 
-def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
+def test_arguments_contain_no_path_of_the_user(tmp_path: Path) -> None:
     argv = a_disk(tmp_path, source="/home/u/a,b=c{source}").argv(7)
     assert argv == (
         "/usr/bin/qemu-storage-daemon",
@@ -201,11 +201,11 @@ def test_a_read_only_export(tmp_path: Path) -> None:
     assert "discard" not in argv
 
 
-def test_there_is_no_root_in_the_namespace() -> None:
+def test_namespace_maps_no_root() -> None:
     assert user_daemon.id_map(None, [1000, 1001, 5]) == "5 5 1\n1000 1000 2\n"
 
 
-def test_job_of_root_creates_nothing(tmp_path: Path) -> None:
+def test_job_of_root_creates_no_disk(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="id 0"):
         a_disk(tmp_path, uid=0).start()
     assert list(tmp_path.iterdir()) == []
@@ -236,7 +236,7 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
                 assert server.recv(100) == b"\0\0\0\1IHAVEOPT\0\0\0\2\0\0\0\0"
 
 
-def test_the_record_keeps_only_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_contains_only_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(user_disk.DiskFile, "start", lambda d: calls.append(("start", d)))
     monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock)))
@@ -281,14 +281,14 @@ with open(os.devnull, "rb") as file:
 """
 
 
-def test_the_storage_daemon_has_files_and_threads_and_no_more() -> None:
+def test_storage_daemon_may_start_threads_and_open_no_more_files() -> None:
     done = subprocess.run(
         (sys.executable, "-c", CALLS), capture_output=True, text=True, check=True, timeout=LONG
     )
     assert done.stdout == "threads are\nfiles are True\n"
 
 
-def test_what_is_not_refused_by_name_is_by_the_kernels_numbers() -> None:
+def test_numbers_of_refused_system_calls_match_the_kernel() -> None:
     """Of linux-libc-dev, which libc6-dev needs: the same on all architectures."""
     header = Path("/usr/include/asm-generic/unistd.h").read_text()
     said = dict(re.findall(r"#define __NR_(\w+)\s+([0-9]+)$", header, re.MULTILINE))
@@ -300,7 +300,7 @@ def test_what_is_not_refused_by_name_is_by_the_kernels_numbers() -> None:
     ]  # fmt: skip
 
 
-def test_who_serves_a_file_says_which_it_is_and_a_dead_one_nothing(tmp_path: Path) -> None:
+def test_served_file_is_identified_and_a_dead_daemon_is_a_host_fault(tmp_path: Path) -> None:
     lock, file = tmp_path / "disk-data.lock", tmp_path / "user.raw"
     lock.touch()
     file.write_bytes(b"12345")

@@ -94,7 +94,7 @@ def test_share_survives_json(tmp_path: Path) -> None:
     assert virtiofs_daemon.SharedDirectory(**{**fields, "groups": tuple(fields["groups"])}) == share
 
 
-def test_job_of_root_creates_nothing(tmp_path: Path) -> None:
+def test_job_of_root_creates_no_share(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="id 0"):
         a_share(tmp_path, uid=0).start()
     assert list(tmp_path.iterdir()) == []
@@ -132,7 +132,7 @@ def a_daemon(tmp_path: Path, line_of_its_help: str) -> str:
     return str(program)
 
 
-def test_the_one_in_rust_has_the_user_for_its_root(tmp_path: Path) -> None:
+def test_rust_virtiofsd_maps_its_root_to_the_user(tmp_path: Path) -> None:
     program = a_daemon(tmp_path, "      --translate-uid <TRANSLATE_UID>")
     share = a_share(tmp_path, source="/home/u/a,b=c{source}", program=program, gid=1007)
     assert share.user_is_root
@@ -152,12 +152,12 @@ def test_the_one_in_rust_has_the_user_for_its_root(tmp_path: Path) -> None:
     )
 
 
-def test_a_daemon_that_cannot_be_asked_says_so_at_its_start(tmp_path: Path) -> None:
+def test_virtiofsd_that_fails_to_print_help_does_not_map_root(tmp_path: Path) -> None:
     assert not a_share(tmp_path, program="/bin/false").user_is_root
     assert not a_share(tmp_path, program="/nonexistent").user_is_root
 
 
-def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
+def test_arguments_contain_no_path_of_the_user(tmp_path: Path) -> None:
     program = a_daemon(tmp_path, "    -o sandbox=namespace|chroot")
     share = a_share(tmp_path, source="/home/u/a,b=c{source}", program=program)
     assert not share.user_is_root
@@ -182,7 +182,7 @@ def test_stop_kills_the_holder_of_the_lock(tmp_path: Path) -> None:
     user_daemon.stop(str(lock), time.monotonic() + 30)
 
 
-def test_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
+def test_second_start_does_not_change_the_first(tmp_path: Path) -> None:
     holder, lock, sock = held_lock(tmp_path)
     with pytest.raises(HostFault, match="already runs"):
         a_share(tmp_path, lock=str(lock), socket=str(sock)).start()
@@ -192,7 +192,7 @@ def test_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
     holder.wait(30)
 
 
-def test_unknown_holder_is_a_fault_and_nothing_is_removed(tmp_path: Path) -> None:
+def test_unknown_lock_holder_is_a_host_fault_and_removes_nothing(tmp_path: Path) -> None:
     holder, lock, sock = held_lock(tmp_path, posix="no")
     with pytest.raises(HostFault, match="cannot be found"):
         user_daemon.stop(str(lock), time.monotonic() + 0.2)
@@ -224,7 +224,7 @@ def said_by(script: str) -> str:
     return done.stdout
 
 
-def test_log_takes_no_more_than_its_bound() -> None:
+def test_log_is_bounded() -> None:
     script = """
         from vtorque_core.resources import user_daemon
         log = user_daemon._bounded_log()

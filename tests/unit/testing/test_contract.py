@@ -105,7 +105,7 @@ DEFECTS = [
 @pytest.mark.parametrize(
     ("part", "test", "args"), DEFECTS, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_the_contract_finds_defects(tmp_path, monkeypatch, part, test, args):
+def test_contract_finds_each_defect(tmp_path, monkeypatch, part, test, args):
     harness = AcmeHarness(tmp_path)
     getattr(BatchContract(), test)(harness, *args)
     base = part.__mro__[1]
@@ -118,7 +118,7 @@ def test_the_contract_finds_defects(tmp_path, monkeypatch, part, test, args):
         getattr(BatchContract(), test)(harness, *args)
 
 
-def test_a_recording_command_notes_everything(tmp_path):
+def test_recording_command_records_all_calls(tmp_path):
     command = RecordingCommand(tmp_path / "bin/qsub")
     script = tmp_path / "a b.sh"
     script.write_bytes(b"\0\xff")
@@ -141,7 +141,7 @@ def test_a_recording_command_notes_everything(tmp_path):
     assert command.calls() == []
 
 
-def test_a_child_that_raises_is_told(tmp_path):
+def test_exception_in_a_child_is_reported(tmp_path):
     def fail():
         raise LookupError("on purpose")
 

@@ -115,7 +115,7 @@ def call(test, known):
     test(**{each: known[each] for each in test.__annotations__ if each in known})
 
 
-def test_a_sound_builder_passes(tmp_path):
+def test_sound_builder_passes(tmp_path):
     run_builder(Builder(), tmp_path)
 
 
@@ -227,7 +227,7 @@ def run_all(contract, harness):
             getattr(contract, name)(harness())
 
 
-def test_a_sound_exporter_passes():
+def test_sound_exporter_passes():
     run_all(ExporterContract(), Exporter)
 
 
@@ -267,7 +267,7 @@ class ArrivesLater(Exporter):
         return found
 
 
-def test_samples_of_an_asynchronous_far_end_may_arrive_later():
+def test_delayed_samples_of_an_asynchronous_receiver_are_accepted():
     run_all(ExporterContract(), ArrivesLater)
 
 
@@ -351,7 +351,7 @@ def test_missing_records_fail_without_waiting(monkeypatch):
         SinkContract().test_a_record_arrives(LosesRecords())
 
 
-def test_a_sound_sink_passes():
+def test_sound_sink_passes():
     run_all(SinkContract(), Sink)
 
 

@@ -79,7 +79,7 @@ def test_soft_roces_records_survive_a_kill(tmp_path, processes):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_plugins_records_survive_a_kill_with_all_others_absent(name, tmp_path, processes):
+def test_records_of_each_plugin_survive_a_kill_without_other_plugins(name, tmp_path, processes):
     survive(job_of(tmp_path, load([name]), processes, CASES[name]))
 
 
@@ -89,7 +89,7 @@ def test_records_of_two_guests_survive_a_kill_at_every_step(tmp_path, processes)
 
 
 @pytest.mark.parametrize("stride", [41, pytest.param(1, marks=pytest.mark.full)])
-def test_another_job_with_all_plugins_is_untouched(tmp_path, processes, stride):
+def test_other_job_with_all_plugins_is_untouched_by_a_kill(tmp_path, processes, stride):
     """Also what both share on the node. But interrupts, which follow the load of both."""
     case = together()
     case = Case(case.pairs, {**case.settings, "iocm": {"interval": "60s"}})
@@ -225,12 +225,12 @@ def acme_job(tmp_path, processes, kind):
 
 
 @pytest.mark.parametrize("kind", [Marks, Cleans])
-def test_a_well_made_resource_passes(tmp_path, processes, kind):
+def test_sound_resource_passes(tmp_path, processes, kind):
     steps = survive(acme_job(tmp_path, processes, kind), of_acme)
     assert steps == [f"before create {kind.kind}", f"after create {kind.kind}"]
 
 
-def test_a_record_that_names_nothing_that_can_be_seen_is_told(tmp_path, processes):
+def test_record_without_a_visible_resource_is_reported(tmp_path, processes):
     class Numbers(Acme):
         @hookimpl
         def vtorque_pre_boot(self, job):
@@ -256,12 +256,12 @@ def test_a_record_that_names_nothing_that_can_be_seen_is_told(tmp_path, processe
         ({"name": "acme", "size": 12}, []),
     ],
 )
-def test_what_a_record_names(fields, found):
+def test_paths_and_processes_named_by_a_record_are_found(fields, found):
     made = dataclasses.make_dataclass("Made", fields, bases=(Resource,), frozen=True)
     assert list(watched.named(made(**fields))) == found
 
 
-def test_how_what_is_named_looks(tmp_path):
+def test_state_of_a_watched_path_changes_with_its_content(tmp_path):
     file, link, directory = (tmp_path / name for name in ("file", "link", "directory"))
     assert watched.state("path", str(file)) is None
     file.write_text("1")
@@ -316,7 +316,7 @@ def test_a_real_daemon_is_ended(tmp_path, processes):
     assert survive(job, lambda step: step.endswith("create process"))
 
 
-def test_what_is_covered_is_seen_by_the_jobs_processes_alone(tmp_path, processes):
+def test_covered_directories_are_visible_only_to_processes_of_the_job(tmp_path, processes):
     node = device_cases.node(
         tmp_path / "node", load([]), Case({}), sysfs=lambda top: (top / "mark").mkdir(parents=True)
     )
@@ -332,6 +332,6 @@ def test_what_is_covered_is_seen_by_the_jobs_processes_alone(tmp_path, processes
     assert Path("/sys/class").exists()
 
 
-def test_an_error_that_is_not_vtorques_is_shown_with_its_place():
+def test_error_of_another_type_is_shown_with_its_location():
     with pytest.raises(AssertionError, match=r"ZeroDivisionError"):
         in_child(lambda: 1 / 0)

@@ -193,7 +193,7 @@ STRIDES = [17, pytest.param(1, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-def test_a_start_killed_at_any_step(node, stride):
+def test_start_killed_at_any_step_is_released(node, stride):
     before = node.look()
     steps = in_child(node.job).steps
     in_another_process(node.release)
@@ -211,7 +211,7 @@ def test_a_start_killed_at_any_step(node, stride):
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-def test_a_teardown_killed_at_any_step(node, stride):
+def test_teardown_killed_at_any_step_is_completed(node, stride):
     before = node.look()
     steps = 1 - stride
     while True:
@@ -228,7 +228,7 @@ def test_a_teardown_killed_at_any_step(node, stride):
 
 
 @pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.full)])
-def test_another_job_is_untouched_wherever_the_first_is_killed(node, stride):
+def test_other_job_is_untouched_by_a_kill_at_any_step(node, stride):
     """Both use the node-wide manager."""
     before = node.look()
     in_another_process(lambda: node.job("2"))
@@ -249,7 +249,7 @@ def test_another_job_is_untouched_wherever_the_first_is_killed(node, stride):
     same(node, before, "at the end")
 
 
-def test_a_record_torn_anywhere(node):
+def test_torn_record_is_released(node):
     """Killed within a write: the last record, cut at any byte, was never acted on."""
     before = node.look()
     assert killed_at(node.job, 26) is not None
@@ -273,7 +273,7 @@ def test_a_record_torn_anywhere(node):
     same(node, before, "torn")
 
 
-def test_the_reaper_does_it_too(node):
+def test_reaper_releases_a_killed_job(node):
     before = node.look()
     for number in (5, 20, 35):
         assert killed_at(node.job, number) is not None
@@ -286,7 +286,7 @@ def test_the_reaper_does_it_too(node):
         same(node, before, f"killed at step {number}")
 
 
-def test_a_teardown_on_a_full_disk(node, monkeypatch):
+def test_teardown_on_a_full_disk_is_completed(node, monkeypatch):
     """Nothing can be noted, all is released."""
     before = node.look()
     in_another_process(node.job)
@@ -300,7 +300,7 @@ def test_a_teardown_on_a_full_disk(node, monkeypatch):
 
 
 @pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.full)])
-def test_killed_by_surprise(node, moments):
+def test_job_killed_at_random_moments_is_released(node, moments):
     """The same without the seam: at some moments, wherever the process then is."""
     node.guests = 2
     before = node.look()

@@ -73,7 +73,7 @@ def node(vtorque_plugin, vtorque_node, tmp_path):
     return made
 
 
-def test_a_plugin_is_asked_placed_and_rendered(node, vtorque_domain):
+def test_plugin_answers_are_placed_and_rendered(node, vtorque_domain):
     on = node.planned
     (guest,) = on.guests(on.request("cards=2"))
     assert on.answers(guest) == [PoolClaim("acme", ("a", "b"), 2, key="cards")]
@@ -86,7 +86,7 @@ def test_a_plugin_is_asked_placed_and_rendered(node, vtorque_domain):
     ]  # fmt: skip
 
 
-def test_refusals_are_the_real_ones(node):
+def test_refusals_match_those_of_a_real_start(node):
     on = node.planned
     with pytest.raises(Refused, match=r"cards=3: .*limit: 2, set by \[options.cards\] max"):
         on.request("cards=3")
@@ -94,7 +94,7 @@ def test_refusals_are_the_real_ones(node):
         on.placed(*on.guests(on.request("cards=2", "vms_per_node=2")))
 
 
-def test_a_job_lives_dies_and_survives_kills(node, vtorque_job, tmp_path):
+def test_job_lives_and_survives_kills(node, vtorque_job, tmp_path):
     job = vtorque_job(node, cards="1", ram="128M")
     run = job.start()
     assert not run.error, run
@@ -110,7 +110,7 @@ def test_a_job_lives_dies_and_survives_kills(node, vtorque_job, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_place_that_others_can_write_is_refused_as_ever(node, vtorque_job, tmp_path):
+def test_directory_that_others_can_write_is_refused(node, vtorque_job, tmp_path):
     (tmp_path / "node/cards").chmod(0o777)
     run = vtorque_job(node, cards="1", ram="128M").start()
     assert "cards: can be written by others" in run.error
@@ -118,13 +118,13 @@ def test_a_place_that_others_can_write_is_refused_as_ever(node, vtorque_job, tmp
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_every_machine_is_one(name, vtorque_node, vtorque_plugin):
+def test_every_recorded_machine_can_be_used(name, vtorque_node, vtorque_plugin):
     node = vtorque_node(name, vtorque_plugin(ACME))
     assert node.planned.host.cpus
     assert (node.top / "sys/bus/pci/devices").is_dir() == bool(MACHINES[name].sysfs)
 
 
-def test_a_guest_with_other_fields(vtorque_guest):
+def test_guest_fields_can_be_overridden(vtorque_guest):
     assert vtorque_guest(vcpus=4).vcpus == 4
     assert vtorque_guest().hostname == "vn1"
 

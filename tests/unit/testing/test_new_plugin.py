@@ -53,7 +53,7 @@ def code_lines(path):
     return sum(1 for line in lines if line and not line.startswith(("#", '"""')))
 
 
-def test_each_kind_is_well_made_whatever_its_name(tmp_path):
+def test_each_kind_is_well_formed_with_any_name(tmp_path):
     for kind in KINDS:
         for name in ("acme", LONG):
             top = tmp_path / f"{kind}-{name}"
@@ -64,26 +64,26 @@ def test_each_kind_is_well_made_whatever_its_name(tmp_path):
     run(sys.executable, "-m", "ruff", "check", tmp_path, cwd=tmp_path)
 
 
-def test_a_device_and_a_guest_type_are_short(tmp_path):
+def test_device_and_guest_type_are_short(tmp_path):
     for kind, most in CODE.items():
         package = made(kind, tmp_path, f"acme-{kind}") / f"vtorque_acme_{kind}"
         assert sum(map(code_lines, package.glob("*.py"))) <= most, kind
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "acme_x", "-a", "a-", "../a", "a b", "1a", "a" * 31])
-def test_a_name_that_is_none_is_refused(tmp_path, name):
+def test_invalid_name_is_refused(tmp_path, name):
     with pytest.raises(Refused, match="is no name for a plugin"):
         write(name, KINDS["device"], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_not_written_over(tmp_path):
+def test_existing_directory_is_not_overwritten(tmp_path):
     made("device", tmp_path)
     with pytest.raises(Refused, match="is there already"):
         write("acme", KINDS["device"], tmp_path)
 
 
-def test_a_kind_must_be_said(tmp_path):
+def test_missing_kind_is_a_usage_error(tmp_path):
     done = CliRunner().invoke(vtorque, ["plugins", "new", "acme", "--directory", str(tmp_path)])
     assert done.exit_code == 2
     assert "say what it is: --device" in done.output
@@ -113,7 +113,9 @@ def types(tmp_path_factory):
 @pytest.mark.e2e
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_an_empty_environment_it_is_all_that_is_needed(tmp_path, wheels, types, kind):
+def test_generated_plugin_builds_and_passes_its_tests_in_an_empty_environment(
+    tmp_path, wheels, types, kind
+):
     """Beside the core, without a network: as its author installs it, then as a node does."""
     distribution = made(kind, tmp_path)
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
