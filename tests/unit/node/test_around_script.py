@@ -1,4 +1,4 @@
-"""What plugins say at the end of a job's error output: a second at most, and never at its cost."""
+"""Lines of plugins at the end of a job's standard error, limited to a second."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def said(output):
     return output.read()
 
 
-def test_output_is_the_jobs_errors_are_not(output):
+def test_after_script_output_is_shown_and_errors_are_not(output):
     commands = [
         ["/bin/sh", "-c", "echo one; echo trouble >&2; exit 3"],
         ["/nonexistent/program"],
@@ -41,13 +41,13 @@ def test_output_is_the_jobs_errors_are_not(output):
     assert not [line for line in lines if line.startswith("HOME=")]
 
 
-def test_one_that_hangs_is_killed(output):
+def test_hanging_after_script_command_is_killed(output):
     commands = [["/bin/sh", "-c", "echo here; exec sleep 600"], ["/bin/echo", "late"]]
     around_script.run_all(commands, output.fileno(), 0.5)
     assert said(output) == b"here\n"
 
 
-def test_an_output_that_nobody_reads_does_not_hold_the_job(tmp_path):
+def test_full_error_pipe_does_not_delay_the_end_of_the_job(tmp_path):
     read, write = os.pipe()
     try:
         os.set_blocking(write, False)
@@ -82,14 +82,14 @@ sys.exit(42)
 """
 
 
-def test_a_walltime_that_is_over_meanwhile_does_not_take_the_exit_code(tmp_path):
+def test_walltime_reached_during_after_script_keeps_the_exit_status(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SHELL], capture_output=True, check=False, cwd=tmp_path, timeout=180
     )
     assert (done.returncode, done.stdout, done.stderr) == (42, b"", b"told\n")
 
 
-def test_a_plugin_that_raises_or_has_nothing_to_say_changes_nothing(tmp_path):
+def test_raising_or_silent_after_script_hook_changes_nothing(tmp_path):
     bad, mute = ModuleType("bad"), ModuleType("mute")
 
     @hookimpl
@@ -112,7 +112,7 @@ def test_a_plugin_that_raises_or_has_nothing_to_say_changes_nothing(tmp_path):
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_a_plugin_that_is_off_for_the_job_is_not_asked():
+def test_disabled_plugin_of_the_job_is_not_called_after_the_script():
     asked = []
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""What runs beside a job's script: from its begin to its end, and no longer."""
+"""Companion processes of a job script run from its start to its end."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def started(tmp_path, name):
     return int(path.read_text())
 
 
-def test_it_ends_with_the_script(tmp_path):
+def test_companion_is_terminated_and_then_killed_after_the_script(tmp_path):
     """One that tidies up can; one that will not end, and its child, are killed."""
     tidy = (
         f"trap 'echo tidy > {tmp_path}/tidied; exit' TERM; echo $$ > {tmp_path}/a; sleep 60 & wait"
@@ -29,7 +29,7 @@ def test_it_ends_with_the_script(tmp_path):
     until(lambda: not any(map(alive, pids)))
 
 
-def test_it_has_none_of_the_jobs_streams(tmp_path):
+def test_companion_has_none_of_the_jobs_streams(tmp_path):
     found = "[os.readlink(f'/proc/self/fd/{n}') for n in range(3)]"
     show = f"import os; open({str(tmp_path / 'new')!r}, 'w').write(' '.join({found}))"
     show += f"; os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'fds')!r})"
@@ -38,7 +38,7 @@ def test_it_has_none_of_the_jobs_streams(tmp_path):
     assert (tmp_path / "fds").read_text().split() == ["/dev/null"] * 3
 
 
-def test_it_has_of_the_environment_what_the_batch_system_has_set(tmp_path, monkeypatch):
+def test_companion_environment_has_batch_variables_but_no_ld_library_path(tmp_path, monkeypatch):
     """Code in the guest writes where the user's LD_LIBRARY_PATH leads."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("PBS_JOBID", "7.srv")
@@ -49,7 +49,7 @@ def test_it_has_of_the_environment_what_the_batch_system_has_set(tmp_path, monke
     assert "PBS_JOBID" in names and "LD_LIBRARY_PATH" not in names
 
 
-def test_one_that_has_ended_already_is_no_error(tmp_path):
+def test_companion_that_has_already_ended_is_not_an_error(tmp_path):
     done = tmp_path / "done"
     with around_script.running([["/bin/sh", "-c", f"echo $$ > {done}"]]):
         pid = started(tmp_path, "done")

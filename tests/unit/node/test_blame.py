@@ -1,4 +1,4 @@
-"""Whose fault a failed start is: what a user can bring about must cost the node nothing."""
+"""Classification of failed starts: a fault that a user can cause must not blame the node."""
 
 import functools
 from dataclasses import replace
@@ -53,13 +53,13 @@ def outcome(monkeypatch, tmp_path):
     return end
 
 
-def test_the_request_the_node_or_neither(outcome):
+def test_outcome_is_refused_or_host_fault_by_error_type(outcome):
     assert outcome(Refused("no")) is Outcome.REFUSED
     assert outcome(HostFault("libvirt is dead")) is Outcome.HOST_FAULT
     assert outcome(RuntimeError("a defect")) is Outcome.HOST_FAULT
 
 
-def test_a_silent_batch_system_is_no_bad_request():
+def test_silent_batch_system_is_a_host_fault_and_a_damaged_request_refused():
     """What the job shell would end the job for is not what the user has written."""
     with pytest.raises(HostFault, match="does not tell all of the job: no answer"):
         start_job(replace(JOB, unknown="no answer"), None, None, None)
@@ -67,11 +67,11 @@ def test_a_silent_batch_system_is_no_bad_request():
         start_job(replace(JOB, bad_request="is damaged", unknown="no answer"), None, None, None)
 
 
-def test_a_neighbours_claims_are_not_the_nodes_fault(outcome):
+def test_claims_of_other_jobs_are_not_the_nodes_fault(outcome):
     assert outcome(ledger.InUse("in use by other jobs")) is Outcome.IN_USE
 
 
-def test_a_lock_that_is_held_is_not_the_nodes_fault(outcome):
+def test_held_job_lock_is_not_the_nodes_fault(outcome):
     assert outcome(Busy("locked"), where="job_lock") is Outcome.NOT_HERE
 
 
@@ -85,7 +85,7 @@ def test_a_lock_that_is_held_is_not_the_nodes_fault(outcome):
         ("ready", False),
     ],
 )
-def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
+def test_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
     start = Start(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
     with pytest.raises(HostFault) as caught, blame(start):
         raise HostFault("it did not work")
@@ -93,7 +93,7 @@ def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
 
 
 @pytest.mark.parametrize("patience", [0.0, 3.0])
-def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkeypatch, patience):
+def test_job_waits_for_leases_as_long_as_its_batch_system_allows(monkeypatch, patience):
     clock, tries, reaped, calls = [0.0], [], [], []
 
     def place(*_):
@@ -112,7 +112,7 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     assert reaped == [1]
 
 
-def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatch):
+def test_reservations_of_a_plugin_disabled_for_the_job_still_apply(monkeypatch):
     away = PoolClaim("address", ("10.86.0.16",))
     plugin = SimpleNamespace(vtorque_reserved=hookimpl(lambda: [away]))
     plugins = Plugins()

@@ -48,9 +48,7 @@ def lock(tmp_path):
     return path
 
 
-def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
-    paths, lock, monkeypatch
-):
+def test_daemon_stopped_during_a_restore_is_killed(paths, lock, monkeypatch):
     with holding(lock) as daemon:
         daemon.send_signal(signal.SIGSTOP)
 
@@ -63,7 +61,7 @@ def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
         daemon.kill()
 
 
-def test_a_restored_guests_daemons_have_the_time_that_its_memory_takes(paths, lock, monkeypatch):
+def test_daemons_of_a_restored_guest_may_be_silent_while_memory_is_read(paths, lock, monkeypatch):
     """A large guest's is read for longer than a handshake takes."""
     with holding(lock) as daemon:
 
@@ -93,7 +91,7 @@ class Remote(BootSource):
         self.late()
 
 
-def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_there(paths):
+def test_arriving_guest_gets_a_new_start_deadline(paths):
     """Its clock is set, and plugins have their say, as after any start."""
     did = []
     over = time.monotonic() - 1.0
@@ -113,7 +111,7 @@ def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_the
     assert each.start.deadline > over
 
 
-def test_one_that_has_come_is_not_ended_when_another_that_came_has_died(monkeypatch):
+def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
     """It is nowhere else any more."""
     ended = []
     monkeypatch.setattr(boot.hypervisor, "destroy_domain", lambda _, uuid, *__: ended.append(uuid))

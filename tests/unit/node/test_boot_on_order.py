@@ -1,4 +1,4 @@
-"""One order boots a job's guests: a real process of root's, real sockets, real descriptors."""
+"""One order boots a job's guests: a real process of root, real sockets, real descriptors."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def consoles(order):
     return found
 
 
-def test_the_answer_carries_the_consoles(run_dir, starter):
+def test_answer_carries_the_consoles(run_dir, starter):
     starter(consoles)
     booted = boot_guests(guest(run_dir), b"run this")
     assert [(each.hostname, each.rank) for each in booted] == [("vn1-0", 0), ("vn1-1", 1)]
@@ -75,7 +75,7 @@ def test_the_answer_carries_the_consoles(run_dir, starter):
         os.close(each.console)
 
 
-def test_the_process_ends_after_its_answer(run_dir, starter):
+def test_starter_ends_after_its_answer(run_dir, starter):
     one = starter(lambda order: [])
     assert not one.lost()
     assert boot_guests(guest(run_dir), b"x") == []
@@ -105,7 +105,7 @@ def defect(_order):
         (lambda order: os._exit(3), HostFault, "without an answer"),
     ],
 )
-def test_why_nothing_was_booted(run_dir, starter, boot, kind, words):
+def test_failed_boot_is_reported_with_its_reason(run_dir, starter, boot, kind, words):
     starter(boot)
     with pytest.raises(kind, match=words) as raised:
         boot_guests(guest(run_dir), b"x")
@@ -114,7 +114,7 @@ def test_why_nothing_was_booted(run_dir, starter, boot, kind, words):
         assert "\x1b" not in raised.value.detail[1]
 
 
-def test_an_order_that_is_too_long_boots_nothing(run_dir, starter):
+def test_order_above_the_limit_boots_nothing(run_dir, starter):
     starter(consoles)
     with pytest.raises(Refused, match="256 KiB"):
         boot_guests(guest(run_dir), bytes(MAX_ORDER + 1))
@@ -129,7 +129,7 @@ def test_an_order_that_is_too_long_boots_nothing(run_dir, starter):
     assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a good one
 
 
-def test_a_job_shell_that_is_gone_before_the_answer_gets_no_second_one(run_dir, starter):
+def test_starter_ends_when_the_job_shell_has_closed_the_connection(run_dir, starter):
     def slow(_order):
         (run_dir / "booted").open("a").write("x")
         threading.Event().wait(0.3)
@@ -144,7 +144,7 @@ def test_a_job_shell_that_is_gone_before_the_answer_gets_no_second_one(run_dir, 
     assert (run_dir / "booted").read_text() == "x"
 
 
-def test_another_user_is_not_heard(run_dir, starter):
+def test_order_of_another_user_is_ignored(run_dir, starter):
     if os.getuid() != 0:
         pytest.skip("only root can give the socket to another user")
     starter(consoles, uid=65534)
@@ -152,13 +152,13 @@ def test_another_user_is_not_heard(run_dir, starter):
         boot_guests(guest(run_dir), b"x")
 
 
-def test_the_socket_is_the_users_alone(run_dir, starter):
+def test_order_socket_is_accessible_only_to_the_user(run_dir, starter):
     starter(consoles)
     status = (run_dir / ORDER_SOCKET).stat()
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.getuid())
 
 
-def test_release_ends_it_and_may_come_twice(run_dir, starter):
+def test_release_ends_the_starter_and_is_idempotent(run_dir, starter):
     one = starter(consoles)
     args = {"argv": list(one.argv), "lock": one.lock, "socket": one.socket}
     again = CORE_KINDS["starter"](**json.loads(json.dumps(args)))
@@ -168,7 +168,7 @@ def test_release_ends_it_and_may_come_twice(run_dir, starter):
     assert not Path(one.lock).exists()
 
 
-def test_a_process_that_cannot_listen_is_a_fault(run_dir):
+def test_starter_that_cannot_listen_is_a_host_fault(run_dir):
     (run_dir / ORDER_SOCKET).mkdir()
     nowhere = str(run_dir / "no" / ORDER_SOCKET)
     one = Starter(lock=str(run_dir / "l"), socket=nowhere, uid=os.getuid(), boot=consoles)
@@ -177,6 +177,6 @@ def test_a_process_that_cannot_listen_is_a_fault(run_dir):
     one.release()
 
 
-def test_a_console_that_is_gone(tmp_path):
+def test_missing_console_socket_is_a_host_fault(tmp_path):
     with pytest.raises(HostFault, match="its console"):
         connect_console(str(tmp_path / "console.sock"))

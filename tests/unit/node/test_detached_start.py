@@ -99,7 +99,7 @@ def test_start_that_fails_before_placement_sets_the_hooks_exit_code(node):
     assert node.proof().state == "host_fault"
 
 
-def test_start_that_fails_later_is_requeued_once_its_job_shell_runs(node):
+def test_start_that_fails_after_placement_is_requeued_by_its_job_shell(node):
     server, code = node.run(FAULT, placed=True)
     assert code == 0
     eventually(lambda: (told := node.proof()) and told.state == "requeued")
@@ -145,7 +145,7 @@ def test_deleted_job_is_not_requeued(node):
 
 
 @pytest.mark.parametrize("detach", [Detach.PLACED, Detach.AT_ONCE])
-def test_refusal_reaches_the_job_shell_at_once(node, detach):
+def test_refusal_of_a_detached_start_reaches_the_job_shell(node, detach):
     server, code = node.run(Refused("too large"), placed=False, detach=detach)
     assert code == 0
     eventually(server.outcomes)

@@ -1,4 +1,4 @@
-"""What doctor says of libvirt's confinement and of code and configs that others can write."""
+"""Doctor's checks of libvirt's confinement and of code and configs that others can write."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def said(site, tmp_path, monkeypatch):
     return run
 
 
-def test_a_confined_node_is_fine(said):
+def test_confined_node_passes(said):
     assert said(FULL) == []
     assert said(FULL, '# seccomp_sandbox = 0\nuser = "libvirt-qemu"\n') == []
     assert said({"selinux": "x", "dac": "+107:+107"}, "seccomp_sandbox = 1\n") == []
 
 
-def test_no_security_module_is_said(said):
+def test_missing_security_module_is_a_warning(said):
     ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"})
     assert status == "warning" and "a uid for each guest, but by no security module" in message
     assert "security_driver" in fix and "AppArmor" in fix
 
 
-def test_guests_that_nothing_keeps_apart_fail(said):
+def test_guests_without_separate_uids_or_module_fail(said):
     ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"}, guest_uids=0)
     assert status == "failed" and "guest_uids = 0" in message
     assert "AppArmor" in fix
 
 
 @pytest.mark.parametrize("label", ["+0:+0", "+0:+64055", ""])
-def test_a_qemu_of_root_fails(said, label):
+def test_qemu_running_as_root_fails(said, label):
     ((status, message, fix),) = said({"apparmor": "", "dac": label})
     assert (status, message) == ("failed", "QEMU runs as root")
     assert "set user in" in fix
@@ -74,12 +74,12 @@ def test_a_qemu_of_root_fails(said, label):
 @pytest.mark.parametrize(
     "key", ["seccomp_sandbox", "dynamic_ownership", "clear_emulator_capabilities"]
 )
-def test_each_protection_that_is_off_is_said(said, key):
+def test_each_disabled_protection_is_a_warning(said, key):
     ((status, message, fix),) = said(FULL, f"  {key}   =  0\n")
     assert status == "warning" and message.endswith(f"{key} = 0") and "qemu.conf" in fix
 
 
-def test_a_libvirt_that_does_not_answer_is_no_clean_bill(site, monkeypatch):
+def test_unreachable_libvirt_fails_the_check(site, monkeypatch):
     def fails(uri):
         raise HostFault("no answer")
 
@@ -87,12 +87,12 @@ def test_a_libvirt_that_does_not_answer_is_no_clean_bill(site, monkeypatch):
     assert [f.status for f in doctor.check_confinement(site)] == ["failed"]
 
 
-def test_models_are_read_from_libvirts_capabilities(monkeypatch):
+def test_security_models_are_read_from_libvirt_capabilities(monkeypatch):
     monkeypatch.setattr(node_hardware.hypervisor, "call", lambda uri, what, work: CAPABILITIES)
     assert node_hardware.security_models("x") == {"selinux": "x:y", "dac": "+64055:+109"}
 
 
-def test_code_that_others_can_write_is_said(site, tmp_path, monkeypatch):
+def test_code_that_others_can_write_fails(site, tmp_path, monkeypatch):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/click.py").touch()
     tmp_path.chmod(0o755)
@@ -110,7 +110,7 @@ def test_code_that_others_can_write_is_said(site, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "argv", [("doctor",), ("setup", "install"), ("setup", "uninstall", "--purge"), ("reap",)]
 )
-def test_no_command_of_roots_believes_a_config_that_others_can_write(tmp_path, argv):
+def test_root_commands_reject_a_config_that_others_can_write(tmp_path, argv):
     """It names directories, and uninstall --purge removes those."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -124,7 +124,7 @@ def test_no_command_of_roots_believes_a_config_that_others_can_write(tmp_path, a
 
 
 @pytest.mark.parametrize("enters", [True, False])
-def test_a_users_home_is_entered_as_the_user(site, tmp_path, monkeypatch, enters):
+def test_home_of_a_user_is_entered_as_the_user(site, tmp_path, monkeypatch, enters):
     """As root with root's rights dropped, so that a directory of root's alone stops it."""
     home = tmp_path / "home"
     home.mkdir()
@@ -142,7 +142,7 @@ def test_a_users_home_is_entered_as_the_user(site, tmp_path, monkeypatch, enters
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, None])
-def test_directories_of_vtorques_that_others_can_write_are_told(site, tmp_path, mode):
+def test_state_directories_that_others_can_write_fail(site, tmp_path, mode):
     """A sticky bit mends nothing here, and a file (None) is none."""
     state, run = tmp_path / "state", tmp_path / "run"
     if mode is None:

@@ -1,4 +1,4 @@
-"""What doctor says of a user's own site: each thing that is missing, with how to get it."""
+"""Doctor's checks of a personal site: each missing item, with the way to install it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SITE: Any = SimpleNamespace(
         ("libvirtd", "libvirt-daemon-system"),
     ],
 )
-def test_a_missing_program_is_named_with_its_package(
+def test_missing_program_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, missing: str, package: str
 ) -> None:
     def which(tool: str, path: str) -> str | None:
@@ -51,7 +51,7 @@ def test_a_missing_program_is_named_with_its_package(
         (False, False, "enable virtualization in the firmware"),
     ],
 )
-def test_whose_kvm_it_is(
+def test_kvm_without_access_is_reported_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool, mine: bool, fix: str
 ) -> None:
     device = tmp_path / "kvm"

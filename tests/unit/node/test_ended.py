@@ -1,4 +1,4 @@
-"""Plugins hear of each attempt that has nothing left, and of no other; all of them do."""
+"""Plugins are notified of each attempt that is fully released, and of no other."""
 
 import os
 
@@ -34,7 +34,7 @@ def site(tmp_path):
     return type("OneSite", (Site,), {"paths": Paths(tmp_path)})()
 
 
-def test_who_hears_of_what(site, tmp_path):
+def test_plugins_are_notified_of_each_fully_released_attempt(site, tmp_path):
     plugins = Plugins()
     plugins.register("a", Hears(tmp_path / "a", RuntimeError("broken")), "vtorque-a 1")
     plugins.register("b", Hears(tmp_path / "b"), "vtorque-b 1")
@@ -47,7 +47,7 @@ def test_who_hears_of_what(site, tmp_path):
     assert len(faults) == 1 and "plugin a" in faults[0] and "broken" in faults[0]
 
 
-def test_it_is_a_process_of_its_own_with_a_time_limit(site, tmp_path, monkeypatch):
+def test_ended_hook_runs_in_a_separate_process_with_a_timeout(site, tmp_path, monkeypatch):
     class Hangs:
         @hookimpl
         def vtorque_ended(self):

@@ -1,4 +1,4 @@
-"""After the release: what the guests used is told, and a user's leftovers are killed, or not."""
+"""After the release: usage of the guests is reported, and leftover processes are killed."""
 
 import functools
 import json
@@ -59,13 +59,13 @@ def cpu_of(process):
     return pytest.approx(time.clock_gettime(~process.pid << 3 | 2), abs=0.05)
 
 
-def test_cpu_time_and_greatest_memory_are_of_the_guests_process(qemu):
+def test_cpu_time_and_peak_memory_are_of_the_guest_process(qemu):
     found = teardown.guest_usage("vt-g", UUID)
     assert found.cpu_seconds == cpu_of(qemu)
     assert 64 <= found.peak_mib < 200
 
 
-def test_a_number_that_is_another_process_by_now_counts_as_gone(qemu, tmp_path):
+def test_reused_or_unreadable_pid_has_no_usage(qemu, tmp_path):
     assert teardown.guest_usage("vt-g", UUID[::-1]) is None
     assert teardown.guest_usage("vt-other", UUID) is None
     (tmp_path / "vt-bad.pid").write_text("nonsense")
@@ -74,7 +74,7 @@ def test_a_number_that_is_another_process_by_now_counts_as_gone(qemu, tmp_path):
     assert [teardown.guest_usage(f"vt-{n}", UUID) for n in ("bad", "fifo", "link")] == [None] * 3
 
 
-def test_the_sum_is_of_those_that_are_known():
+def test_total_usage_sums_the_known_values():
     assert teardown.total_usage([None]) is None
     assert teardown.total_usage([None, Usage(1.5, 100), Usage(2.0, 28)]) == Usage(3.5, 128)
 
@@ -131,7 +131,7 @@ def node(tmp_path, monkeypatch):
     return {"config": config, "paths": paths, "acme": acme, "killed": killed}
 
 
-def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
+def test_epilogue_reports_usage_to_accounting_and_kept_records(node, qemu):
     assert epilogue.run(node["config"], "42.srv") == 0
     job, cpu, mib = json.loads(node["acme"].told.read_text())
     assert job == "42.srv"
@@ -162,7 +162,7 @@ def test_epilogue_releases_within_the_limits_of_the_config(node, monkeypatch, ta
     assert [(given["release_timeout"], given["deadline"]) for given in seen] == [limits]
 
 
-def test_plugins_are_told_once_all_is_released(node, qemu, tmp_path):
+def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_path):
     told = tmp_path / "ended"
 
     class Last:
@@ -183,7 +183,7 @@ def test_plugins_are_told_once_all_is_released(node, qemu, tmp_path):
     assert len(told.read_text().splitlines()) == 1, "a second epilogue tells nothing again"
 
 
-def test_plugins_are_not_told_while_something_is_left(node, qemu, tmp_path, monkeypatch):
+def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path, monkeypatch):
     monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)  # it would, for a day
 
     class Never:
@@ -200,7 +200,7 @@ def test_plugins_are_not_told_while_something_is_left(node, qemu, tmp_path, monk
     assert journal.exists() and not (tmp_path / "ended").exists()
 
 
-def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkeypatch, capfd):
+def test_epilogue_during_a_start_releases_the_job_afterwards(node, qemu, monkeypatch, capfd):
     """Torque ends a job in its prologue and does not end the prologue, which may boot for long."""
     ready, go_on = os.pipe(), os.pipe()
 
@@ -231,7 +231,7 @@ def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkey
         ("ready", "122", False),  # the script's own exit status
     ],
 )
-def test_a_job_whose_start_was_killed_starts_again(node, state, status, again):
+def test_job_whose_start_was_killed_is_requeued(node, state, status, again):
     job = JobAttempt("42.srv", 0, "ada", 1234)
     namespace, gone = proof.pid_namespace(), subprocess.Popen(["true"])
     gone.wait()
@@ -272,7 +272,7 @@ def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
 
 
 @pytest.mark.parametrize("differs", [{"starter": 1}, {"state": "ready"}, {"namespace": 1}])
-def test_epilogue_does_not_kill_another_holder_of_the_jobs_lock(node, qemu, monkeypatch, differs):
+def test_epilogue_does_not_kill_another_holder_of_the_job_lock(node, qemu, monkeypatch, differs):
     monkeypatch.setattr(epilogue, "release_job", lambda *job, **_: release_job(*job, deadline=0))
     monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)
     pid = hold_lock_in_child(node, functools.partial(write_starting_proof, node, **differs))
@@ -293,7 +293,7 @@ def test_epilogue_does_not_kill_a_starter_that_no_longer_holds_the_lock(node, qe
     other.wait()
 
 
-def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
+def test_failed_accounting_is_reported_and_does_not_stop_the_release(node, qemu, capfd):
     node["acme"].error = "the server does not answer"
     assert epilogue.run(node["config"], "42.srv") == 0
     assert "42.srv: after the release: the server does not answer" in capfd.readouterr().err
@@ -301,7 +301,7 @@ def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
     assert not list(node["paths"].journal.iterdir())
 
 
-def test_a_full_disk_under_the_jobs_output_keeps_nothing_from_release(node, qemu):
+def test_full_disk_under_the_job_output_does_not_stop_the_release(node, qemu):
     program = (
         "import sys; from pathlib import Path; from vtorque_core.node.end import epilogue;"
         "epilogue._last_words = lambda _paths, _states: ['panic'];"
@@ -314,7 +314,7 @@ def test_a_full_disk_under_the_jobs_output_keeps_nothing_from_release(node, qemu
     assert not list(node["paths"].journal.iterdir())
 
 
-def test_without_a_running_guest_nothing_is_accounted(node, tmp_path, monkeypatch):
+def test_nothing_is_accounted_without_a_running_guest(node, tmp_path, monkeypatch):
     monkeypatch.setattr(vcpu_threads, "RUNNING", tmp_path)
     node["config"].write_text(node["config"].read_text().replace("kill_leftovers = true", ""))
     assert epilogue.run(node["config"], "42.srv") == 0
@@ -365,7 +365,7 @@ def kill_in_namespace(tmp_path, **case):
     return json.loads(done.stdout)
 
 
-def test_leftovers_are_killed_also_those_that_ignore_term(tmp_path):
+def test_leftover_processes_are_killed_even_if_they_ignore_sigterm(tmp_path):
     told, left = kill_in_namespace(tmp_path, other=4321)
     assert left == 0
     assert told.startswith("42.srv: ")
@@ -386,14 +386,14 @@ def test_leftovers_are_killed_also_those_that_ignore_term(tmp_path):
         ({"other": 1234}, "job 43.srv is theirs too"),
     ],
 )
-def test_what_may_be_meant_to_run_is_left_alone(tmp_path, case, said):
+def test_processes_that_may_be_legitimate_are_not_killed(tmp_path, case, said):
     told, left = kill_in_namespace(tmp_path, **case)
     assert left == 3
     assert said in told
     assert bool(told) == bool(said)
 
 
-def test_a_journal_of_before_says_nothing_of_the_whole_node(tmp_path):
+def test_old_journal_without_whole_node_means_a_shared_node(tmp_path):
     from vtorque_core.records.reading import read
 
     line = JobHeader(JobAttempt("1", 0, "ada", 1234), "acme").line()

@@ -1,4 +1,4 @@
-"""Before a teardown forks, connections to libvirtd and the threads that used them are gone."""
+"""A teardown closes connections to libvirtd and waits for their threads before it forks."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def test_no_child_is_forked_while_a_connection_is_open(tmp_path, monkeypatch):
     assert {repr(each) for each in seen} == {"(True, {})"}
 
 
-def test_the_teardown_waits_for_threads_that_end(monkeypatch):
+def test_teardown_waits_for_threads_that_end(monkeypatch):
     def attempt(limit):
         monkeypatch.setattr(teardown, "_THREADS_END", limit)  # conftest.py has it at 0 under xdist
         thread = threading.Thread(target=time.sleep, args=(0.1,))
@@ -50,7 +50,7 @@ def test_the_teardown_waits_for_threads_that_end(monkeypatch):
     with_more_time(attempt, 1, 5, 20)
 
 
-def test_it_does_not_wait_for_ever(monkeypatch):
+def test_wait_for_threads_is_bounded(monkeypatch):
     monkeypatch.setattr(teardown, "_THREADS_END", 0.05)
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, args=(LONG,))

@@ -29,7 +29,7 @@ def test_limit_of_a_nic_does_not_depend_on_the_order_of_nics(monkeypatch):
     assert {each.connections for each in filters} == {Site().network.max_connections}
 
 
-def test_descriptors_of_a_share_are_limited_by_the_guests_memory(monkeypatch, tmp_path):
+def test_descriptors_of_a_share_are_limited_by_guest_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(guest_resources, "file_limit", lambda ram_mib: 1000 * ram_mib)
     user = SimpleNamespace(uid=1000, gid=1000, groups=(), subordinate_id=0)
     plan = SimpleNamespace(

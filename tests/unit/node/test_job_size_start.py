@@ -1,4 +1,4 @@
-"""From the batch system's share of a job to the hardware of its guests, by a whole start."""
+"""Whole starts: from the allocation of a job to the hardware of its guests."""
 
 import json
 import types
@@ -24,7 +24,7 @@ from vtorque_core.api import hookimpl
         ],
     ),
 )
-def test_domains_have_the_jobs_part(share, pairs, vcpus, mib, tmp_path):
+def test_domains_are_as_large_as_the_allocation(share, pairs, vcpus, mib, tmp_path):
     node = device_cases.node(tmp_path, device_cases.load([]), device_cases.Case({}), share=share)
     run = node.start(node.job(pairs))
     assert not run.error, run
@@ -37,7 +37,7 @@ def test_domains_have_the_jobs_part(share, pairs, vcpus, mib, tmp_path):
     node.release()
 
 
-def test_a_share_that_the_image_cannot_live_on_is_refused_with_what_to_ask_for(tmp_path):
+def test_allocation_too_small_for_the_image_is_refused_with_the_needed_memory(tmp_path):
     share = {"cpu_count": 2, "mem_mib": 270}
     node = device_cases.node(tmp_path, device_cases.load([]), device_cases.Case({}), share=share)
     run = node.start(node.job({}))
@@ -45,7 +45,7 @@ def test_a_share_that_the_image_cannot_live_on_is_refused_with_what_to_ask_for(t
     assert "ask the batch system for 320M of memory on each node" in str(run.error)
 
 
-def test_hooks_of_a_start_see_names_and_sizes_of_all_guests(tmp_path):
+def test_pre_boot_hooks_get_names_and_slots_of_all_guests(tmp_path):
     told = tmp_path / "told"  # the start runs in another process
 
     @hookimpl

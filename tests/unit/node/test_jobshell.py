@@ -129,7 +129,7 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 143])
-def test_the_scripts_code_is_the_jobs(job, code):
+def test_exit_status_of_the_script_is_that_of_the_job(job, code):
     proofs.write(job.paths, READY)
     assert job.run(code) == code
     guest, script, streams = job.driver.calls[0]
@@ -139,7 +139,7 @@ def test_the_scripts_code_is_the_jobs(job, code):
     assert job.plugins.loaded == ["fake-plugin"] and job.said == ""
 
 
-def test_what_the_job_goes_without_is_said_first(job, capfd):
+def test_missing_options_of_the_job_are_printed_first(job, capfd):
     proofs.write(job.paths, replace(READY, detail=("runs without \x1b[1mscam",)))
     assert job.run() == 0
     assert job.said == "vtorque: warning: runs without \\x1b[1mscam\n"
@@ -147,7 +147,7 @@ def test_what_the_job_goes_without_is_said_first(job, capfd):
     assert "warning: runs without" in capfd.readouterr().err
 
 
-def test_what_the_proof_and_the_batch_system_say_reaches_the_script(job, monkeypatch):
+def test_values_of_the_proof_and_batch_system_reach_the_script(job, monkeypatch):
     texts = {"vm_prologue": b"p", "vm_epilogue": b"e"}
     sums = {name: proofs.digest(text) for name, text in texts.items()}
     given = replace(  # noqa: S604
@@ -177,7 +177,7 @@ def test_what_the_proof_and_the_batch_system_say_reaches_the_script(job, monkeyp
 
 
 @pytest.mark.parametrize(("given", "ours"), [({}, True), ({"B": ""}, False), ({"C": "1"}, True)])
-def test_a_variable_gives_way_to_what_the_user_has_set_instead(job, given, ours):
+def test_variable_gives_way_to_variables_that_the_user_has_set(job, given, ours):
     proofs.write(job.paths, replace(READY, environ={"A": "ours"}, unless={"A": ("A", "B")}))
     job.run(**given)
     assert job.seen.environ.get("A") == ("ours" if ours else None)
@@ -206,18 +206,18 @@ def test_jobshell_maps_both_paths_of_a_linked_home(job, tmp_path, monkeypatch):
     assert (job.seen.cwd, job.seen.environ["PBS_O_WORKDIR"]) == ("/home/u/run", "/home/u/x")
 
 
-def test_no_proof_runs_nothing(job):
+def test_missing_proof_runs_nothing(job):
     assert job.run() == 120
     assert job.ran_nothing() and "nothing was run" in job.said and job.said.count("\n") == 1
 
 
-def test_without_the_users_own_prologue_nothing_runs(job):
+def test_missing_user_prologue_runs_nothing(job):
     proofs.write(job.paths, replace(READY, files={"vm_prologue": proofs.digest(b"p")}))
     assert job.run() == 122
     assert job.ran_nothing() and "vm_prologue: No such file" in job.said
 
 
-def test_a_forged_proof_runs_nothing(job):
+def test_forged_proof_runs_nothing(job):
     proofs.write(job.paths, READY)
     job.paths.proof(JOB).chmod(0o666)
     assert job.run() == 120
@@ -225,13 +225,13 @@ def test_a_forged_proof_runs_nothing(job):
 
 
 @pytest.mark.parametrize(("state", "code"), [("refused", 121), ("host_fault", 122)])
-def test_a_failed_start_says_why(job, state, code):
+def test_failed_start_prints_its_reason(job, state, code):
     proofs.write(job.paths, Proof(JobAttempt(JOB, 0, "u", ME), state, "boot: no\nkernel\x1b"))
     assert job.run() == code
     assert job.ran_nothing() and job.said == "vtorque: boot: no\\nkernel\\x1b\n"
 
 
-def test_it_waits_while_the_guests_start(job):
+def test_jobshell_waits_while_the_guests_start(job):
     starting = replace(READY, state="starting", deadline=time.monotonic() + 60)
     proofs.write(job.paths, starting)
     timer = threading.Timer(0.2, proofs.write, (job.paths, READY))
@@ -242,7 +242,7 @@ def test_it_waits_while_the_guests_start(job):
 
 
 @pytest.mark.parametrize(("nodes", "code"), [(("n1",), 0), (("n1", "n2"), 122)])
-def test_it_waits_for_the_nodes_that_root_has_named(job, monkeypatch, nodes, code):
+def test_jobshell_waits_only_for_nodes_named_by_the_proof(job, monkeypatch, nodes, code):
     """Of a mixed request others have no guests, whatever the batch system tells the job."""
     (job.root / "pbsdsh").write_text(f'#!/bin/sh\necho "$@" > {job.root}/called; exit 3\n')
     (job.root / "pbsdsh").chmod(0o755)
@@ -253,13 +253,13 @@ def test_it_waits_for_the_nodes_that_root_has_named(job, monkeypatch, nodes, cod
     assert ("not all of the job's 2 nodes" in job.said) == (len(nodes) > 1)
 
 
-def test_it_does_not_wait_for_a_dead_root(job):
+def test_jobshell_ends_after_the_start_deadline(job):
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() - 6))
     assert job.run() == 120
     assert job.ran_nothing() and "start_timeout" in job.said
 
 
-def test_it_does_not_wait_for_a_prologue_that_was_killed(job):
+def test_jobshell_ends_when_the_prologue_was_killed(job):
     """By the kernel for want of memory, say; its deadline may be far away."""
     root = subprocess.Popen(["sleep", "1000"])
     here = {"namespace": proofs.pid_namespace(), "deadline": time.monotonic() + 1000}
@@ -304,7 +304,7 @@ def test_await_lock_returns_false_for_a_removed_or_replaced_proof(job):
     assert not proofs.await_lock(job.paths, failed, LONG)
 
 
-def test_a_prologue_that_has_ended_well_is_no_killed_one(job, monkeypatch):
+def test_prologue_that_ended_after_ready_is_not_taken_as_killed(job, monkeypatch):
     """Its last word is read after its end was seen."""
     starting = replace(READY, state="starting", deadline=time.monotonic() + 1000)
     proofs.write(job.paths, starting)
@@ -317,7 +317,7 @@ def test_a_prologue_that_has_ended_well_is_no_killed_one(job, monkeypatch):
     assert job.run(7) == 7
 
 
-def test_of_another_pid_namespace_nothing_is_known(job):
+def test_starter_in_another_pid_namespace_is_not_taken_as_ended(job):
     starting = replace(READY, state="starting", starter=2**22 - 1, namespace=1)
     assert not starting.starter_has_ended()
     assert replace(starting, namespace=proofs.pid_namespace()).starter_has_ended()
@@ -333,7 +333,7 @@ def test_of_another_pid_namespace_nothing_is_known(job):
         (RuntimeError("a defect"), 122, "RuntimeError: a defect"),
     ],
 )
-def test_errors_of_the_driver_end_in_one_line(job, error, code, words):
+def test_driver_errors_end_in_one_line(job, error, code, words):
     proofs.write(job.paths, READY)
     assert job.run(error) == code
     assert words in job.said and job.said.count("\n") == 1
@@ -344,23 +344,23 @@ def test_errors_of_the_driver_end_in_one_line(job, error, code, words):
     ("line", "code"),
     [(b"", 2), (b"\n", 2), (b"/x 'open\n", 2), (b"/nonexistent.SC\n", 1), (b"/proc\n", 1)],
 )
-def test_bad_script_lines(job, line, code):
+def test_bad_script_lines_are_refused(job, line, code):
     proofs.write(job.paths, READY)
     assert job.run(line=line) == code
     assert job.ran_nothing() and job.said.startswith("vtorque: ")
 
 
-def test_without_a_job_id(job):
+def test_missing_job_id_is_refused(job):
     job.environ = {}
     assert job.run() == 2 and "PBS_JOBID" in job.said
 
 
-def test_a_proof_without_rank_0_runs_nothing(job):
+def test_proof_without_rank_0_runs_nothing(job):
     proofs.write(job.paths, replace(READY, guests=GUESTS[:1]))
     assert job.run() == 120 and job.ran_nothing()
 
 
-def test_merged_streams_are_noticed(job):
+def test_merged_streams_are_detected(job):
     proofs.write(job.paths, READY)
     stdin, write = os.pipe()
     os.write(write, f"{job.script}\n".encode())
@@ -392,7 +392,7 @@ def test_interactive_job_gets_the_terminal(job):
     os.close(leader)
 
 
-def test_a_command_of_an_interactive_job_gets_the_terminal(job):
+def test_command_of_an_interactive_job_gets_the_terminal(job):
     proofs.write(job.paths, READY)
     leader, terminal = pty.openpty()
     assert job.run(0, stdin=terminal, argv=("-c", "stty size")) == 0
@@ -404,14 +404,14 @@ def test_a_command_of_an_interactive_job_gets_the_terminal(job):
 @pytest.mark.parametrize(
     ("result", "code"), [(0, 0), (7, 7), (GuestDied("gone"), 123), (KeyboardInterrupt(), 130)]
 )
-def test_what_comes_after_the_script_learns_how_it_ended(job, result, code):
+def test_after_script_hook_gets_the_exit_status(job, result, code):
     proofs.write(job.paths, READY)
     assert job.run(result) == code
     assert job.after == [(JOB, code)]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_goes_on_beside_the_script_begins_and_ends_with_it(job, terminal):
+def test_companion_starts_and_ends_with_the_script(job, terminal):
     proofs.write(job.paths, READY)
     leader, end = pty.openpty()
     assert job.run(5, stdin=end if terminal else None) == 5
@@ -421,7 +421,7 @@ def test_what_goes_on_beside_the_script_begins_and_ends_with_it(job, terminal):
     assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 1)]
 
 
-def test_commands_beside_a_job_run_already_while_its_guests_boot(job):
+def test_companion_runs_while_the_guests_boot(job):
     """On Torque vmgr waited 20 s for a job that boots: only its companion answers there."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
 
@@ -433,7 +433,7 @@ def test_commands_beside_a_job_run_already_while_its_guests_boot(job):
     assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 0)]
 
 
-def test_nothing_comes_after_a_script_that_was_not_begun(job):
+def test_after_script_hook_is_not_called_if_the_script_did_not_run(job):
     proofs.write(job.paths, replace(READY, state="refused", reason="no"))
     assert job.run() == 121
     assert job.went_on == []
@@ -444,7 +444,7 @@ def test_nothing_comes_after_a_script_that_was_not_begun(job):
     assert job.after == []
 
 
-def test_drivers_are_imported_while_the_guests_start_and_nothing_after_ready(job):
+def test_drivers_are_imported_while_guests_start(job):
     """What is imported after READY is time that the job waits: there is nothing left of it."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))
     ready = replace(READY, guest_type="linux", plugin="linux-guest")
@@ -478,7 +478,7 @@ print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
     assert done.stdout.split() == []
 
 
-def test_no_job_waits_for_imports_that_few_jobs_need():
+def test_no_job_waits_for_rarely_used_imports():
     """The guests may be ready before the job shell starts: then all of these are waited for."""
     code = """
 import sys
@@ -496,7 +496,7 @@ print(*sys.modules)
     assert not few & set(done.stdout.split())
 
 
-def test_a_driver_that_cannot_be_imported_ends_no_wait():
+def test_driver_with_an_import_error_does_not_stop_the_wait():
     def broken():
         raise ImportError("not here")
 

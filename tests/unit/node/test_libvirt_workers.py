@@ -1,4 +1,4 @@
-"""No user keeps all of libvirtd's workers: one job may have eight at once, then one each."""
+"""Slots for libvirtd's worker threads: one job may hold eight, other jobs one each."""
 
 import contextlib
 import threading
@@ -29,7 +29,9 @@ def held(paths: Paths) -> contextlib.ExitStack:
         yield stack
 
 
-def test_one_user_gets_eight_and_one(paths: Paths, held: contextlib.ExitStack) -> None:
+def test_user_gets_eight_slots_and_then_one_per_job(
+    paths: Paths, held: contextlib.ExitStack
+) -> None:
     with (
         pytest.raises(HostFault, match="too many guests are starting at once"),
         libvirt_worker(paths, MANY, 0, NONE),
@@ -37,7 +39,7 @@ def test_one_user_gets_eight_and_one(paths: Paths, held: contextlib.ExitStack) -
         pass
 
 
-def test_ten_others_get_one_each_meanwhile(paths: Paths, held: contextlib.ExitStack) -> None:
+def test_ten_other_users_get_one_slot_each(paths: Paths, held: contextlib.ExitStack) -> None:
     others = range(OTHER, OTHER + len(ONE_EACH) - 1)
     for uid in others:
         held.enter_context(libvirt_worker(paths, uid, 0, NONE))
@@ -45,7 +47,9 @@ def test_ten_others_get_one_each_meanwhile(paths: Paths, held: contextlib.ExitSt
         pass
 
 
-def test_who_waits_goes_on_when_one_is_given_back(paths: Paths, held: contextlib.ExitStack) -> None:
+def test_waiting_start_continues_when_a_slot_is_released(
+    paths: Paths, held: contextlib.ExitStack
+) -> None:
     def wait() -> None:
         with libvirt_worker(paths, MANY, time.monotonic() + LONG, NONE):
             pass
@@ -57,7 +61,7 @@ def test_who_waits_goes_on_when_one_is_given_back(paths: Paths, held: contextlib
     assert not waiting.is_alive()
 
 
-def test_who_waits_for_a_job_that_has_failed_does_not(
+def test_waiting_start_ends_when_its_job_has_failed(
     paths: Paths, held: contextlib.ExitStack
 ) -> None:
     failed = threading.Event()

@@ -54,7 +54,7 @@ def acting(lines):
     return set(lines[0]["plugins"]), {line["plugin"] for line in lines if line["op"] == "acquire"}
 
 
-def test_a_plugin_that_is_off_has_no_part_in_the_job(node):
+def test_disabled_plugin_is_not_called_for_the_job(node):
     proof, lines = start(node, "large")
     assert (proof.state, proof.off) == ("ready", ())
     assert [("joblog" in names) for names in acting(lines)] == [True, True]
@@ -67,7 +67,7 @@ def test_a_plugin_that_is_off_has_no_part_in_the_job(node):
     assert not list(node.site.paths.journal.glob("7.srv.*"))
 
 
-def test_a_refused_job_names_the_entry_and_is_released(node):
+def test_refused_job_names_the_entry_and_is_released(node):
     proof, lines = start(node, "small", vcpus="2")
     assert proof.state == "refused"
     assert proof.reason == (
@@ -82,7 +82,7 @@ def test_a_refused_job_names_the_entry_and_is_released(node):
     node.release("7.srv")
 
 
-def test_without_its_queue_told_a_job_does_not_start(node):
+def test_job_without_a_reported_queue_is_a_host_fault(node):
     proof, _ = start(node, "")
     assert proof.state == "host_fault"
     assert "the hook does not report the job's queue, which [[limits]] 1" in proof.reason

@@ -36,7 +36,7 @@ def paths(tmp_path):
     return Paths(state=tmp_path, run=tmp_path)
 
 
-def test_what_is_written_is_read(paths):
+def test_written_proof_is_read_back(paths):
     proofs.write(paths, READY)
     assert proofs.read(paths, JOB, ME, owner_uid=ME) == READY
     file = paths.proof(JOB)
@@ -53,11 +53,11 @@ def test_what_is_written_is_read(paths):
     assert proofs.read(paths, JOB, ME, owner_uid=ME) is None
 
 
-def test_no_directory_is_no_proof(paths):
+def test_missing_directory_means_no_proof(paths):
     assert proofs.read(paths, JOB, ME, owner_uid=ME) is None
 
 
-def test_writable_by_others_is_not_believed(paths):
+def test_proof_that_others_can_write_is_rejected(paths):
     proofs.write(paths, READY)
     file = paths.proof(JOB)
     for path, mode in ((file, 0o666), (file, 0o664), (file.parent, 0o777), (paths.run, 0o775)):
@@ -68,13 +68,13 @@ def test_writable_by_others_is_not_believed(paths):
         path.chmod(good)
 
 
-def test_anothers_file_is_not_believed(paths):
+def test_proof_of_another_owner_is_rejected(paths):
     proofs.write(paths, READY)
     with pytest.raises(HostFault, match=f"belongs to uid {ME}, not {ME + 1}"):
         proofs.read(paths, JOB, ME, owner_uid=ME + 1)
 
 
-def test_links_and_fifos_are_not_believed(paths):
+def test_links_and_fifos_are_rejected(paths):
     proofs.write(paths, READY)
     file = paths.proof(JOB)
     moved = file.rename(paths.run / "moved")
@@ -92,7 +92,7 @@ def test_links_and_fifos_are_not_believed(paths):
         proofs.read(paths, JOB, ME, owner_uid=ME)
 
 
-def test_other_job_or_user(paths):
+def test_proof_of_another_job_or_user_is_rejected(paths):
     proofs.write(paths, READY)
     paths.proof(JOB).rename(paths.proof("43.srv"))
     with pytest.raises(HostFault, match=r"is of job '42\.srv'"):
@@ -135,13 +135,13 @@ GOOD = json.loads(READY.encode())
         {"guests": [{"name": "x"}]},
     ],
 )
-def test_a_damaged_proof_is_no_proof(change):
+def test_damaged_proof_is_rejected(change):
     with pytest.raises(ValueError):
         Proof.decode(json.dumps(GOOD | change).encode())
 
 
 @pytest.mark.parametrize("key", sorted(GOOD))
-def test_a_proof_without_a_field_is_no_proof(key):
+def test_proof_without_a_field_is_rejected(key):
     with pytest.raises(ValueError, match="not a proof"):
         Proof.decode(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
 
@@ -152,13 +152,13 @@ def test_hostile_bytes_raise_value_error_only(data):
         Proof.decode(data)
 
 
-def test_too_long(paths):
+def test_oversized_proof_is_rejected(paths):
     proofs.write(paths, replace(READY, reason="x" * proofs.MAX_BYTES))
     with pytest.raises(HostFault, match="more than"):
         proofs.read(paths, JOB, ME, owner_uid=ME)
 
 
-def test_a_file_of_the_users_is_read_if_it_is_the_one(paths):
+def test_user_file_is_read_if_its_hash_matches(paths):
     path = proofs.user_file_path(paths, READY.job, "vm_prologue")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x00\xffbytes")
@@ -181,5 +181,5 @@ def test_a_file_of_the_users_is_read_if_it_is_the_one(paths):
         proofs.user_file(paths, READY, "vm_prologue")
 
 
-def test_a_proof_has_no_text_of_the_users(paths):
+def test_proof_contains_no_text_of_the_user(paths):
     assert b"bytes" not in READY.encode()

@@ -1,4 +1,4 @@
-"""The reaper: it takes what the batch system no longer knows, and nothing else."""
+"""The reaper releases jobs that the batch system no longer knows, and no others."""
 
 import dataclasses
 import errno
@@ -33,7 +33,7 @@ def reaped(paths, lives, batch="local", **more):
     return {(r.job, r.attempt): r for r in results}
 
 
-def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path, monkeypatch):
+def test_reaper_releases_only_jobs_that_are_gone(paths, start, tmp_path, monkeypatch):
     monkeypatch.setattr(reap_module, "_LOCK", 0.0)
     for job in ("alive", "gone", "unknown", "silent", "starting"):
         start(job).take(Card(str(tmp_path / job)))
@@ -69,7 +69,9 @@ def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path, monkeypatch)
     assert len(journals(paths)) == 3
 
 
-def test_the_command_says_where_it_looked_also_for_nothing(paths, start, tmp_path, monkeypatch):
+def test_reap_command_names_the_directory_even_without_journals(
+    paths, start, tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for module in (trust, site_config):
         monkeypatch.setattr(module, "require_root_owned", lambda *_, **__: None)
@@ -90,13 +92,13 @@ def test_the_command_says_where_it_looked_also_for_nothing(paths, start, tmp_pat
     assert [job["job"] for job in json.loads(said("--json"))["jobs"]] == ["42.srv"]
 
 
-def test_jobs_of_another_batch_system_wait(paths, start, tmp_path):
+def test_jobs_of_another_batch_system_are_kept(paths, start, tmp_path):
     start("1").take(Card(str(tmp_path / "card")))
     result = reaped(paths, {"1": Life.GONE}, batch="slurm")["1", 0]
     assert (result.action, "batch system local" in result.message) == ("unknown", True)
 
 
-def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
+def test_open_record_is_reported_and_can_be_abandoned(paths, start, tmp_path):
     start("42.srv").take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     gone = {"42.srv": Life.GONE}
@@ -113,7 +115,7 @@ def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
     assert journals(paths) == []
 
 
-def test_abandon_asks_which_of_two_attempts(paths, start, tmp_path):
+def test_abandon_of_an_ambiguous_record_asks_for_the_attempt(paths, start, tmp_path):
     for attempt in (0, 1):
         start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
         (tmp_path / f"card{attempt}.mood").write_text("fail")
@@ -132,7 +134,7 @@ def test_unreadable_and_empty_journals(paths, start):
     assert [path.name for path in journals(paths)] == ["bad.0.jsonl"]
 
 
-def test_a_journal_that_the_disk_does_not_give_keeps_no_other(paths, start, tmp_path, monkeypatch):
+def test_journal_with_an_io_error_does_not_stop_the_others(paths, start, tmp_path, monkeypatch):
     bad = start("bad")
     start("good").take(Card(str(tmp_path / "card")))
     real = os.open
@@ -153,7 +155,7 @@ def test_a_journal_that_the_disk_does_not_give_keeps_no_other(paths, start, tmp_
     assert reaped(paths, {"bad": Life.GONE})["bad", 0].action == "released"
 
 
-def test_while_the_server_is_down_it_waits_and_goes_on_afterwards(paths, start, tmp_path):
+def test_unknown_jobs_are_kept_until_the_server_answers(paths, start, tmp_path):
     """However often it is called."""
     start("1").take(Card(str(tmp_path / "card")))
     for answer in ({}, {"1": Life.UNKNOWN}, {"1": Life.ALIVE}, {}):
@@ -163,7 +165,7 @@ def test_while_the_server_is_down_it_waits_and_goes_on_afterwards(paths, start, 
     assert reaped(paths, {"1": Life.GONE})["1", 0].action == "released"
 
 
-def test_after_a_reboot_it_releases_what_is_on_disk_and_starts_no_other(
+def test_reaper_after_a_reboot_releases_files_without_starting_daemons(
     paths, start, tmp_path, monkeypatch
 ):
     """Node-wide things, shared memory, daemons: gone with the boot, by the journal's first line."""
@@ -180,7 +182,7 @@ def test_after_a_reboot_it_releases_what_is_on_disk_and_starts_no_other(
     assert not kept.exists() and journals(paths) == []
 
 
-def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path):
+def test_release_job_releases_all_attempts_of_one_job(paths, start, tmp_path):
     for job, attempt in (("4", 0), ("4", 1), ("4.0", 0), ("42", 0)):
         start(job, attempt).take(Card(str(tmp_path / f"{job}-{attempt}")))
     reports = release_job(paths, "4", plugins_for=lambda _: loaded())
@@ -189,7 +191,9 @@ def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path)
     assert release_job(paths, "nothing", plugins_for=lambda _: loaded()) == []
 
 
-def test_what_an_epilogue_could_not_release_is_tried_again(paths, start, tmp_path, monkeypatch):
+def test_release_that_failed_in_an_epilogue_is_retried_by_one_process(
+    paths, start, tmp_path, monkeypatch
+):
     """By one process of the node, which ends when nothing is left."""
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(reap_module, name, 0.01)

@@ -1,4 +1,4 @@
-"""A guest that comes here from another node: what is told, and who gives up what."""
+"""Arrival of a migrated guest: requests, failures, and the side that releases."""
 
 import contextlib
 import json
@@ -104,7 +104,7 @@ def here(tmp_path, monkeypatch):
     return made
 
 
-def test_what_is_told(here):
+def test_request_of_the_source_node_is_parsed(here):
     told = Told.read(json.dumps(TOLD).encode())
     assert (told.job, told.nodes, told.to) == ("42", ("n1", "n3"), "n3")
     assert told.guests[0].leased == (("address", "10.0.0.9"),) and told.guests[0].xml == "<domain/>"
@@ -116,12 +116,12 @@ def test_what_is_told(here):
              json.dumps(TOLD | {"guests": []}).encode() + b"\n",
              json.dumps(TOLD | {"job": None}).encode() + b"\n"]
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(here, told):
+def test_invalid_request_is_refused(here, told):
     code, (said,) = here.run(told)
     assert code and "invalid request" in said["failed"]
 
 
-def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
+def test_guest_is_received_with_local_xml_and_resumed(here, monkeypatch):
     states = iter(["", "still", "runs"])
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: next(states))
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain of='here'/>", NOT)
@@ -129,7 +129,7 @@ def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
     assert here.adapter.held == ["n3"] and here.released == []
 
 
-def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
+def test_guests_of_a_job_are_sent_only_when_all_are_ready(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
     both = TOLD | {"guests": [GUEST, GUEST | {"uuid": "1b1ad9ba"}]}
 
@@ -156,7 +156,7 @@ def test_none_of_two_is_sent_before_both_are_ready(here, monkeypatch):
     assert here.adapter.held == [] and here.released == ["42"]
 
 
-def test_a_start_that_fails_before_it_awaits_the_guest_leaves_nothing(here):
+def test_start_that_fails_before_arrival_is_released(here):
     def fails(_guest):
         raise HostFault("no room")
 
@@ -165,7 +165,7 @@ def test_a_start_that_fails_before_it_awaits_the_guest_leaves_nothing(here):
     assert here.adapter.held == [] and here.released == ["42"]
 
 
-def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
+def test_start_that_fails_after_arrival_releases_nothing(here, monkeypatch):
     """The guest may run here by then."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
 
@@ -178,7 +178,7 @@ def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
     assert here.adapter.held == ["n3"] and here.released == []
 
 
-def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch):
+def test_disconnected_source_after_arrival_leaves_all_resources(here, monkeypatch):
     def leaves(*_):
         here.sender.close()
         return "still"
@@ -189,7 +189,7 @@ def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch
     assert here.adapter.held == ["n3"] and here.released == []
 
 
-def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
+def test_unresponsive_source_is_not_awaited_forever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
     monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
     monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
@@ -198,7 +198,7 @@ def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
     assert here.adapter.held == ["n3"] and here.released == []
 
 
-def test_a_start_whose_sender_has_gone_before_it_was_ready_leaves_nothing(here):
+def test_disconnected_source_before_arrival_is_released(here):
     """That one may have been told that nothing is here: it asks nobody again."""
 
     def starts(guest):
@@ -210,7 +210,7 @@ def test_a_start_whose_sender_has_gone_before_it_was_ready_leaves_nothing(here):
     assert here.adapter.held == [] and here.released == ["42"]
 
 
-def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):
+def test_other_version_is_refused_before_anything_is_held(here, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "11"})
     assert here.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: False)
@@ -218,7 +218,7 @@ def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):
     assert here.adapter.held == []
 
 
-def test_a_batch_system_that_holds_no_node_is_refused(here):
+def test_batch_system_that_cannot_hold_a_node_is_refused(here):
     here.adapter = SimpleNamespace()
     assert "acme cannot reserve a node" in here.run()[1][0]["failed"]
 
@@ -233,14 +233,14 @@ def test_receiving_fails_unless_exactly_one_plugin_receives(here, number, capsys
     assert f"{number} of this node's plugins receive guests" in capsys.readouterr().err
 
 
-def test_a_second_one_of_the_job_is_refused(here):
+def test_second_arrival_of_the_same_job_is_refused(here):
     running_journal.Job(here.paths, "42")
     assert here.run()[1] == [{"failed": "job 42 already holds resources on n3"}]
     assert here.released == []
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_prologue_of_this_attempt_leaves_it_alone(here, attempt, monkeypatch):
+def test_prologue_of_the_same_attempt_keeps_an_arriving_guest(here, attempt, monkeypatch):
     """One of a later attempt releases what the one before has left, as ever."""
     running_journal.Job(here.paths, "42").journal.phase(ARRIVES)
     released = []

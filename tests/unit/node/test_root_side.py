@@ -1,4 +1,4 @@
-"""What root believes and keeps: proofs, configs, plugins, links in its way, its environment."""
+"""Input that root trusts: proofs, configs, plugins, links, environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def paths(tmp_path):
         (ME, "42.srv\n", "is of job '42.srv\\n' of uid"),
     ],
 )
-def test_a_proof_of_another_job_or_user_is_refused(paths, uid, job, words):
+def test_proof_of_another_job_or_user_is_refused(paths, uid, job, words):
     proof.write(paths, Proof(JobAttempt(job, 0, "u", uid), "ready"))
     proofs = paths.proof("42.srv")
     paths.proof(job).rename(proofs)
@@ -57,13 +57,13 @@ def test_a_proof_of_another_job_or_user_is_refused(paths, uid, job, words):
     assert words in str(caught.value) and str(caught.value).isprintable()
 
 
-def test_a_proof_written_by_the_user_is_refused(paths):
+def test_proof_written_by_the_user_is_refused(paths):
     proof.write(paths, READY)
     with pytest.raises(HostFault, match=f"belongs to uid {ME}, not {ME + 1}"):
         proof.read(paths, READY.job.id, ME, owner_uid=ME + 1)
 
 
-def test_a_jobshell_with_a_config_of_the_users_runs_nothing(tmp_path):
+def test_jobshell_with_a_config_of_the_user_runs_nothing(tmp_path):
     """A user can name another config, and so other directories: what lies there is not root's."""
     owner = ME or 65534
     ran, config, script = tmp_path / "ran", tmp_path / "evil.toml", tmp_path / "script"
@@ -84,7 +84,7 @@ def test_a_jobshell_with_a_config_of_the_users_runs_nothing(tmp_path):
     assert not ran.exists()
 
 
-def test_a_link_that_comes_between_is_not_followed(tmp_path):
+def test_link_created_in_between_is_not_followed(tmp_path):
     """A user who could write a directory swaps names; root's directory is not such a one."""
     tmp_path.chmod(0o755)
     target = tmp_path / "target"
@@ -107,7 +107,7 @@ def test_a_link_that_comes_between_is_not_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to disbelieve a config")
-def test_an_epilogue_believes_no_config_that_others_can_write(tmp_path, monkeypatch, capsys):
+def test_epilogue_rejects_a_config_that_others_can_write(tmp_path, monkeypatch, capsys):
     """It says where the journals are, and a journal says what root removes."""
     tmp_path.chmod(0o755)
     evil, honest = (names.Paths(tmp_path / x / "state", tmp_path / x / "run") for x in "eh")
@@ -132,9 +132,7 @@ def test_an_epilogue_believes_no_config_that_others_can_write(tmp_path, monkeypa
 # -- plugins --------------------------------------------------------------------------------------
 
 
-def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
-    tmp_path, monkeypatch
-):
+def test_package_that_others_can_write_is_not_imported(tmp_path, monkeypatch):
     """find_spec("a.b") imports a: root would have run what it was about to refuse."""
     tmp_path.chmod(0o755)
     package = tmp_path / "vtorque_evil"
@@ -160,7 +158,7 @@ def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
     assert "vtorque_evil" not in sys.modules
 
 
-def test_no_hook_waits_for_imports_that_few_need():
+def test_no_hook_waits_for_rarely_used_imports():
     """Each start and each end of a job imports what acts on a node, of all plugins."""
     code = """
 import sys
@@ -182,7 +180,7 @@ print(len(points), *sys.modules)
 # -- the service ----------------------------------------------------------------------------------
 
 
-def test_the_batch_system_keeps_nothing_of_who_started_it(tmp_path):
+def test_batch_service_closes_files_of_its_starter(tmp_path):
     """A lock or pipe of the starter's must not stay held for as long as the service lives."""
     tmp_path.chmod(0o755)
     config, lock = tmp_path / "vtorque.toml", tmp_path / "held"
@@ -202,7 +200,7 @@ def test_the_batch_system_keeps_nothing_of_who_started_it(tmp_path):
         subprocess.run([*command, "stop", "--config", config], check=True, timeout=180)
 
 
-def test_a_hook_keeps_nothing_of_its_callers_environment():
+def test_hook_uses_a_fixed_environment():
     """LIBVIRT_LOG_OUTPUTS made root write a file of that name."""
     probe = (
         "import json, os\nfrom vtorque_core.cli import hook\n"
@@ -255,7 +253,7 @@ def submit(run, argv, script=b"", fds=()):
     return sock
 
 
-def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
+def test_job_of_a_disconnected_client_gets_no_other_terminal(tmp_path):
     """Its descriptors were closed while it was queued; their numbers became the next client's."""
     tmp_path.chmod(0o755)
     service = subprocess.Popen([sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE)

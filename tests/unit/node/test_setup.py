@@ -1,4 +1,4 @@
-"""What ``vtorque setup`` writes: the job shell's program, and one line of the site config."""
+"""Files that ``vtorque setup`` writes: the job shell, and one line of the site config."""
 
 import dataclasses
 import subprocess
@@ -16,7 +16,7 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.installation import installation
 
 
-def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
+def test_environment_of_the_user_does_not_change_the_jobshell_program(tmp_path):
     """Nor where it is started: it ends for want of a job, as ours does, and runs nothing else."""
     ran = tmp_path / "ran"
     for name in ("sitecustomize.py", "usercustomize.py", "vtorque_core.py", "click.py"):
@@ -53,7 +53,7 @@ SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '
     system=st.sampled_from(SYSTEMS),
     after=st.sampled_from(["", "\nvm_by_default = false\n", '\n\n[paths]\nstate = "/x"\n# end']),
 )
-def test_only_the_one_line_of_the_config_changes(before, header, system, after):
+def test_edit_changes_only_one_line_of_the_config(before, header, system, after):
     text = before + f"{header}\n{system}" + after
     new = edit.with_text(text, "batch", "system", "slurm")
     old, now = tomllib.loads(text), tomllib.loads(new)
@@ -66,13 +66,13 @@ def test_only_the_one_line_of_the_config_changes(before, header, system, after):
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
-def test_a_config_without_the_table_gets_it(text):
+def test_edit_adds_a_missing_table(text):
     new = edit.with_text(text, "batch", "system", "pbs")
     assert new.startswith(text)
     assert tomllib.loads(new)["batch"] == {"system": "pbs"}
 
 
-def test_a_table_that_cannot_be_edited_is_said():
+def test_table_that_cannot_be_edited_is_a_host_fault():
     with pytest.raises(HostFault, match='write system = "pbs"'):
         edit.with_text("batch = { vm_by_default = true }\n", "batch", "system", "pbs")
     assert 'batch.system = "pbs"' in edit.with_text(
@@ -80,14 +80,14 @@ def test_a_table_that_cannot_be_edited_is_said():
     )
 
 
-def test_setup_asks_libvirt_for_what_the_first_start_needs(monkeypatch):
+def test_setup_probes_the_topology_that_the_first_start_needs(monkeypatch):
     asked = []
     monkeypatch.setattr(node_hardware, "topology", asked.append)
     setup._probe_libvirt(Site(), pytest.fail)
     assert asked == [Site().node.libvirt_uri]
 
 
-def test_setup_goes_on_without_libvirt():
+def test_setup_without_libvirt_prints_a_note():
     said = []
     site = Site()
     uri = "qemu+unix:///system?socket=/nonexistent/socket"

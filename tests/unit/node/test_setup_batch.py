@@ -176,7 +176,7 @@ def test_uninstall_restores_byte_for_byte_and_both_are_idempotent(node, kind):
 @pytest.mark.parametrize(
     ("kind", "go_on"), sparing.each(3, itertools.product(KINDS, (True, False)))
 )
-def test_interrupted_anywhere_the_next_run_goes_on_or_back(node, kind, go_on, monkeypatch):
+def test_interrupted_install_can_be_continued_or_undone(node, kind, go_on, monkeypatch):
     site_has(node, kind)
     before = node.listing()
     node.install()
@@ -223,7 +223,7 @@ def _kill_at(patch, number):
         patch.setattr(os, name, killing(getattr(os, name)))
 
 
-def test_a_site_edit_of_a_hook_is_neither_removed_nor_written_over(node):
+def test_edited_hook_is_neither_removed_nor_overwritten(node):
     site_has(node, "all")
     node.install()
     hook = node.cluster.top / "prologue"
@@ -242,7 +242,7 @@ def test_a_site_edit_of_a_hook_is_neither_removed_nor_written_over(node):
     assert hook.read_bytes() == b"#!/bin/sh\necho site\n"
 
 
-def test_a_hook_that_the_site_has_replaced_stays(node):
+def test_hook_replaced_by_the_site_is_kept(node):
     site_has(node, "hooks")
     node.install()
     hook = node.cluster.top / "prologue"
@@ -255,7 +255,7 @@ def test_a_hook_that_the_site_has_replaced_stays(node):
         assert (hook.parent / "prologue.orig").read_bytes() == b"#!/bin/sh\necho site\n"
 
 
-def test_a_hook_of_an_older_vtorque_is_replaced_and_removed(node):
+def test_hook_of_an_older_vtorque_is_replaced_and_removed(node):
     older = ReplacedFile(node.cluster.top / "prologue", b"#!/bin/sh\n# " + MARK + b" 0.9\n")
     older.apply()
     node.install()
@@ -265,7 +265,7 @@ def test_a_hook_of_an_older_vtorque_is_replaced_and_removed(node):
     assert not older.path.exists()
 
 
-def test_an_orig_file_of_the_sites_own_is_not_lost(node):
+def test_orig_file_of_the_site_is_not_lost(node):
     site_has(node, "hooks")
     own = node.cluster.top / "prologue.orig"
     own.write_bytes(b"an old one")
@@ -274,7 +274,7 @@ def test_an_orig_file_of_the_sites_own_is_not_lost(node):
     assert own.read_bytes() == b"an old one"
 
 
-def test_an_edited_config_keeps_its_edits(node):
+def test_edited_config_keeps_its_edits(node):
     site_has(node, "config")
     node.install()
     node.config.write_text(node.config.read_text() + "exclusive = false\n")
@@ -298,7 +298,7 @@ def test_dry_run_changes_nothing_and_names_every_step(node):
     assert 'would set [batch] system = "acme"' in text
 
 
-def test_what_only_an_admin_can_mend_is_told_before_any_change(node):
+def test_manual_step_is_reported_before_any_change(node):
     site_has(node, "all")
     before = node.listing()
     node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
@@ -307,7 +307,7 @@ def test_what_only_an_admin_can_mend_is_told_before_any_change(node):
     assert node.listing() == before
 
 
-def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
+def test_failing_step_names_the_fix_and_the_next_run_continues(node):
     node.install()
     node.config.unlink()
     prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
@@ -323,7 +323,7 @@ def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
     assert node.config.exists()
 
 
-def test_a_batch_system_that_calls_vtorque_itself_needs_no_jobshell(node):
+def test_batch_system_without_hooks_needs_no_jobshell(node):
     site_has(node, "config")
     before = node.listing()
     node.install("local")
@@ -332,7 +332,7 @@ def test_a_batch_system_that_calls_vtorque_itself_needs_no_jobshell(node):
     assert node.listing() == before
 
 
-def test_two_batch_systems_one_after_the_other(node):
+def test_second_batch_system_replaces_the_first(node):
     site_has(node, "all")
     before = node.listing()
     node.install()
@@ -342,7 +342,7 @@ def test_two_batch_systems_one_after_the_other(node):
     assert node.listing() == before
 
 
-def test_doctor_tells_what_no_longer_holds(node):
+def test_doctor_reports_steps_that_are_undone(node):
     from vtorque_admin.doctor import check_batch
 
     def found():
@@ -366,7 +366,7 @@ def test_doctor_tells_what_no_longer_holds(node):
     ]
 
 
-def test_a_lost_mark_alone_is_a_warning_so_that_doctor_gives_it_back(monkeypatch):
+def test_missing_mark_alone_is_a_warning(monkeypatch):
     from vtorque_admin.doctor import check_batch
 
     never = [Mark("give it", lambda: False, lambda: None, lambda: None)]
@@ -398,7 +398,7 @@ def vtorque_batch_systems():
     ("failures", "marked", "said"),
     [(0, (True, ""), "fit"), (2, (False, "tools: nft is gone 0"), "unfit")],
 )
-def test_doctor_mark_reports_what_it_has_done(failures, marked, said):
+def test_doctor_mark_reports_the_new_state(failures, marked, said):
     """It said "not done: give this node vtorque" and then did it."""
     from vtorque_admin.doctor import Finding, set_mark
 
@@ -416,7 +416,7 @@ def test_doctor_mark_reports_what_it_has_done(failures, marked, said):
     assert finding.message == f"reported as {said} for VM jobs"
 
 
-def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
+def test_doctor_clears_the_mark_of_an_unfit_node(tmp_path):
     (tmp_path / "acme_batch.py").write_text(ACME.format(mark=str(tmp_path / "mark")))
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
@@ -440,7 +440,7 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
     assert said == f"False {failed[0]['check']}: {failed[0]['message']}"
 
 
-def test_a_file_of_the_sites_is_edited_in_one_step(tmp_path):
+def test_site_file_is_edited_atomically(tmp_path):
     real, link = tmp_path / "real", tmp_path / "link"
     real.write_bytes(b"one\r\n")
     real.chmod(0o640)
@@ -453,7 +453,7 @@ def test_a_file_of_the_sites_is_edited_in_one_step(tmp_path):
     assert real.stat().st_ino == inode
 
 
-def test_a_file_that_need_not_be_there_comes_and_goes(tmp_path):
+def test_optional_file_is_created_and_removed(tmp_path):
     path = tmp_path / "config"
     with pytest.raises(HostFault, match=r"config: No such file"):
         edit_file(path, lambda text: b"ours")
@@ -464,7 +464,7 @@ def test_a_file_that_need_not_be_there_comes_and_goes(tmp_path):
     assert not edit_file(path, lambda text: b"", may_be_missing=True)
 
 
-def test_other_plugins_have_steps_too_which_go_first(node):
+def test_steps_of_other_plugins_come_first(node):
     before = node.listing()
     node.udev = Udev(node.cluster.top)
     node.install()
@@ -478,7 +478,7 @@ def test_other_plugins_have_steps_too_which_go_first(node):
     assert node.listing() == before
 
 
-def test_a_plugin_that_has_no_steps_today_leaves_the_others_theirs(node):
+def test_plugin_without_steps_does_not_stop_the_uninstall(node):
     node.udev = Udev(node.cluster.top, broken="no udev here")
     with pytest.raises(HostFault, match="no udev here"):
         node.install()

@@ -1,4 +1,4 @@
-"""``vtorque setup`` gives users the commands, and takes nothing that is not its own."""
+"""``vtorque setup`` installs the commands for users, and removes only its own files."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def there(top):
 ALL = sorted(["bin/vmgr", "bin/vsub", "bin/vtorque", *(f"share/{each}" for each in SHARED)])
 
 
-def test_commands_and_completion_are_made_once_and_taken_back(top):
+def test_commands_and_completion_are_installed_once_and_removed(top):
     assert len(install(top)) == len(ALL)
     assert there(top) == ALL
     assert (top / "bin" / "vsub").readlink() == OWN / "vsub"
@@ -58,13 +58,13 @@ def test_commands_and_completion_are_made_once_and_taken_back(top):
     assert uninstall(top) == []
 
 
-def test_a_dry_run_changes_nothing(top):
+def test_dry_run_changes_nothing(top):
     said = install(top, dry_run=True)
     assert said[0] == f"would link {top}/bin/vsub to {OWN}/vsub"
     assert len(said) == len(ALL) and there(top) == []
 
 
-def test_an_empty_key_is_nowhere(top, monkeypatch):
+def test_empty_commands_key_installs_nothing(top, monkeypatch):
     monkeypatch.chdir(top)
     setup_commands.install("", str(top), pytest.fail)
     setup_commands.uninstall("", str(top), pytest.fail)
@@ -73,7 +73,7 @@ def test_an_empty_key_is_nowhere(top, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["file", "empty", "link", "dangling", "directory", "fifo"])
 @pytest.mark.parametrize("name", ["bin/vsub", "share/zsh/site-functions/_vmgr"])
-def test_what_is_not_ours_is_left_and_told(top, kind, name):
+def test_foreign_file_is_kept_and_reported(top, kind, name):
     path = top / name
     path.parent.mkdir(parents=True, exist_ok=True)
     {
@@ -99,7 +99,7 @@ def test_what_is_not_ours_is_left_and_told(top, kind, name):
     )
 
 
-def test_files_of_an_older_version_are_renewed_and_of_another_installation_are_not(top):
+def test_files_of_an_older_version_are_replaced(top):
     install(top)
     file = top / "share" / SHARED[0]
     now = file.read_bytes()
@@ -114,14 +114,14 @@ def test_files_of_an_older_version_are_renewed_and_of_another_installation_are_n
     ]
 
 
-def test_a_directory_that_others_can_write_gets_nothing_and_is_told(top):
+def test_directory_that_others_can_write_is_skipped_and_reported(top):
     (top / "bin").chmod(0o777)
     said = install(top)
     assert len([line for line in said if "can be written by others" in line]) == 3
     assert [each for each in there(top) if each.startswith("bin/")] == []
 
 
-def test_where_the_commands_are_already_they_need_no_link(tmp_path, monkeypatch):
+def test_commands_in_the_same_directory_need_no_link(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(setup_commands.sys, "prefix", str(tmp_path))
     install(tmp_path)
@@ -141,7 +141,7 @@ def test_bash_completes_the_linked_command(top):
     assert (done.stdout, done.stderr) == ("images\n", "")
 
 
-def test_zsh_and_fish_find_theirs(top):
+def test_zsh_and_fish_completion_files_are_installed(top):
     install(top)
     assert (top / "share/zsh/site-functions/_vmgr").read_text().startswith("#compdef vmgr\n")
     assert (
@@ -150,11 +150,11 @@ def test_zsh_and_fish_find_theirs(top):
     )
 
 
-def test_the_default_is_where_every_users_path_leads():
+def test_default_directory_is_usr_local_bin():
     assert Paths().commands == "/usr/local/bin"
 
 
-def test_modulefiles_are_made_and_taken_back(top):
+def test_modulefiles_are_installed_and_removed(top):
     modules = top / "modules"
     said = install(top, str(modules))
     assert said[-2:] == [f"write {modules}/vtorque", f"write {modules}/vtorque.lua"]
@@ -174,7 +174,7 @@ def test_modulefiles_are_made_and_taken_back(top):
 
 
 @pytest.mark.parametrize("name", ["bin", 'with "all" [of] ${them} {'])
-def test_the_module_of_tcl_sets_the_path_itself(tmp_path, name):
+def test_tcl_modulefile_prepends_to_path(tmp_path, name):
     """Its commands stand for those of Environment Modules, the language is Tcl's own."""
     directory = tmp_path / name
     directory.mkdir()

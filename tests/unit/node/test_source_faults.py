@@ -81,7 +81,7 @@ def rig(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [HostFault("no memory file"), KeyError("a defect")])
-def test_a_source_that_raises_is_replaced_by_a_cold_boot(rig, method, error):
+def test_source_that_raises_is_replaced_by_a_cold_boot(rig, method, error):
     before = rig.look()
     faulty = dataclasses.replace(rig, source=Faulty(method, error))
     run = faulty.start()
@@ -92,7 +92,7 @@ def test_a_source_that_raises_is_replaced_by_a_cold_boot(rig, method, error):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_source_without_a_cold_boot_in_its_place_fails_the_start(rig, method):
+def test_source_that_raises_without_a_fallback_fails_the_start(rig, method):
     before = rig.look()
     faulty = dataclasses.replace(rig, source=Faulty(method, KeyError("a defect"), fallback=False))
     run = faulty.start()
@@ -132,7 +132,7 @@ def test_source_that_hangs_is_replaced_by_a_cold_boot(tmp_path, monkeypatch, met
 @pytest.mark.parametrize(
     "part", [slice(3, None, 13), pytest.param(slice(None), marks=pytest.mark.full)]
 )
-def test_a_start_by_a_source_is_killed_and_released_without_its_plugin(rig, method, part):
+def test_killed_start_with_a_source_is_released_without_its_plugin(rig, method, part):
     error = HostFault("silent") if method else None
     faulty = dataclasses.replace(rig, source=Faulty(method, error))
     assert survive(faulty, around_all, part=part, patience=LONG)
@@ -149,7 +149,7 @@ class OwnDisk(Faulty):
         raise HostFault("its memory does not fit this disk")
 
 
-def test_a_cold_boot_replaces_the_disk_in_memory_that_a_source_has_brought(rig):
+def test_cold_boot_replaces_the_memory_disk_of_a_failed_source(rig):
     node = rig.node
     wanted = node.job({"vcpus": "1", "ram": "256M", "fs_type": "ramdisk"})
     before = rig.look()
@@ -161,7 +161,7 @@ def test_a_cold_boot_replaces_the_disk_in_memory_that_a_source_has_brought(rig):
     eventually(lambda: rig.look() == before)
 
 
-def test_a_source_is_not_offered_for_a_guest_that_has_one(rig):
+def test_source_is_not_offered_for_a_guest_that_already_has_one(rig):
     """Else a warm guest or a cold boot could take the place of a restore."""
     before = rig.look()
     restored = SimpleNamespace(vtorque_boot_sources=hookimpl(lambda: [Faulty()]))

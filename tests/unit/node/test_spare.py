@@ -1,4 +1,4 @@
-"""Spare guests: who ends them, and who leaves them alone. Their domains are not libvirt's here."""
+"""Spare guests: when they end and when they are kept. Their domains are not libvirt's."""
 
 import contextlib
 import dataclasses
@@ -99,12 +99,12 @@ def reaped(paths, lives=None):
     return found
 
 
-def test_the_reaper_leaves_it_alone_while_somebody_keeps_it(paths, spare, kept, tmp_path):
+def test_reaper_keeps_a_spare_guest_that_its_daemon_keeps(paths, spare, kept, tmp_path):
     assert reaped(paths) == {"spare-1": "alive"}
     assert (tmp_path / "has").exists()
 
 
-def test_the_reaper_ends_one_that_nobody_keeps(paths, spare, tmp_path):
+def test_reaper_ends_a_spare_guest_without_a_daemon(paths, spare, tmp_path):
     paths.run.mkdir()
     (paths.run / "warm.lock").touch()  # of a process that was killed
     assert reaped(paths) == {"spare-1": "released"}
@@ -112,7 +112,7 @@ def test_the_reaper_ends_one_that_nobody_keeps(paths, spare, tmp_path):
     assert not any(paths.kept.rglob("spare*"))
 
 
-def test_one_that_a_job_has_ends_with_the_job(paths, job, tmp_path):
+def test_claimed_spare_guest_ends_with_its_job(paths, job, tmp_path):
     assert reaped(paths, {"7": Life.ALIVE}) == {"7": "alive", "spare-1": "alive"}
     assert (tmp_path / "has").exists()
     (report,) = release_job(paths, "7")
@@ -126,7 +126,7 @@ def has_taken(paths, key):
         journal.acquire(SpareUse(key), plugin="core", phase="plan")
 
 
-def test_the_reaper_leaves_one_alone_that_a_job_takes_while_it_asks(paths, spare, tmp_path):
+def test_reaper_keeps_a_spare_guest_that_is_claimed_meanwhile(paths, spare, tmp_path):
     def alive(_ids):
         has_taken(paths, spare)
         return {}
@@ -135,36 +135,32 @@ def test_the_reaper_leaves_one_alone_that_a_job_takes_while_it_asks(paths, spare
     assert (tmp_path / "has").exists()
 
 
-def test_the_reaper_leaves_one_alone_that_a_job_has_also_if_only_it_is_asked_for(
-    paths, job, tmp_path
-):
+def test_reaper_of_a_single_spare_guest_keeps_a_claimed_one(paths, job, tmp_path):
     (result,) = reap(site_at(paths), lambda _: {}, only="spare-1")
     assert result.action == "alive"
     assert (tmp_path / "has").exists()
 
 
-def test_the_reaper_leaves_one_alone_that_the_job_of_an_unreadable_journal_may_have(
-    paths, job, tmp_path
-):
+def test_reaper_keeps_spare_guests_while_a_journal_is_unreadable(paths, job, tmp_path):
     job.write_text("broken\n" * 2)
     found = {r.job: r.action for r in reap(site_at(paths), lambda _: {})}
     assert found == {"7": "unreadable", "spare-1": "unknown"}
     assert (tmp_path / "has").exists()
 
 
-def test_one_that_a_job_has_is_not_ended_for_room(paths, spare, job, tmp_path):
+def test_claimed_spare_guest_is_not_ended_for_room(paths, spare, job, tmp_path):
     assert not end_unless_taken(paths, spare)
     assert (tmp_path / "has").exists()
 
 
-def test_it_is_ended_for_room_and_twice_is_once(paths, spare, tmp_path, capsys):
+def test_ending_a_spare_guest_for_room_is_idempotent(paths, spare, tmp_path, capsys):
     assert main(str(paths.state), str(paths.run), spare) == 0
     assert not (tmp_path / "has").exists()
     assert main(str(paths.state), str(paths.run), spare) == 0
     assert capsys.readouterr().out == "ended\nended\n"
 
 
-def test_what_cannot_be_released_is_said_and_may_not_be_taken_any_more(
+def test_spare_guest_with_a_failed_release_can_no_longer_be_claimed(
     paths, spare, tmp_path, capsys, monkeypatch
 ):
     def fail(_self):
@@ -177,7 +173,7 @@ def test_what_cannot_be_released_is_said_and_may_not_be_taken_any_more(
     assert ENDS in marks and marks[-1] != WAITS
 
 
-def test_the_end_waits_for_who_is_at_work_on_it(paths, spare, tmp_path, monkeypatch):
+def test_end_waits_for_the_holder_of_the_lock(paths, spare, tmp_path, monkeypatch):
     said, says = os.pipe()
     monkeypatch.setattr(module, "_stop", lambda *_: os.write(says, b"busy"))
     taken = job_lock(paths, "spare-1")
@@ -219,20 +215,22 @@ def somebody_has(lock):
         yield
 
 
-def test_one_that_is_being_booted_is_stopped(paths, spare, waiting, destroyed):
+def test_booting_spare_guest_is_stopped_for_room(paths, spare, waiting, destroyed):
     with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unless_taken(paths, spare)
     assert set(destroyed) == {"u-u"}
 
 
-def test_one_that_a_job_has_goes_on_whoever_is_at_work_on_it(paths, spare, waiting, destroyed):
+def test_claimed_spare_guest_is_not_stopped_while_its_lock_is_held(
+    paths, spare, waiting, destroyed
+):
     waiting("7")
     with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
         end_unless_taken(paths, spare)
     assert destroyed == []
 
 
-def test_one_goes_on_while_only_the_nodes_lock_cannot_be_had(
+def test_spare_guest_is_not_stopped_while_the_node_lock_is_held(
     paths, spare, waiting, destroyed, monkeypatch
 ):
     def fail(*_):
@@ -244,7 +242,7 @@ def test_one_goes_on_while_only_the_nodes_lock_cannot_be_had(
     assert destroyed == []
 
 
-def test_one_that_is_stopped_as_another_has_failed_is_not_booted_anew(paths, monkeypatch):
+def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkeypatch):
     stopped, anew = threading.Event(), []
     prepared = []
     for index in (0, 1):
@@ -304,14 +302,14 @@ def waiting(paths, spare, monkeypatch):
     return taken
 
 
-def test_what_a_job_has_taken_never_waits_again(paths, spare, waiting):
+def test_claimed_spare_guest_is_never_offered_again(paths, spare, waiting):
     assert waiting("7") == spare
     (paths.journal / "7.0.jsonl").unlink()  # as one who gives up its records does
     assert waiting("8") == ""
 
 
 @pytest.mark.parametrize("fault", [Busy("locked"), HostFault("libvirtd is dead")])
-def test_the_node_is_not_to_blame_for_one_that_does_not_end_for_room(
+def test_spare_guest_that_does_not_end_for_room_does_not_blame_the_node(
     paths, spare, waiting, monkeypatch, fault
 ):
     monkeypatch.setattr(module, "end_unless_taken", mock.Mock(side_effect=fault))
@@ -324,7 +322,7 @@ def test_the_node_is_not_to_blame_for_one_that_does_not_end_for_room(
     ("leased", "first", "fits"),
     [("", 0, True), ("", 70000, False), ("70001", 70000, True), ("70001", 80000, False)],
 )
-def test_a_job_takes_none_of_a_uid_that_is_not_the_sites(
+def test_spare_guest_with_a_uid_outside_guest_uids_is_not_claimed(
     paths, spare, waiting, leased, first, fits
 ):
     waiting.node.guest_uids = first
@@ -335,12 +333,12 @@ def test_a_job_takes_none_of_a_uid_that_is_not_the_sites(
     assert waiting(placement=Placement(leased=mine)) == (spare if fits else "")
 
 
-def test_a_job_takes_none_with_which_it_could_not_do_what_it_asks_for(spare, waiting):
+def test_spare_guest_that_cannot_be_saved_is_not_claimed_by_a_job_that_needs_it(spare, waiting):
     assert waiting(request=JobRequest({}, needs=frozenset({"save"}))) == ""
     assert waiting("8", request=JobRequest({}, needs=frozenset({"suspend"}))) == spare
 
 
-def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch):
+def test_spare_guest_with_dedicated_cores_is_not_booted(paths, monkeypatch):
     planned_one = SimpleNamespace(
         plan=planned.guest_plan(),
         driver=mock.create_autospec(SpareDriver, instance=True),
@@ -360,9 +358,7 @@ def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch)
     assert not list(paths.journal.iterdir())
 
 
-def test_one_that_a_job_has_goes_on_though_its_boot_fails_at_the_very_end(
-    paths, tmp_path, monkeypatch
-):
+def test_claimed_spare_guest_survives_a_late_failure_of_its_boot(paths, tmp_path, monkeypatch):
     """As soon as it waits a job can take it: the boot's own end must ask as any other's."""
 
     def waits_and_fails(start, job, wanted, ports):
@@ -383,7 +379,7 @@ def test_one_that_a_job_has_goes_on_though_its_boot_fails_at_the_very_end(
 @pytest.mark.parametrize(
     ("had", "set_to"), [(1024, [16, 1024]), (100, [2, 100]), (0, [])], ids=["v1", "v2", "none"]
 )
-def test_while_it_boots_others_go_first_and_then_it_is_as_any(monkeypatch, had, set_to):
+def test_booting_spare_guest_has_low_cpu_shares_until_ready(monkeypatch, had, set_to):
     """By its control group's share, which libvirt gives each guest of a host that has them."""
     shares = [had]
 

@@ -72,7 +72,7 @@ def taken(rig):
     return [r.args["key"] for s in walk(rig.node.site.paths) for r in s.open if r.kind == SPARE]
 
 
-def test_a_start_takes_it_and_the_end_ends_it(rig):
+def test_start_claims_a_spare_guest_and_the_end_releases_it(rig):
     before = rig.look()
     run = rig.start()
     assert not run.error, run
@@ -83,7 +83,7 @@ def test_a_start_takes_it_and_the_end_ends_it(rig):
     eventually(lambda: rig.look() == before)  # what a start has forked ends by itself
 
 
-def test_one_that_has_ended_meanwhile_is_replaced_by_a_boot_in_the_same_start(rig):
+def test_spare_guest_that_ended_during_the_claim_is_replaced_by_a_boot(rig):
     before = rig.look()
     rig.boot()
     for domain in (rig.node.top / "domains").iterdir():
@@ -99,7 +99,7 @@ def test_one_that_has_ended_meanwhile_is_replaced_by_a_boot_in_the_same_start(ri
 @pytest.mark.parametrize(
     "part", [slice(3, None, 13), pytest.param(slice(None), marks=pytest.mark.full)]
 )
-def test_a_start_that_takes_one_is_killed(rig, part):
+def test_killed_start_with_a_spare_guest_is_released(rig, part):
     # What a start has forked ends by itself, and a busy machine gives it little time.
     killed = survive(rig, around_all, part=part, patience=LONG)
     assert killed

@@ -1,4 +1,4 @@
-"""Teardown: everything goes, what cannot go holds what it needs, twice is fine."""
+"""Teardown releases everything. A failed release keeps its dependencies. It is idempotent."""
 
 import json
 import os
@@ -33,7 +33,9 @@ def numbers(outcomes):
     return [outcome.seq for outcome in outcomes]
 
 
-def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, monkeypatch):
+def test_resources_are_released_in_reverse_and_the_journal_last(
+    paths, start, tmp_path, monkeypatch
+):
     journal = start()
     journal.acquire_leases([(Lease("core", "1"), 0)], phase="plan")
     journal.take(Tree(str(tmp_path / "job")))
@@ -49,7 +51,7 @@ def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, 
     assert again.clean and again.released == []
 
 
-def test_a_spare_guest_keeps_its_uid_while_a_record_of_its_job_stays(paths, start, tmp_path):
+def test_spare_guest_keeps_its_uid_while_a_record_of_its_job_is_open(paths, start, tmp_path):
     header = JobHeader(JobAttempt("spare-1", 0, "root", 0), "warm", spare="warm")
     with Journal.start(paths, header) as spare:
         spare.acquire_leases([(Lease("qemu-uid", "7"), 0)], phase="plan")
@@ -75,7 +77,7 @@ def test_a_spare_guest_keeps_its_uid_while_a_record_of_its_job_stays(paths, star
         ("exit", "SystemExit: leaving"),
     ],
 )
-def test_a_failing_release_costs_no_other_and_holds_what_it_needs(tmp_path, mood, error):
+def test_failing_release_keeps_its_dependencies_and_does_not_stop_others(tmp_path, mood, error):
     def attempt(limit):
         top = tmp_path / f"{limit}"
         top.mkdir()
@@ -108,7 +110,7 @@ def one_fails(tmp_path, mood, error, limit):
     assert not (tmp_path / "bad").exists()
 
 
-def test_a_hanging_release_is_killed_with_what_it_started(tmp_path):
+def test_hanging_release_is_killed_with_its_children(tmp_path):
     with_more_time(partial(hang, tmp_path), 0.3, 5, 20)
 
 
@@ -123,7 +125,7 @@ def hang(tmp_path, limit):
     eventually(lambda: not alive(pid))
 
 
-def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):
+def test_records_stay_open_after_the_deadline(paths, start, tmp_path):
     journal = start()
     journal.take(Card(str(tmp_path / "a")))
     report = teardown(journal.path, paths, loaded(), deadline=0)
@@ -132,7 +134,7 @@ def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):
     assert teardown(journal.path, paths, loaded()).clean
 
 
-def test_an_uninstalled_plugin_leaves_an_orphan_and_the_way_out(paths, start, tmp_path):
+def test_record_of_an_uninstalled_plugin_is_an_orphan_with_a_fix(paths, start, tmp_path):
     journal = start()
     journal.acquire_leases([(Lease("card", "a"), 0), (Lease("memory", "g0", 5), 0)], phase="plan")
     card = journal.take(Card(str(tmp_path / "card")), guest=0)
@@ -154,7 +156,7 @@ def test_an_uninstalled_plugin_leaves_an_orphan_and_the_way_out(paths, start, tm
     assert not (tmp_path / "card").exists()
 
 
-def test_an_abandoned_record_frees_what_it_held(paths, start, tmp_path):
+def test_abandoned_record_releases_its_leases(paths, start, tmp_path):
     journal = start()
     journal.acquire_leases([(Lease("card", "a"), 0)], phase="plan")
     card = journal.take(Card(str(tmp_path / "card")), guest=0)
@@ -163,7 +165,7 @@ def test_an_abandoned_record_frees_what_it_held(paths, start, tmp_path):
     assert (tmp_path / "card").exists()
 
 
-def test_after_a_reboot_volatile_things_are_gone_and_files_are_not(paths, start, tmp_path):
+def test_teardown_after_a_reboot_releases_only_files(paths, start, tmp_path):
     journal = start(boot="another")
     file = tmp_path / "f"
     journal.take(File(str(file)))
@@ -174,7 +176,7 @@ def test_after_a_reboot_volatile_things_are_gone_and_files_are_not(paths, start,
     assert (tmp_path / "card").exists()  # release() was not called
 
 
-def test_the_last_look_is_taken_once_and_stops_nothing(tmp_path):
+def test_last_look_hook_runs_once_and_does_not_stop_the_teardown(tmp_path):
     def attempt(limit):
         top = tmp_path / f"{limit}"
         top.mkdir()
@@ -202,7 +204,7 @@ def last_look(tmp_path, limit):
     assert len(log.read_text().splitlines()) == 1
 
 
-def test_a_plugin_whose_kinds_cannot_be_had_is_named(paths, start, tmp_path):
+def test_plugin_that_fails_to_list_its_kinds_is_named(paths, start, tmp_path):
     class Bad:
         @hookimpl
         def vtorque_resources(self):
@@ -250,7 +252,7 @@ def domain(guest):
     return Domain(f"vt-{guest}", uuid, "x", partial(hypervisor.create_domain, "x", uuid))
 
 
-def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
+def test_guests_are_destroyed_concurrently(paths, start, domains, tmp_path):
     """None is gone before the destruction of each has begun."""
     (tmp_path / "at_once").write_text("4")
     journal = start()
@@ -263,7 +265,7 @@ def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
     assert not list(tmp_path.glob("g*"))
 
 
-def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains, tmp_path):
+def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start, domains, tmp_path):
     journal = start()
     leases = [(Lease("address", "10.0.0.1"), 0), (Lease("address", "10.0.0.2"), 1)]
     journal.acquire_leases(leases, phase="plan")
@@ -281,7 +283,7 @@ def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains
     assert teardown(journal.path, paths, loaded()).clean
 
 
-def test_a_core_got_while_the_guest_ran_is_held_by_its_domain(paths, start, domains, tmp_path):
+def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tmp_path):
     """Its record is later than the domain's, and still goes after it."""
     journal = start()
     journal.take(domain(0), guest=0)
@@ -292,7 +294,7 @@ def test_a_core_got_while_the_guest_ran_is_held_by_its_domain(paths, start, doma
     assert teardown(journal.path, paths, loaded()).clean
 
 
-def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
+def test_domain_that_appears_after_its_creator_was_killed_is_destroyed(
     paths, start, domains, tmp_path, monkeypatch
 ):
     """libvirtd goes on creating it for a client that is dead."""
@@ -314,7 +316,7 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["clock", "no clock"])
-def test_a_clock_that_was_set_back_does_not_keep_a_release(
+def test_clock_set_back_does_not_delay_a_release(
     paths, start, domains, tmp_path, monkeypatch, known
 ):
     """Else it would wait until the day on which a killed create() must be over."""
@@ -332,7 +334,7 @@ def test_a_clock_that_was_set_back_does_not_keep_a_release(
     assert report.clean, report.lines()
 
 
-def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, monkeypatch):
+def test_connections_are_closed_before_a_fork(paths, start, tmp_path, monkeypatch):
     journal = start()
     journal.take(Card(str(tmp_path / "card")))
     order = []
@@ -346,7 +348,7 @@ def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, mo
 # -- shared by the jobs of a node ---------------------------------------------------------------
 
 
-def test_a_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
+def test_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
     path = tmp_path / "manager"
     first, second = start("1"), start("2")
     first.take(Manager(str(path)))
@@ -360,7 +362,7 @@ def test_a_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
     assert (tmp_path / "other").exists()
 
 
-def test_a_half_created_node_wide_resource_is_made_anew(paths, start, tmp_path, monkeypatch):
+def test_partly_created_node_wide_resource_is_created_again(paths, start, tmp_path, monkeypatch):
     path = tmp_path / "manager"
     first, second = start("1"), start("2")
     with monkeypatch.context() as patch:
@@ -375,7 +377,7 @@ def test_a_half_created_node_wide_resource_is_made_anew(paths, start, tmp_path, 
     assert not path.exists()
 
 
-def test_a_node_wide_resource_of_another_boot_does_not_count(paths, start, tmp_path):
+def test_node_wide_resource_of_another_boot_is_created_again(paths, start, tmp_path):
     path = tmp_path / "manager"
     start("1", boot="another").take(Manager(str(path)))
     path.unlink()  # the reboot

@@ -1,4 +1,4 @@
-"""What a plugin has to tell in an action hook reaches the user with the job's first errors."""
+"""Warnings from a plugin's action hook reach the user before the job's first errors."""
 
 import json
 
@@ -15,7 +15,7 @@ class Warns:
         job.warn("and without another")
 
 
-def test_a_warning_is_told_once(tmp_path, capfd):
+def test_warning_of_a_hook_is_printed_once(tmp_path, capfd):
     plugins = load([])
     plugins.register("warns", Warns(), "vtorque-warns 1")
     node = device_cases.node(tmp_path / "node", plugins, Case({}))
