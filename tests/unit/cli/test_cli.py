@@ -75,14 +75,14 @@ def test_help_works_with_a_broken_config(call, tmp_path, program):
 
 
 @pytest.mark.parametrize("words", sparing.each(3, ["vtorque plugins --nope", "vmgr nope", "vmgr"]))
-def test_wrong_usage_is_exit_2(call, words):
+def test_wrong_usage_exits_with_2(call, words):
     done = call(*words.split())
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("command", "said"), [("vmgr ps", "vmgr: "), ("vsub -h", "")])
-def test_no_variable_names_another_config(tmp_path, command, said):
+def test_environment_variable_does_not_select_the_config(tmp_path, command, said):
     """It sent a command that was meant for one node to another."""
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[[[")
@@ -96,7 +96,7 @@ def test_no_variable_names_another_config(tmp_path, command, said):
     assert done.stderr.startswith(said) and "wrong.toml" not in done.stderr
 
 
-def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
+def test_command_of_a_plugin_is_listed_and_runs(call, tmp_path):
     (tmp_path / "acme_cards.py").write_text(ACME)
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
@@ -113,7 +113,7 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
 
 
 @pytest.mark.parametrize("form", sparing.each(2, ["--config={}", "--config {}"]))
-def test_a_command_of_vtorque_is_one_of_the_config_that_it_is_given(call, tmp_path, form):
+def test_vtorque_command_depends_on_the_given_config(call, tmp_path, form):
     """Another node of this machine may have other plugins."""
     config = tmp_path / "vtorque.toml"
     option = form.format(config).split()
@@ -137,7 +137,7 @@ def test_plugin_command_with_invalid_or_missing_config_runs_and_reports_it_itsel
     assert done.returncode == 0 and "--dry-run" in done.stdout
 
 
-def test_a_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
+def test_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
     (tmp_path / "acme_bad.py").write_text("import no_such_module\n")
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
@@ -156,7 +156,7 @@ def test_completion_is_offered(call):
     assert "_vmgr_completion" in done.stdout
 
 
-def test_another_programs_words_are_not_vmgrs(tmp_path):
+def test_config_option_after_a_double_dash_is_not_parsed(tmp_path):
     """``vmgr ssh 42 0 -- prog --config x``: x is no site config."""
     bad = tmp_path / "bad.toml"
     bad.write_text("[nothing]\nx = 1\n")
@@ -166,7 +166,7 @@ def test_another_programs_words_are_not_vmgrs(tmp_path):
     assert CliRunner().invoke(vmgr, words).exit_code == 0
 
 
-def test_who_can_run_a_command_about_a_job_elsewhere_is_asked_for_it(monkeypatch, tmp_path):
+def test_elsewhere_hook_is_called_for_job_commands_only(monkeypatch, tmp_path):
     """Only a command that is about a job may be another; one that raises loses it."""
 
     @click.command()

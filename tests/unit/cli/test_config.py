@@ -1,4 +1,4 @@
-"""``vtorque config``: what it prints of a file, good or bad."""
+"""``vtorque config``: its output for valid and invalid files."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def run(*args):
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
-def test_check(file):
+def test_check_reports_problems(file):
     done = run("check", "--file", file)
     assert (done.exit_code, done.stdout) == (0, f"{file}: ok\n")
     file.write_text("[node]\naccel = 'x'\ngrace = []\n")
@@ -36,13 +36,13 @@ def test_check(file):
     assert len(report["problems"]) == 2
 
 
-def test_check_without_a_site_config_says_that_defaults_apply(tmp_path, monkeypatch):
+def test_check_without_a_site_config_prints_that_defaults_apply(tmp_path, monkeypatch):
     monkeypatch.setattr(site_config, "CONFIG_PATH", tmp_path / "x")
     done = run("check", "--file", tmp_path / "x")
     assert done.exit_code == 0 and "all defaults" in done.stdout
 
 
-def test_show(file):
+def test_show_prints_values(file):
     file.write_text('[node]\ngrace = 5\n[options.ram]\nmax = "4G"\nallow = ["?G"]\n')
     values = json.loads(run("show", "--json", "--file", file).stdout)["values"]
     assert values["node.grace"] == {"value": 5.0, "unit": "s", "origin": f"{file}:2"}
@@ -55,7 +55,7 @@ def test_show(file):
     assert done.exception.exit_code == 2 and "[node] grace" in str(done.exception)
 
 
-def test_the_sites_templates_are_listed_and_checked(file):
+def test_templates_of_the_site_are_listed_and_checked(file):
     own = file.parent / "templates" / "disk.xml.j2"
     own.parent.mkdir(mode=0o755)
     own.touch(mode=0o644)
@@ -69,6 +69,6 @@ def test_the_sites_templates_are_listed_and_checked(file):
     assert len(problems) == 2 and "no template has that name" in problems[0]
 
 
-def test_print_example():
+def test_print_example_prints_the_example():
     done = run("example")
     assert done.exit_code == 0 and "[options.ram]" in done.stdout

@@ -1,4 +1,4 @@
-"""How root's programs begin: isolated, by code of root's alone, with a fixed environment, 077."""
+"""Start of root's programs: isolated, only code owned by root, fixed environment, umask 077."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ sys.exit(0 if (file, code, sys.stdin.read()) == (3, 0, "") else 1)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-", "</dev/null"])
-def test_closed_streams_are_opened_to_nothing(closed):
+def test_closed_standard_streams_are_opened_to_dev_null(closed):
     """A sister's hooks have no outputs in Torque: Python had None, epilogue.parallel died of it."""
     closed += " </dev/null" if "<" not in closed else ""
     words = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-I", "-c", STREAMS]
@@ -77,7 +77,7 @@ def test_closed_streams_are_opened_to_nothing(closed):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_hook_whose_output_is_on_a_full_disk_keeps_its_exit_status():
+def test_hook_with_output_on_a_full_disk_keeps_its_exit_status():
     """Torque's prologue writes into the job's output file: another status would requeue the job."""
     program = (
         "import sys; from vtorque_core.cli.entry import telling\n"
@@ -105,7 +105,7 @@ print(before, os.environ.get("LC_CTYPE", "none"))
         ({"LANG": "C.UTF-8", "LC_CTYPE": ""}, " "),
     ],
 )
-def test_the_locale_that_python_sets_is_no_jobs(environ, said):
+def test_locale_set_by_python_is_not_passed_to_jobs(environ, said):
     """Its shells would warn of a locale that the guest does not have."""
     argv = [sys.executable, "-I", "-c", LOCALE]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
@@ -113,16 +113,16 @@ def test_the_locale_that_python_sets_is_no_jobs(environ, said):
 
 
 @pytest.mark.parametrize("command", ["reap", "setup", "doctor", "local", "plugins"])
-def test_an_admins_command_keeps_nothing_of_its_callers_environment(command):
+def test_admin_command_drops_the_environment_of_its_caller(command):
     assert began(command) == [FIXED, 0o077]
 
 
-def test_without_beginning_it_would_keep_it():
+def test_program_without_begin_keeps_the_environment():
     environ, umask = began("control")
     assert (environ, umask) == (HOSTILE, 0o002)
 
 
-def test_what_is_not_isolated_is_begun_anew():
+def test_program_that_is_not_isolated_is_executed_again_with_isolation():
     """With the words as they were; a hook's batch system is known by its environment only."""
     argv, environ, *_ = began("reap", "--json", "a b", isolated=False)
     assert argv[1:] == ["-I", "-m", "vtorque_core.cli.vtorque", "reap", "--json", "a b"]
@@ -132,12 +132,12 @@ def test_what_is_not_isolated_is_begun_anew():
     assert environ == HOSTILE
 
 
-def test_a_users_own_job_shell_keeps_its_environment():
+def test_job_shell_keeps_the_environment_of_the_user():
     assert began("jobshell") == [HOSTILE, 0o002]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for other users nothing changes")
-def test_the_installed_command_imports_nothing_of_its_callers(tmp_path):
+def test_installed_command_imports_nothing_from_pythonpath(tmp_path):
     """PYTHONPATH names a module that a plugin's name leads to."""
     for name in ("vtorque_slurm", "rich"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -206,7 +206,7 @@ def test_every_entry_point_is_called_in_isolated_mode(called, tmp_path):
     assert argv[1] == "-I" and argv[2] == ("-S" if called is job_start else "-m")
 
 
-def test_setup_gives_hooks_the_interpreter_beside_the_command(tmp_path):
+def test_setup_calls_hooks_with_the_isolated_interpreter(tmp_path):
     """Without it a hook would run the command, which Python's own environment can bend."""
     assert PLACE.command == ("/opt/v/bin/python3", "-I", "-m", "vtorque_core.cli.vtorque")
     bent = Installation(PLACE.program, PLACE.config, PLACE.jobshell)
@@ -222,7 +222,7 @@ SOURCES = sorted(
 )
 
 
-def test_every_python_that_is_started_is_isolated():
+def test_every_started_python_is_isolated():
     """Wherever a program's words begin with sys.executable, "-I" is the next."""
     started = []
     for path in SOURCES:
@@ -267,13 +267,13 @@ def code(tmp_path, monkeypatch):
         ("vtorque_core/cli", 0o777), ("vtorque_core/cli/hook.py", 0o646),
     ],
 )  # fmt: skip
-def test_code_that_others_can_write_does_not_run(code, name, mode):
+def test_code_that_others_can_write_is_not_run(code, name, mode):
     (code / name).chmod(mode)
     with pytest.raises(ConfigError, match="can be written by others than root"):
         trust.require_own_code(os.getuid())
 
 
-def test_a_directory_that_is_imported_from_is_looked_at(code, tmp_path, monkeypatch):
+def test_import_directories_are_checked(code, tmp_path, monkeypatch):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "open"), *sys.path])
@@ -283,7 +283,7 @@ def test_a_directory_that_is_imported_from_is_looked_at(code, tmp_path, monkeypa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("name", ["vtorque_core/cli/hook.py", "bin/python3", "vtorque_core"])
-def test_code_of_another_user_does_not_run(code, name):
+def test_code_of_another_user_is_not_run(code, name):
     os.chown(code / name, 65534, -1)
     with pytest.raises(ConfigError, match="is owned by uid 65534"):
         trust.require_own_code()
@@ -303,7 +303,7 @@ def test_setup_makes_directories_that_users_can_enter(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--config", "/x/c.toml"], ["--config=/x/c.toml"]])
-def test_a_hook_takes_a_config_in_front_and_the_rest_as_it_is(words, monkeypatch):
+def test_hook_parses_a_leading_config_option_only(words, monkeypatch):
     from vtorque_core.cli import hook
 
     called = []
@@ -313,7 +313,7 @@ def test_a_hook_takes_a_config_in_front_and_the_rest_as_it_is(words, monkeypatch
     assert called == [(Path("/x/c.toml"), ["--", "1.x", "--config"])]
 
 
-def test_a_hook_that_is_none_is_refused(monkeypatch):
+def test_unknown_hook_is_refused(monkeypatch):
     from vtorque_core.base.errors import UsageError
     from vtorque_core.cli import hook
 
@@ -326,7 +326,7 @@ def test_a_hook_that_is_none_is_refused(monkeypatch):
     ("error", "code", "said"),
     [(KeyboardInterrupt, 130, "vtorque: interrupted\n"), (BrokenPipeError, 141, "")],
 )
-def test_a_job_shell_that_is_cut_short_says_so_in_a_line(error, code, said, monkeypatch, capfd):
+def test_interrupted_job_shell_prints_one_line(error, code, said, monkeypatch, capfd):
     from vtorque_core.cli import hook, vtorque
 
     def interrupted(_argv):

@@ -1,4 +1,4 @@
-"""``vtorque plugins``: what an admin is told of each plugin."""
+"""``vtorque plugins``: its output for each plugin."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ def line_of(text, name):
     return found.split(None, 3)
 
 
-def test_a_line_says_what_a_plugin_brings(call):
+def test_line_lists_contributions_of_a_plugin(call):
     done = call()
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0].split() == ["NAME", "STATE", "VERSION", "BRINGS"]
@@ -78,14 +78,14 @@ def test_a_line_says_what_a_plugin_brings(call):
     assert "vtorque_" not in done.stdout
 
 
-def test_hooks_are_for_who_asks(call):
+def test_verbose_lists_hooks(call):
     done = call("-v")
     said = line_of(done.stdout, "acme")[3]
     assert said.endswith("batch_systems, commands, guest_types, image_builders, options")
 
 
 @pytest.mark.parametrize("key", ["disable = ['acme']", "enable = ['local']"])
-def test_what_is_off_says_where_that_is_set(call, tmp_path, key):
+def test_disabled_plugin_names_the_line_that_disables_it(call, tmp_path, key):
     done = call(config=f"[plugins]\n{key}\n", source="raise SystemExit('imported')")
     assert done.exit_code == 0
     assert line_of(done.stdout, "acme")[1:] == ["off", "2.5", "-"]
@@ -101,21 +101,21 @@ def test_what_is_off_says_where_that_is_set(call, tmp_path, key):
         (ACME.replace("Option(", "dict("), "vtorque_options: "),
     ],
 )
-def test_what_is_broken_says_why(call, source, why):
+def test_broken_plugin_names_the_error(call, source, why):
     done = call(source=source)
     assert done.exit_code == 1
     assert line_of(done.stdout, "acme")[1] == "broken"
     assert f"acme is broken: {why}" in done.stdout
 
 
-def test_a_name_in_the_config_that_no_plugin_has_is_told(call):
+def test_unknown_plugin_in_the_config_is_reported(call):
     done = call(config="[plugins]\ndisable = ['amce']\n")
     assert done.exit_code == 1
     assert line_of(done.stdout, "acme")[1] == "on"
     assert "[plugins] disable: has 'amce'" in done.stderr and "did you mean acme?" in done.stderr
 
 
-def test_json_has_it_all(call):
+def test_json_lists_all_fields(call):
     rows = {row["name"]: row for row in json.loads(call("--json").stdout)}
     assert rows["acme"] == {
         "name": "acme",

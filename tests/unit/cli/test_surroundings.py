@@ -211,7 +211,7 @@ def of_site(found: Found, config: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sparing.each(3, FAULTS))
-def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, name):
+def test_help_of_every_command_with_each_fault_prints_at_most_one_line(site, name):
     fault, code, said = FAULTS[name]
     argvs = [[*of_site(each, site), "--help"] for each in commands(site)]
     argvs.append(["vsub", "--config", str(site), "--help"])
@@ -224,7 +224,7 @@ def test_help_of_every_command_with_each_fault_ends_in_one_line_at_most(site, na
 
 
 @pytest.mark.parametrize("name", sparing.each(3, FAULTS))
-def test_wrong_usage_of_every_command_with_each_fault_ends_with_2(site, name):
+def test_wrong_usage_of_every_command_with_each_fault_exits_with_2(site, name):
     argvs = [[*of_site(each, site), "--no-such-option"] for each in commands(site)]
     script = str(site.parent / "job.sh")
     argvs.append(["vsub", "--config", str(site), "-vm", "none", "--no-such-option", script])
@@ -270,7 +270,7 @@ def not_one_line(
 
 
 @pytest.mark.parametrize("name", sparing.each(3, FAULTS))
-def test_missing_config_of_every_command_with_each_fault_ends_in_one_line(site, name):
+def test_missing_config_of_every_command_with_each_fault_prints_one_line(site, name):
     """The commands themselves run, and nothing of them happens."""
     missing = site.parent / "missing.toml"
     argvs = with_each_config(site, missing)
@@ -302,7 +302,7 @@ def not_toml(config: Path) -> str:
 
 
 @pytest.mark.parametrize("make", [unreadable, a_directory, not_utf8, not_toml])
-def test_config_that_cannot_be_read_ends_every_command_in_one_line(site, make):
+def test_unreadable_config_of_every_command_prints_one_line(site, make):
     config = site.parent / "broken.toml"
     line = make(config)
     argvs = with_each_config(site, config)
@@ -311,13 +311,13 @@ def test_config_that_cannot_be_read_ends_every_command_in_one_line(site, make):
 
 
 @pytest.mark.parametrize("fault", [full(2), closed(2)])
-def test_an_error_that_cannot_be_written_keeps_its_exit_status(site, fault):
+def test_error_that_cannot_be_written_keeps_its_exit_status(site, fault):
     given = ["vsub", "--config", str(site), "-vm", "ramm=1G", "job.sh"]
     assert call(given, site, fault).code == 2
     assert call(["vmgr", "nope"], site, fault).code == 2
 
 
-def test_output_of_tables_and_json_that_is_buffered_is_not_lost_in_silence(site):
+def test_buffered_output_on_a_full_disk_is_reported(site):
     for words in (
         ["vtorque", "config", "show", "--file"],
         ["vtorque", "plugins", "--config"],
@@ -328,7 +328,7 @@ def test_output_of_tables_and_json_that_is_buffered_is_not_lost_in_silence(site)
 
 
 @pytest.mark.parametrize("words", [["-vm", "none"], ["-vm", "ram=1G"], []])
-def test_vsub_in_a_removed_directory_says_so_in_a_line(site, words):
+def test_vsub_in_a_removed_directory_prints_one_line(site, words):
     """A job begins in the directory of its submission; other commands need none."""
     given = ["vsub", "--config", str(site), *words, str(site.parent / "job.sh")]
     ended = call(given, site, in_removed_directory)
@@ -337,7 +337,7 @@ def test_vsub_in_a_removed_directory_says_so_in_a_line(site, words):
     )  # fmt: skip
 
 
-def test_a_table_is_printed_in_a_removed_directory(site):
+def test_table_is_printed_in_a_removed_directory(site):
     for words in (["config", "show", "--file"], ["plugins", "--config"]):
         ended = call(["vtorque", *words, str(site)], site, in_removed_directory)
         assert (ended.code, ended.stderr) == (0, b"")
@@ -359,7 +359,7 @@ def test_a_table_is_printed_in_a_removed_directory(site):
         ["vtorque", "reap", "--config", "{}"],
     ],
 )
-def test_a_config_that_is_named_must_exist(site, words):
+def test_named_config_must_exist(site, words):
     """With the defaults in its place a job would go to another node, or by another policy."""
     missing = site.parent / "missing.toml"
     ended = call([word.format(missing) for word in words], site)
@@ -368,7 +368,7 @@ def test_a_config_that_is_named_must_exist(site, words):
     assert ended.stderr.decode() == f"{said}{missing}: No such file or directory\n"
 
 
-def test_config_explain_reads_only_the_config_that_is_named(site):
+def test_config_explain_reads_only_the_named_config(site):
     """A new config is explained before it replaces one that is broken."""
     broken = site.parent / "broken.toml"
     broken.write_text("[node")

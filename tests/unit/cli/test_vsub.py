@@ -1,4 +1,4 @@
-"""What ``vsub`` does before the batch system is asked, and what it imports for it."""
+"""``vsub`` before it calls the batch system, and the modules that it imports."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def vsub(tmp_path, site):
         (True, "other.toml", ""),
     ],
 )
-def test_vsub_of_a_users_installation_names_the_site_config(
+def test_vsub_of_a_user_installation_names_the_site_config(
     tmp_path, site, monkeypatch, capfd, is_own, path, said
 ):
     """It is not told where the user names a config, nor by the vsub that root installed."""
@@ -117,7 +117,7 @@ def test_dry_run_shows_the_accelerator_of_a_node(
     assert dry_run._accelerator(site).type == wanted
 
 
-def test_a_submission_imports_nothing_heavy(vsub):
+def test_submission_imports_no_heavy_module(vsub):
     """It gets as far as the batch system's socket, which does not exist here."""
     code, err, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     assert code != 0
@@ -125,7 +125,7 @@ def test_a_submission_imports_nothing_heavy(vsub):
     assert not [m for m in modules if m.startswith(HEAVY)]
 
 
-def test_a_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
+def test_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
     """One sentence; and of the standard library nothing that only other commands use."""
     _, _, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
     floors = ("base", "api", "site", "images.pool", "images.sidecar", "local", "batch")
@@ -139,7 +139,7 @@ def test_a_submission_imports_base_api_site_and_the_reading_half_of_images(vsub)
     assert not [m for m in modules if m.startswith(unused)]
 
 
-def test_another_config_is_named_first_of_all():
+def test_config_option_is_parsed_only_as_the_first_argument():
     """Further on it may be the script's own word."""
     assert split_config(["--config", "x", "-h"]) == (Path("x"), ["-h"])
     assert split_config(["job.sh", "--config"]) == (CONFIG_PATH, ["job.sh", "--config"])
@@ -147,7 +147,7 @@ def test_another_config_is_named_first_of_all():
         split_config(["--config"])
 
 
-def test_a_submission_that_looks_into_the_image_pool_imports_nothing_heavy(vsub, tmp_path):
+def test_submission_that_reads_the_image_pool_imports_no_heavy_module(vsub, tmp_path):
     pool = tmp_path / "pool"
     pool.mkdir(mode=0o755)
     with store.staging(pool) as staging:
@@ -181,7 +181,7 @@ BAD = [
 ]
 
 
-def test_bad_input_is_one_line_and_exit_2(vsub, site, tmp_path):
+def test_bad_input_prints_one_line_and_exits_with_2(vsub, site, tmp_path):
     code, err, _, _ = vsub("-vm", "ramm=1G", "job.sh")  # as it is called
     assert (code, "ram" in err, len(err.splitlines())) == (2, True, 1)
     faults = []
@@ -193,7 +193,7 @@ def test_bad_input_is_one_line_and_exit_2(vsub, site, tmp_path):
     assert faults == []
 
 
-def test_a_key_of_a_plugin_that_the_site_disables_says_so(site, tmp_path):
+def test_key_of_a_disabled_plugin_is_explained(site, tmp_path):
     path = Path(site)
     path.write_text(path.read_text() + "[plugins]\ndisable = ['vrdma', 'unclot']\n")
     words = ["vsub", "--config", site, "-vm", "unclot=true", "job.sh"]
@@ -205,7 +205,7 @@ def test_a_key_of_a_plugin_that_the_site_disables_says_so(site, tmp_path):
     assert f"disabled on this site by {site}:9: " in done.stderr and "unclot, " in done.stderr
 
 
-def test_help_names_every_key_with_the_sites_limits(vsub):
+def test_help_names_every_key_with_the_limits_of_the_site(vsub):
     code, _, _, out = vsub("-h")
     assert code == 0
     assert "ram=SIZE" in out
@@ -214,7 +214,7 @@ def test_help_names_every_key_with_the_sites_limits(vsub):
         assert f"  {key}=" in out
 
 
-def test_dry_run_submits_nothing_and_says_bare_metal(vsub):
+def test_dry_run_prints_bare_metal_and_submits_nothing(vsub):
     code, _, _, out = vsub("--dry-run", "-vm", "none", "job.sh")
     assert (code, "bare metal" in out) == (0, True)
 
@@ -226,7 +226,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("name", sparing.each(3, LAUNCHERS))
-def test_wheels_bring_launchers_that_isolate_python(tmp_path, name):
+def test_launchers_in_wheels_isolate_python(tmp_path, name):
     """A json.py in PYTHONPATH was run by vsub, and PYTHONHOME kept Python from starting."""
     top = Path(__file__).resolve().parents[3]
     launcher = top / LAUNCHERS[name] / "launchers" / name

@@ -1,4 +1,4 @@
-"""Signatures of images: what they are of, whose are taken, and how a node refuses the others."""
+"""Signatures of images: signed bytes, allowed signers, and refusals on a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXAMPLE = Sidecar(
 # -- what is signed ----------------------------------------------------------------------------
 
 
-def test_the_signed_bytes_are_these() -> None:
+def test_signed_bytes_have_the_documented_form() -> None:
     """Other bytes than in an older vTorque would make all signatures worthless."""
     assert signed_bytes(EXAMPLE) == (
         b'{"arch":"x86_64","cmdline":"console=ttyS0","disk":null,"disk_format":"qcow2",'
@@ -45,7 +45,7 @@ def test_the_signed_bytes_are_these() -> None:
 
 
 @pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(BuiltImage)])
-def test_everything_that_describes_the_image_is_signed(key: str) -> None:
+def test_every_field_of_the_image_is_signed(key: str) -> None:
     other: dict[str, Any] = {"labels": {"init": "cloud-init"}, "min_ram_mib": 65}
     changed = replace(BUILT, **{key: other.get(key, "other")})
     assert signed_bytes(changed_sidecar(built=changed)) != signed_bytes(EXAMPLE)
@@ -57,7 +57,7 @@ def changed_sidecar(built: BuiltImage) -> Sidecar:
     return replace(EXAMPLE, built=built, files=kept)
 
 
-def test_what_differs_between_copies_is_not_signed() -> None:
+def test_fields_that_differ_between_copies_are_not_signed() -> None:
     moved = {name: replace(r, mtime_ns=1, inode=2) for name, r in EXAMPLE.files.items()}
     copy = replace(EXAMPLE, files=moved, builder="x", created="y", verified="z", signature="s")
     assert signed_bytes(copy) == signed_bytes(EXAMPLE)
@@ -67,7 +67,7 @@ def test_what_differs_between_copies_is_not_signed() -> None:
 
 
 @pytest.mark.parametrize("value", [5, None, "x" * (MAX_SIGNATURE + 1), "\N{BULLET}"])
-def test_a_signature_that_is_no_short_text_makes_a_sidecar_bad(value: object) -> None:
+def test_signature_that_is_not_short_text_makes_a_sidecar_invalid(value: object) -> None:
     data = {**EXAMPLE.as_json(), "signature": value}
     with pytest.raises(ValueError, match="has a signature that is no ASCII text"):
         parse_sidecar(json.dumps(data).encode(), "m")
@@ -80,7 +80,7 @@ def signed(keys: Path, key: str = "site") -> Sidecar:
     return replace(EXAMPLE, signature=sign(EXAMPLE, keys / key))
 
 
-def test_an_allowed_signer_is_named(keys: Path, signers: Path) -> None:
+def test_allowed_signer_is_named(keys: Path, signers: Path) -> None:
     assert signer_of(signed(keys), signers) == "admin@site"
     assert signer_of(signed(keys, "other"), signers) == "hsm"
 
@@ -94,13 +94,13 @@ def test_an_allowed_signer_is_named(keys: Path, signers: Path) -> None:
         ("a", 'valid-before="29990101"', "a"),
     ],
 )
-def test_lines_of_an_allowed_signers_file(
+def test_lines_of_an_allowed_signers_file_are_parsed(
     keys: Path, allow: Callable[..., Path], who: str, options: str, named: str
 ) -> None:
     assert signer_of(signed(keys), allow((who, "site", options))) == named
 
 
-def test_an_old_line_of_a_key_does_not_hide_a_new_one(
+def test_expired_line_of_a_key_does_not_hide_a_valid_one(
     keys: Path, allow: Callable[..., Path]
 ) -> None:
     old, new = 'valid-before="20200101"', 'valid-after="20200101"'
@@ -116,7 +116,7 @@ def test_an_old_line_of_a_key_does_not_hide_a_new_one(
         ("site", 'namespaces="git"', "namespace"),
     ],
 )
-def test_keys_that_are_not_taken(
+def test_signature_of_a_disallowed_key_is_refused(
     keys: Path, allow: Callable[..., Path], key: str, options: str, words: str
 ) -> None:
     allowed = allow(("admin@site", "site", options))
@@ -127,25 +127,29 @@ def test_keys_that_are_not_taken(
     assert str(allowed) in str(refused.value)
 
 
-def test_nobody_may_sign(keys: Path, allow: Callable[..., Path]) -> None:
+def test_empty_allowed_signers_file_refuses_every_image(
+    keys: Path, allow: Callable[..., Path]
+) -> None:
     with pytest.raises(Refused, match="No principal matched"):
         signer_of(signed(keys), allow())
 
 
-def test_an_image_without_a_signature(signers: Path) -> None:
+def test_image_without_a_signature_is_refused(signers: Path) -> None:
     with pytest.raises(Refused, match="the image is not signed; this site only"):
         signer_of(EXAMPLE, signers)
 
 
 @pytest.mark.parametrize("text", ["junk", "-----BEGIN SSH SIGNATURE-----\n", "\x00", "-f/etc/x"])
-def test_what_is_no_signature(signers: Path, text: str) -> None:
+def test_malformed_signature_is_refused(signers: Path, text: str) -> None:
     with pytest.raises(Refused, match="its signature is not valid"):
         signer_of(replace(EXAMPLE, signature=text), signers)
     with pytest.raises(Refused, match="is not a valid signature"):
         check_well_made(EXAMPLE, text)
 
 
-def test_a_signature_for_something_else(keys: Path, signers: Path, tmp_path: Path) -> None:
+def test_signature_for_another_namespace_is_refused(
+    keys: Path, signers: Path, tmp_path: Path
+) -> None:
     """As a key that signs commits, too, would make it of the same bytes."""
     (tmp_path / "d").write_bytes(signed_bytes(EXAMPLE))
     keygen("-Y", "sign", "-f", keys / "site", "-n", "git", tmp_path / "d")
@@ -156,13 +160,13 @@ def test_a_signature_for_something_else(keys: Path, signers: Path, tmp_path: Pat
         check_well_made(EXAMPLE, text)
 
 
-def test_another_images_signature(keys: Path, signers: Path) -> None:
+def test_signature_of_another_image_is_refused(keys: Path, signers: Path) -> None:
     other = replace(EXAMPLE, name="n", signature=signed(keys).signature)
     with pytest.raises(Refused, match="incorrect signature"):
         signer_of(other, signers)
 
 
-def test_what_the_node_lacks_is_the_nodes_fault(
+def test_missing_signers_file_or_ssh_keygen_is_a_host_fault(
     keys: Path, signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(HostFault, match=r"signers = .*none: No such file.*ALLOWED SIGNERS"):
@@ -182,7 +186,7 @@ def signed_before(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Sidecar:
         return signed(keys)
 
 
-def test_a_key_that_cannot_be_used(keys: Path, tmp_path: Path) -> None:
+def test_unusable_private_key_is_refused(keys: Path, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"ssh-keygen cannot sign with this key: .*No such file"):
         sign(EXAMPLE, tmp_path / "none")
     (tmp_path / "open").write_bytes((keys / "site").read_bytes())

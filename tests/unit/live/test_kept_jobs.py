@@ -1,4 +1,4 @@
-"""Which jobs a word means, and what is kept of them here and elsewhere."""
+"""Jobs that a word selects, and their kept records on this and other nodes."""
 
 import os
 from pathlib import Path
@@ -64,7 +64,7 @@ def found(config, wanted):
      ("40", ["40", "41"]), ("40_1", ["41"]), ("41", ["41"]), ("40_[]", []), ("2.s", []),
      ("22[].other", []), ("2[]", []), (".*", []), ("", []), ("[", [])],
 )  # fmt: skip
-def test_what_a_word_means(node, wanted, jobs):
+def test_word_selects_matching_jobs(node, wanted, jobs):
     config, _ = node
     for job in ("22[0].srv", "22[1].srv", "2.srv", "24"):
         keep(config, job)
@@ -77,7 +77,7 @@ def test_what_a_word_means(node, wanted, jobs):
             kept.jobs(config, wanted)
 
 
-def test_only_the_last_attempt_and_a_place_for_each_node(node):
+def test_last_attempt_has_a_place_for_each_node(node):
     config, there = node
     there.places = [keep(config, "5.srv", "there", node="n1", said="copy"),
                     keep(config, "5.srv", "there2", node="n2")]  # fmt: skip
@@ -94,14 +94,14 @@ def test_only_the_last_attempt_and_a_place_for_each_node(node):
     assert [place.key for place in job.places] == ["5.srv.1"] and job.changed == 9
 
 
-def test_one_that_is_damaged_is_found_by_its_name(node):
+def test_job_with_damaged_facts_is_found_by_its_file_name(node):
     config, _ = node
     (keep(config, "5.srv").directory / "job.json").write_text("{")
     (job,) = kept.jobs(config, "5.srv")
     assert (job.id, job.places[0].facts()) == ("5.srv", {})
 
 
-def test_a_plugin_that_fails_costs_what_it_would_have_said(node, capsys):
+def test_failing_plugin_loses_only_its_own_places(node, capsys):
     config, there = node
     there.places = [keep(config, "5.srv", "there")]
     there.error = RuntimeError("no \x1b")
@@ -113,7 +113,7 @@ def test_a_plugin_that_fails_costs_what_it_would_have_said(node, capsys):
     assert "returned str" in capsys.readouterr().err
 
 
-def test_nobody_elses_and_as_root_everybodys_but_no_copy(node, monkeypatch):
+def test_users_find_their_own_jobs_and_root_all_jobs_of_the_node(node, monkeypatch):
     config, there = node
     there.places = [keep(config, "7.srv", "there")]
     keep(config, "5.srv", uid=1)
@@ -138,7 +138,7 @@ class Queue:
         return [JobInfo("8.srv", "a", "ada", "R"), JobInfo("9.srv", "b", "ada", "Q")]
 
 
-def test_ps_shows_those_that_have_ended_too(node, monkeypatch):
+def test_ps_lists_ended_jobs_on_request(node, monkeypatch):
     config, there = node
     keep(config, "5.srv", name="crystal", started=100.0, ended=3765.0, status="3")
     there.places = [keep(config, "6.srv", "there", reason="no such image \x1b", ended=9.0)]

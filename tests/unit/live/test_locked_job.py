@@ -54,7 +54,7 @@ def test_enter_records_a_phase_once(paths, job):
     assert phases(job) == [*before, "moves", "run"]
 
 
-def test_domains_are_those_of_all_records(paths, job):
+def test_domains_of_all_records_are_listed(paths, job):
     with locked_job(paths, job.key) as locked:
         (uuid,) = locked.domains
         with Journal.open(paths, locked.state.path) as journal:

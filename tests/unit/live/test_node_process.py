@@ -1,4 +1,4 @@
-"""A plugin's one process of a node: how it is called, started and begins."""
+"""Node-wide processes of plugins: command line, start, first steps."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ class Watcher(NodeProcess):
     module = "vtorque_acme.watcher"
 
 
-def test_it_is_a_module_of_the_plugins_known_by_its_lock_alone(paths):
+def test_process_runs_a_module_of_the_plugin_and_is_identified_by_its_lock(paths):
     one = Watcher.of(paths, Path("/etc/x.toml"), 0.5)
     where = (str(paths.state), str(paths.run))
     assert one.argv == (
@@ -41,7 +41,7 @@ def test_it_is_a_module_of_the_plugins_known_by_its_lock_alone(paths):
 
 
 @pytest.mark.parametrize("fault", [None, HostFault("/run: no space left on device")])
-def test_a_job_whose_node_cannot_start_it_runs_and_is_told(paths, fault):
+def test_job_on_a_node_that_cannot_start_the_process_runs_with_a_warning(paths, fault):
     acquired, told = [], []
 
     def acquire(resource):
@@ -79,7 +79,7 @@ def daemon(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
-def test_its_lock_session_environment_and_descriptors(daemon, tmp_path):
+def test_process_has_its_lock_session_environment_and_descriptors(daemon, tmp_path):
     inherited = os.open(tmp_path / "mine", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(inherited, True)
     try:
@@ -97,13 +97,13 @@ def test_its_lock_session_environment_and_descriptors(daemon, tmp_path):
         os.close(inherited)
 
 
-def test_its_creator_is_not_forked_to_start_it(daemon, monkeypatch):
+def test_process_is_started_without_a_fork(daemon, monkeypatch):
     """A fork copies memory as this process and the child write to it: 10 ms of every start."""
     monkeypatch.delattr(os, "fork")
     daemon.create()
 
 
-def test_one_whose_creator_was_killed_is_still_found(daemon):
+def test_process_whose_creator_was_killed_is_found(daemon):
     if (pid := os.fork()) == 0:
         daemon.create()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -111,14 +111,14 @@ def test_one_whose_creator_was_killed_is_still_found(daemon):
     assert not daemon.lost()
 
 
-def test_one_that_does_not_come_to_its_first_line_is_ended(tmp_path):
+def test_process_that_does_not_reach_its_first_line_is_killed(tmp_path):
     slow = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
     slow.create()
     slow.release()
     assert slow.lost()
 
 
-def test_one_that_cannot_be_found_is_told(tmp_path, monkeypatch):
+def test_lock_holder_that_cannot_be_found_is_reported(tmp_path, monkeypatch):
     """As when somebody holds the lock in another way: nobody is ended in its place."""
     monkeypatch.setattr(node_process, "RELEASE_TIME", 0.0)
     one = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
@@ -130,14 +130,14 @@ def test_one_that_cannot_be_found_is_told(tmp_path, monkeypatch):
     one.release()
 
 
-def test_one_that_cannot_be_executed_says_so(tmp_path):
+def test_program_that_cannot_be_executed_is_named(tmp_path):
     none = Watcher(("/nonexistent/daemon",), str(tmp_path / "lock"))
     with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
         none.create()
     assert none.lost()
 
 
-def test_its_log_is_roots_alone(tmp_path):
+def test_log_is_readable_by_root_only(tmp_path):
     program = (
         "import logging; from vtorque_core.live.node_process import begin;"
         "print(*begin('acme')); logging.getLogger('acme').info('watching')"

@@ -1,4 +1,4 @@
-"""What the service of a plugin's own batch system is told about the node."""
+"""Facts about the node for the service of a plugin's batch system."""
 
 import sys
 
@@ -15,7 +15,7 @@ grace = 7
 """
 
 
-def test_programs_and_times_are_those_of_the_config(tmp_path, monkeypatch):
+def test_programs_and_times_match_the_config(tmp_path, monkeypatch):
     config = tmp_path / "vtorque.toml"
     config.write_text(CONFIG.format(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -29,7 +29,7 @@ def test_programs_and_times_are_those_of_the_config(tmp_path, monkeypatch):
     assert (vtorque.start_time, vtorque.end_time, vtorque.grace) == (120, 20, 7)
 
 
-def test_the_paths_are_known_with_all_else_wrong(tmp_path):
+def test_paths_are_known_despite_other_config_errors(tmp_path):
     config = tmp_path / "vtorque.toml"
     config.write_text(CONFIG.format(tmp_path) + "unheard_of = 1\n")
     assert paths(config).run == tmp_path / "run"

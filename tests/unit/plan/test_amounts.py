@@ -27,7 +27,7 @@ def start(paths, job):
     return Journal.start(paths, JobHeader(JobAttempt(job, 0, "u", 1000), "local"))
 
 
-def test_jobs_get_amounts_until_there_are_no_more(paths):
+def test_amounts_are_leased_until_they_are_used_up(paths):
     first = start(paths, "1")
     (one, two), _ = place(first, [(*VM, scratch(1024)), (*VM, scratch(2048))], NODE, paths)
     assert (one.amounts, two.amounts) == ({"scratch": 1024}, {"scratch": 2048})
@@ -46,7 +46,7 @@ def test_jobs_get_amounts_until_there_are_no_more(paths):
     assert taken_by(list(walk(paths))).amounts == {"scratch": 1024}
 
 
-def test_what_can_never_fit_is_refused(paths):
+def test_amount_that_never_fits_is_refused(paths):
     never = "request less: this never fits this node$"
     with pytest.raises(Refused, match=rf"scratch=5G: .*limit: 4G free of 4G on this node.*{never}"):
         place(start(paths, "1"), [(*VM, scratch(5120))], NODE, paths)
@@ -58,14 +58,14 @@ def test_what_can_never_fit_is_refused(paths):
         place(start(paths, "4"), [(*VM, scratch(4000))], NODE, paths)
 
 
-def test_other_units_and_no_key():
+def test_refusal_names_other_units_and_claims_without_a_key():
     claim = AmountClaim("tokens", 3, 2, unit="tokens")
     said = r"tokens=3 tokens: .* need 3 tokens of tokens \(limit: 2 tokens free of 2 tokens on"
     with pytest.raises(NoFit, match=said):
         plan([(*VM, claim)], NODE, Taken())
 
 
-def test_nothing_is_no_lease_and_less_than_nothing_is_a_defect():
+def test_zero_amount_is_no_lease_and_negative_or_memory_raises():
     assert plan([(*VM, scratch(0))], NODE, Taken())[0].amounts == {}
     with pytest.raises(ValueError, match="less than nothing"):
         plan([(*VM, scratch(-1))], NODE, Taken())
@@ -73,7 +73,7 @@ def test_nothing_is_no_lease_and_less_than_nothing_is_a_defect():
         plan([(*VM, AmountClaim("memory", 1, 1))], NODE, Taken())
 
 
-def test_amounts_are_no_memory_and_no_items(paths):
+def test_amounts_do_not_count_as_memory_or_items(paths):
     place(start(paths, "1"), [(*VM, scratch(100))], NODE, paths)
     taken = taken_by(list(walk(paths)))
     assert taken.mib == 64 and "scratch" not in taken.items
@@ -81,7 +81,7 @@ def test_amounts_are_no_memory_and_no_items(paths):
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), max_size=8))
-def test_the_sum_is_never_more_than_the_total(jobs):
+def test_sum_of_amounts_never_exceeds_the_total(jobs):
     held = 0
     for wishes in jobs:
         try:

@@ -1,4 +1,4 @@
-"""The claims that examples/plugin shows do what it says, alone and together."""
+"""The claims of examples/plugin work as described, alone and together."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ class Domain(Resource):
         pass
 
 
-def test_more_cores_while_it_runs(shown, tmp_path, monkeypatch):
+def test_cores_are_added_to_a_running_guest(shown, tmp_path, monkeypatch):
     """What doc/plugins.md shows of ``resize``, for a guest as its journal has it."""
     pins = []
     monkeypatch.setattr(node_hardware, "topology", lambda _: HOST)
@@ -125,7 +125,7 @@ def test_scam(shown):
     assert len(shown.scam(guest(host=Topology()), 5000)) == 1
 
 
-def test_all_together(shown):
+def test_all_examples_work_together(shown):
     got = answer(
         *shown.pinning(guest(), ()),
         *shown.iocm(guest(), 1, 3),

@@ -1,4 +1,4 @@
-"""Which guest that waits a job's may become: their domains less what can be plugged in are one."""
+"""Matching of spare guests: domains are compared without their pluggable devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -58,13 +58,13 @@ def of(more: tuple[Element, ...] = (), **changes: Any) -> str:
     return base(DomainSpec(guest, "tcg"), merged(*always(guest), *more))
 
 
-def test_a_job_with_all_that_can_be_plugged_in_is_one_with_a_guest_that_waits():
+def test_job_with_pluggable_devices_matches_a_spare_guest():
     mine = of((SHARE, NIC, SEED, DATA, MetadataEntry("note", "x")), **JOBS)
     assert mine == of(**SPARES)
     assert "42.srv" not in mine and "ada" not in mine
 
 
-def test_where_it_floats_is_no_difference():
+def test_floating_cpus_make_no_difference():
     placed = Placement({"vcpu": (1, 2), "emulator": (1, 2)}, share=(1, 2))
     assert of(**JOBS, placement=placed) == of(**SPARES)
 
@@ -78,7 +78,7 @@ def test_where_it_floats_is_no_difference():
         {"image": replace(planned.MICRO, arch="aarch64")},
     ],
 )
-def test_what_a_running_guest_cannot_be_given_is_a_difference(changes):
+def test_property_fixed_at_boot_makes_a_difference(changes):
     assert of(**JOBS, **changes) != of(**SPARES)
 
 
@@ -92,17 +92,17 @@ def test_what_a_running_guest_cannot_be_given_is_a_difference(changes):
         Channel("more", "org.vtorque.more", "/r/jobs/42.srv.0/g0/more.sock"),
     ],
 )
-def test_so_is_what_a_plugin_adds(element):
+def test_element_of_a_plugin_makes_a_difference(element):
     assert of((element,), **JOBS) != of(**SPARES)
 
 
-def test_another_version_of_the_image_is_a_difference():
+def test_other_image_version_makes_a_difference():
     guest = planned.guest_plan(**JOBS)
     newer = merged(KernelBoot(kernel="/pool/v2/vmlinux"), *always(guest)[1:])
     assert base(DomainSpec(guest, "tcg"), newer) != of(**SPARES)
 
 
-def test_what_is_plugged_in_comes_in_turn_the_drivers_disk_last_and_libvirt_says_where():
+def test_pluggable_devices_are_ordered_and_have_no_address():
     guest = planned.guest_plan(**JOBS)
     domain = merged(*always(guest), SEED, DATA, SHARE, NIC)
     sockets = {"ua-p-home": "/r/home.sock", "ua-p-data": "/r/data.sock"}
@@ -113,7 +113,7 @@ def test_what_is_plugged_in_comes_in_turn_the_drivers_disk_last_and_libvirt_says
     assert not any(each.findall("address") for each in parsed)
 
 
-def test_one_that_waits_has_room_and_memory_that_virtiofs_shares_also_after_libvirt_restarts():
+def test_spare_guest_has_free_ports_and_shared_memory():
     guest = planned.guest_plan(**SPARES)
     xml = render(DomainSpec(guest, "tcg", ports=3), without_pluggable(merged(*always(guest))))
     root = ElementTree.fromstring(xml)  # noqa: S314 - our own

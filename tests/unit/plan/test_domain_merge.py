@@ -31,7 +31,7 @@ def by(plugin: str, element: Any) -> Contributed:
     return Contributed(plugin, f"vtorque-{plugin} 1.0", element)
 
 
-def test_elements_say_what_they_forbid():
+def test_elements_forbid_save_or_migrate():
     share = Filesystem("f", "/s", "t")
     elements = [share, MetadataEntry("a", "b"), replace(share, name="g")]
     assert forbidden("migrate", elements) == ["Filesystem"] == forbidden("save", elements)
@@ -51,7 +51,7 @@ def test_list_elements_append_core_first_then_by_plugin() -> None:
     assert [i.number for i in merged.items] == [0, 1, 2, 3]
 
 
-def test_all_orders_of_single_elements_give_one_result() -> None:
+def test_order_of_single_elements_does_not_matter() -> None:
     given_ = [
         by("linux-guest", MemoryBacking(source="memfd", shared=True)),
         by("pinning", MemoryBacking(hugepages_kib=2048)),
@@ -72,7 +72,7 @@ opinions = st.builds(
 
 
 @given(st.lists(opinions, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_order_never_matters_nor_does_it_hide_a_conflict(
+def test_order_of_opinions_neither_matters_nor_hides_a_conflict(
     backings: list[MemoryBacking], random: Any
 ) -> None:
     contributions = [by(f"p{n}", backing) for n, backing in enumerate(backings)]
@@ -96,7 +96,7 @@ def test_order_never_matters_nor_does_it_hide_a_conflict(
             assert getattr(merged, field) == (said.pop() if said else None)
 
 
-def test_a_conflict_names_plugins_distributions_field_and_values() -> None:
+def test_conflict_names_plugins_distributions_field_and_values() -> None:
     with pytest.raises(Conflict) as caught:
         merge([by("b", Clock(hpet=True)), by("a", Clock(hpet=False))])
     assert str(caught.value) == (
@@ -105,7 +105,7 @@ def test_a_conflict_names_plugins_distributions_field_and_values() -> None:
     )
 
 
-def test_zero_and_false_are_opinions_and_different_ones() -> None:
+def test_zero_and_false_conflict() -> None:
     @dataclass(frozen=True)
     class Knob(Single):
         template: ClassVar[str] = "x:y"
@@ -115,14 +115,14 @@ def test_zero_and_false_are_opinions_and_different_ones() -> None:
         merge([by("a", Knob(0)), by("b", Knob(False))])
 
 
-def test_virtiofs_needs_shared_memory_and_says_so() -> None:
+def test_virtiofs_requires_shared_memory() -> None:
     share = by("linux-guest", Filesystem("home", "/home/u", "home"))
     assert merge([share]).single(MemoryBacking) == MemoryBacking(source="memfd", shared=True)
     with pytest.raises(Conflict, match=r"virtiofs.*plugin acme \(vtorque-acme 1.0\) wants 'file'"):
         merge([share, by("acme", MemoryBacking(source="file"))])
 
 
-def test_without_virtiofs_memory_is_left_alone() -> None:
+def test_memory_backing_is_unset_without_virtiofs() -> None:
     assert merge([by("core", KernelBoot(kernel="/k"))]).single(MemoryBacking) is None
 
 
@@ -143,7 +143,9 @@ def test_without_virtiofs_memory_is_left_alone() -> None:
         ),
     ],
 )
-def test_what_a_guest_can_have_only_once(one: ListElement, other: ListElement, what: str) -> None:
+def test_unique_value_of_two_plugins_is_a_conflict(
+    one: ListElement, other: ListElement, what: str
+) -> None:
     for order in ((by("p", one), by("q", other)), (by("q", other), by("p", one))):
         with pytest.raises(Conflict) as caught:
             merge(order)
@@ -151,29 +153,29 @@ def test_what_a_guest_can_have_only_once(one: ListElement, other: ListElement, w
         assert "both plugin p (vtorque-p 1.0) and plugin q (vtorque-q 1.0)" in str(caught.value)
 
 
-def test_one_plugin_naming_two_things_alike() -> None:
+def test_same_name_twice_in_one_plugin_is_a_conflict() -> None:
     with pytest.raises(Conflict, match=r"ua-p-x is provided by plugin p \(vtorque-p 1.0\) twice"):
         merge([by("p", Disk("x", "/1", "raw")), by("p", Channel("x", "port", "/2"))])
 
 
-def test_two_plugins_whose_aliases_meet() -> None:
+def test_same_alias_of_two_plugins_is_a_conflict() -> None:
     with pytest.raises(Conflict, match=r"ua-a-b-c is provided by both"):
         merge([by("a-b", Disk("c", "/1", "raw")), by("a", Disk("b-c", "/2", "raw"))])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x'y", "a\n", "ä", "a/b", "x" * 200])
-def test_a_bad_name_is_refused_with_its_plugin(name: str) -> None:
+def test_invalid_name_is_refused_with_its_plugin(name: str) -> None:
     with pytest.raises(Refused, match=r"plugin p \(vtorque-p 1.0\)"):
         merge([by("p", Disk(name, "/1", "raw"))])
 
 
 @pytest.mark.parametrize("thing", [None, "<disk/>", 3, {"name": "x"}, Disk])
-def test_what_is_no_element_is_refused_with_its_plugin(thing: Any) -> None:
+def test_item_that_is_not_an_element_is_refused_with_its_plugin(thing: Any) -> None:
     with pytest.raises(Refused, match=r"plugin p \(vtorque-p 1.0\) returned"):
         merge([by("p", thing)])
 
 
-def test_a_user_file_is_never_qcow2() -> None:
+def test_user_file_is_never_qcow2() -> None:
     with pytest.raises(ValueError, match="must be raw"):
         Disk("data", "/home/u/disk", "qcow2", user_owned=True)
     with pytest.raises(ValueError, match="only a qcow2"):

@@ -168,7 +168,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden(name: str) -> None:
+def test_domain_matches_its_golden_file(name: str) -> None:
     path = GOLDEN / f"{name}.xml"
     xml = CASES[name]()
     if os.environ.get("VTORQUE_UPDATE_GOLDEN"):
@@ -206,7 +206,7 @@ def test_libvirt_changes_the_owner_of_no_file() -> None:
     assert label.findtext("label") == "libvirt-qemu:libvirt-qemu"
 
 
-def test_where_libvirt_labels_it_leaves_the_base_image_alone() -> None:
+def test_base_image_is_not_relabeled_when_libvirt_labels_the_domain() -> None:
     disk = Disk("root", "/overlay", "qcow2", base="/base")
     root = read(render(DomainSpec(guest_plan(), "tcg", qemu_user=""), merged(disk)))
     assert root.find("seclabel") is None
@@ -215,7 +215,7 @@ def test_where_libvirt_labels_it_leaves_the_base_image_alone() -> None:
     assert base.attrib == {"model": "dac", "relabel": "no"}
 
 
-def test_a_guest_that_ends_is_gone() -> None:
+def test_guest_is_destroyed_when_it_ends() -> None:
     root = parsed()
     events = ("on_poweroff", "on_reboot", "on_crash")
     assert [root.findtext(event) for event in events] == ["destroy"] * 3
@@ -231,7 +231,7 @@ xml_text = st.text(
 
 
 @given(xml_text, xml_text)
-def test_any_text_comes_back_as_it_was(path: str, value: str) -> None:
+def test_any_text_is_escaped_and_read_back(path: str, value: str) -> None:
     root = parsed(
         Disk("d", "/" + path, "raw", readonly=True),
         MetadataEntry("note", value),
@@ -254,12 +254,12 @@ def parsed_plain() -> ElementTree.Element:
 
 
 @pytest.mark.parametrize("bad", ["\x00", "\x01", "\x1b", "\ud800", "\ufffe", "\uffff"])
-def test_what_xml_cannot_carry_is_refused(bad: str) -> None:
+def test_character_not_allowed_in_xml_is_refused(bad: str) -> None:
     with pytest.raises(Refused, match=rf"U\+{ord(bad):04X}"):
         draw(MetadataEntry("note", f"a{bad}b"))
 
 
-def test_a_hostile_job_name_stays_text() -> None:
+def test_hostile_job_name_is_escaped() -> None:
     name = "x'/><devices>\"&\n<script"
     root = parsed(guest=guest_plan(job=JobAttempt(name, 0, "ada", 1000, "n1")))
     assert root.find("metadata/{*}job").get("id") == name  # type: ignore[union-attr]
@@ -273,13 +273,13 @@ def tune(place: Placement, vcpus: int = 2) -> ElementTree.Element:
     return parsed(guest=guest_plan(placement=place, vcpus=vcpus))
 
 
-def test_without_a_share_nothing_is_pinned() -> None:
+def test_guest_without_a_cpu_share_is_not_pinned() -> None:
     root = tune(Placement())
     assert root.find("cputune") is None
     assert root.find("vcpu").attrib == {"placement": "static"}  # type: ignore[union-attr]
 
 
-def test_a_share_restricts_everything() -> None:
+def test_cpu_share_restricts_all_threads() -> None:
     root = tune(Placement(share=(7, 5, 6)))
     assert root.find("vcpu").get("cpuset") == "5,6,7"  # type: ignore[union-attr]
     pins = [(p.get("vcpu"), p.get("cpuset")) for p in root.findall("cputune/vcpupin")]
@@ -287,7 +287,7 @@ def test_a_share_restricts_everything() -> None:
     assert root.find("cputune/emulatorpin").get("cpuset") == "5,6,7"  # type: ignore[union-attr]
 
 
-def test_cores_of_its_own_are_pinned_one_to_one() -> None:
+def test_dedicated_cores_are_pinned_one_to_one() -> None:
     cores = {"vcpu": (9, 8), "emulator": (1,)}
     root = tune(Placement(cores=cores, share=(1, 8, 9), own=frozenset({"vcpu"})))
     pins = [(p.get("vcpu"), p.get("cpuset")) for p in root.findall("cputune/vcpupin")]
@@ -316,7 +316,7 @@ def test_aarch64_boots_a_disk_by_uefi_and_a_kernel_without() -> None:
 
 
 @pytest.mark.parametrize(("firmware", "kernel"), [("efi", None), ("bios", None), ("efi", "/k")])
-def test_x86_boots_by_uefi_where_the_image_says_so(firmware: str, kernel: str | None) -> None:
+def test_x86_boots_by_uefi_if_the_image_requires_it(firmware: str, kernel: str | None) -> None:
     image = replace(planned.MICRO, kernel=None, labels={"firmware": firmware})
     guest = guest_plan(image=image)
     domain = merged(KernelBoot(kernel=kernel), Disk("root", "/d", "qcow2", boot=1))
@@ -328,7 +328,7 @@ def test_x86_boots_by_uefi_where_the_image_says_so(firmware: str, kernel: str | 
         assert loader.get("stateless") == "yes", "no file of variables, of any owner, is left"
 
 
-def test_an_unknown_architecture_is_refused() -> None:
+def test_unknown_architecture_is_refused() -> None:
     with pytest.raises(Refused, match="'mips'"):
         draw(guest=guest_plan(image=replace(planned.MICRO, arch="mips")))
 
@@ -341,7 +341,7 @@ def test_kvm_shows_the_host_processor() -> None:
     assert parsed().find("cpu").get("mode") == "maximum"  # type: ignore[union-attr]
 
 
-def test_an_emulated_guest_does_not_copy_byte_by_byte() -> None:
+def test_emulated_guest_does_not_copy_byte_by_byte() -> None:
     """With "rep movsb", which Linux takes where the processor says that it is fast."""
     (feature,) = parsed().findall("cpu/feature")
     assert feature.attrib == {"policy": "disable", "name": "erms"}
@@ -349,19 +349,19 @@ def test_an_emulated_guest_does_not_copy_byte_by_byte() -> None:
     assert read(arm).find("cpu/feature") is None
 
 
-def test_disk_names_go_on_after_vdz() -> None:
+def test_disk_names_continue_after_vdz() -> None:
     names = [disk_target(n) for n in (0, 25, 26, 51, 52, 701, 702)]
     assert names == ["vda", "vdz", "vdaa", "vdaz", "vdba", "vdzz", "vdaaa"]
 
 
-def test_a_tap_name_fits_the_kernel() -> None:
+def test_tap_name_fits_the_kernel() -> None:
     assert tap_name("52:54:00:AB:cd:ef") == "vt525400abcdef"
 
 
 # -- refusals ---------------------------------------------------------------------------------
 
 
-def test_a_nic_that_nothing_filters_is_not_started() -> None:
+def test_unfiltered_nic_is_not_started() -> None:
     with pytest.raises(HostFault, match="must be filtered"):
         draw(nic(0))
     with pytest.raises(ConfigError, match="macvtap"):
@@ -373,12 +373,12 @@ def test_a_nic_that_nothing_filters_is_not_started() -> None:
     }
 
 
-def test_a_share_without_its_daemon_is_not_started() -> None:
+def test_share_without_its_daemon_is_not_started() -> None:
     with pytest.raises(HostFault, match="no daemon serves ua-linux-guest-home"):
         draw(HOME)
 
 
-def test_raw_qemu_arguments_need_the_site() -> None:
+def test_raw_qemu_arguments_need_the_permission_of_the_site() -> None:
     raw = QemuArgs("hyv", ("-device", "x,y='\"<"))
     with pytest.raises(Refused, match="allow_qemu_args"):
         draw(raw)
@@ -392,7 +392,9 @@ def test_raw_qemu_arguments_need_the_site() -> None:
 
 
 @pytest.mark.parametrize(("accel", "check"), [("kvm", "full"), ("tcg", "none")])
-def test_a_named_processor_in_place_of_the_nodes(accel: Literal["kvm", "tcg"], check: str) -> None:
+def test_named_processor_replaces_that_of_the_node(
+    accel: Literal["kvm", "tcg"], check: str
+) -> None:
     root = read(render(DomainSpec(guest_plan(), accel), merged(CpuModel("Westmere"))))
     cpu = root.find("cpu")
     assert cpu is not None
@@ -401,7 +403,7 @@ def test_a_named_processor_in_place_of_the_nodes(accel: Literal["kvm", "tcg"], c
     assert (cpu.findtext("model"), cpu.find("topology") is None) == ("Westmere", False)
 
 
-def test_memory_backing() -> None:
+def test_memory_backing_is_rendered() -> None:
     root = parsed(MemoryBacking("memfd", True, True, 2048, True))
     backing = root.find("memoryBacking")
     assert backing is not None

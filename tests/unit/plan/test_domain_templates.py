@@ -51,7 +51,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("vtorque_acme", None)
 
 
-def test_a_third_party_brings_its_own_element(acme: Path) -> None:
+def test_element_of_a_third_party_is_rendered(acme: Path) -> None:
     devices = parsed(Beeper("a", "<&'"), Beeper("b", "c")).find("devices")
     assert devices is not None
     first, second = devices.findall("beeper")
@@ -71,13 +71,13 @@ def test_a_third_party_brings_its_own_element(acme: Path) -> None:
         ("{{ e.nothing }}", "is None"),
     ],
 )
-def test_a_broken_template_names_itself(acme: Path, text: str, what: str) -> None:
+def test_broken_template_is_named(acme: Path, text: str, what: str) -> None:
     acme.write_text(text)
     with pytest.raises(HostFault, match=f"vtorque_acme:domain/beeper.xml.j2.*{what}"):
         draw(Beeper("a", "b"))
 
 
-def test_a_missing_template_or_package_is_named(acme: Path) -> None:
+def test_missing_template_or_package_is_named(acme: Path) -> None:
     acme.unlink()
     with pytest.raises(HostFault, match=r"vtorque_acme:domain/beeper\.xml\.j2"):
         draw(Beeper("a", "b"))
@@ -91,7 +91,7 @@ def test_a_missing_template_or_package_is_named(acme: Path) -> None:
         draw(Nowhere("a"))
 
 
-def test_an_unknown_section_is_refused() -> None:
+def test_unknown_section_is_refused() -> None:
     @dataclass(frozen=True)
     class Lost(ListElement):
         section: ClassVar[str] = "nowhere"
@@ -109,7 +109,7 @@ def overrides(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_site_replaces_templates(overrides: Path, acme: Path) -> None:
+def test_site_template_replaces_the_default(overrides: Path, acme: Path) -> None:
     (overrides / "channel.xml.j2").write_text('<channel type="{{ e.port }}"/>')
     (overrides / "vtorque_acme").mkdir(mode=0o755)
     (overrides / "vtorque_acme" / "beeper.xml.j2").write_text('<site alias="{{ alias }}"/>')
@@ -119,7 +119,7 @@ def test_a_site_replaces_templates(overrides: Path, acme: Path) -> None:
     assert devices.find("site").get("alias") == "ua-linux-guest-a"  # type: ignore[union-attr]
 
 
-def test_a_template_that_others_can_write_is_not_used(overrides: Path) -> None:
+def test_template_that_others_can_write_is_rejected(overrides: Path) -> None:
     own = overrides / "channel.xml.j2"
     own.write_text("<channel/>")
     own.chmod(0o666)
@@ -127,11 +127,11 @@ def test_a_template_that_others_can_write_is_not_used(overrides: Path) -> None:
         draw(CONTROL, overrides=overrides)
 
 
-def test_no_override_directory_is_fine(tmp_path: Path) -> None:
+def test_missing_override_directory_is_accepted(tmp_path: Path) -> None:
     assert draw(CONTROL, overrides=tmp_path / "none") == draw(CONTROL)
 
 
-def test_what_a_site_replaces_is_listed(overrides: Path, acme: Path) -> None:
+def test_overridden_templates_are_listed(overrides: Path, acme: Path) -> None:
     for name in (
         "disk.xml.j2",
         "dsik.xml.j2",

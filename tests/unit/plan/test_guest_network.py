@@ -26,7 +26,7 @@ def on(*nodes: str, node: str = "", job_id: str = "42.srv") -> BatchJob:
 @pytest.mark.parametrize(
     ("node", "number"), [("node7", 7), ("n012.cluster.org", 12), ("login", 0), ("a1b", 0)]
 )
-def test_a_nodes_number_is_in_its_name(node, number):
+def test_node_number_is_parsed_from_the_node_name(node, number):
     assert guest_network.node_number(node, PLAN.node_number) == number
 
 
@@ -37,17 +37,17 @@ def test_candidates_of_two_nodes_do_not_overlap():
     assert not set(one) & set(two)
 
 
-def test_a_node_outside_the_subnet_is_a_host_fault_naming_the_plan():
+def test_node_outside_the_subnet_is_a_host_fault_naming_the_plan():
     with pytest.raises(HostFault, match=r"node99.*10\.0\.0\.0/24.*subnet"):
         guest_network.claim(PLAN, on("node99"), 1, 0)
 
 
 @pytest.mark.parametrize("change", [{"kind": "none"}, {"addressing": "dhcp"}])
-def test_without_assignment_nothing_is_claimed(change):
+def test_network_without_static_addresses_claims_nothing(change):
     assert guest_network.claim(replace(PLAN, **change), on("node1"), 1, 0) is None
 
 
-def test_the_sites_program_assigns(tmp_path):
+def test_address_program_of_the_site_assigns_addresses(tmp_path):
     program = tmp_path / "addresses"
     program.write_text('#!/bin/sh\necho "192.168.$2.1$3"\n')
     program.chmod(0o755)
@@ -56,7 +56,7 @@ def test_the_sites_program_assigns(tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["", "localhost", "10.0.0.1 10.0.0.2", "::1"])
-def test_a_wrong_answer_of_the_sites_program_is_named(tmp_path, answer):
+def test_wrong_answer_of_the_address_program_is_named(tmp_path, answer):
     program = tmp_path / "addresses"
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
@@ -66,19 +66,19 @@ def test_a_wrong_answer_of_the_sites_program_is_named(tmp_path, answer):
         )
 
 
-def test_an_assigned_nic_has_gateway_prefix_and_dns():
+def test_assigned_nic_has_gateway_prefix_and_dns():
     plan = replace(PLAN, dns=("9.9.9.9",), search=("a.example",))
     nic = guest_network.address(plan, "52:54:00:00:00:01", "10.0.0.14")
     assert (nic.prefix, nic.gateway) == (24, "10.0.0.1")
     assert (nic.dns, nic.search) == (("9.9.9.9",), ("a.example",))
 
 
-def test_the_site_says_the_first_half_of_macs():
+def test_site_sets_the_prefix_of_macs():
     one, other = (names.guest_mac(b"secret", "vm-0", nic, "02:00:5e") for nic in (0, 1))
     assert re.fullmatch("02:00:5e(:[0-9a-f]{2}){3}", one) and one != other
 
 
-def test_a_dhcp_nic_has_only_its_mac():
+def test_dhcp_nic_has_no_address():
     assert guest_network.address(PLAN, "52:54:00:00:00:01", None).ip is None
 
 
@@ -102,7 +102,7 @@ def test_all_nodes_of_a_job_compute_the_same_addresses():
         assert claim.items == (seen["node1"][2 * nodes.index(at) + index],)
 
 
-def test_jobs_that_follow_each_other_get_other_addresses():
+def test_consecutive_jobs_get_different_addresses():
     ids = [*(f"{n}.srv" for n in range(40, 44)), *(f"44[{n}].srv" for n in range(4))]
     found = [guest_network.address_of(WIDE, on("n1", "n2", job_id=i), "n1", 1, 0) for i in ids]
     assert len(set(found)) == 8
@@ -160,7 +160,7 @@ def test_each_network_gives_each_guest_a_nic_by_its_own_plan():
     assert (two.prefix, three.dhcp) == (16, False)
 
 
-def test_a_second_gateway_stands_behind_the_first():
+def test_second_gateway_has_a_lower_priority():
     site = site_with(hpc=replace(HPC, gateway="10.9.0.254"))
     one, two = guest_network.addresses(site, b"s" * 32, guests_of(on("node3"), site)[0])
     assert one.metric is None
@@ -189,7 +189,7 @@ def test_guests_have_a_name_in_each_network_that_all_nodes_know():
 
 
 @pytest.mark.parametrize("names_of_nodes", [("vm", "vmb"), ("rack1-7", "rack2-7")])
-def test_two_nodes_whose_names_give_one_number_share_no_job(names_of_nodes):
+def test_job_on_nodes_with_equal_numbers_is_refused(names_of_nodes):
     """Silently both guests had one address, and each was itself to the other."""
     job = on(*names_of_nodes)
     guests = guests_of(job, site_with(), 2)
@@ -205,7 +205,7 @@ def test_two_nodes_whose_names_give_one_number_share_no_job(names_of_nodes):
         assert len(dict(guest_network.peers(site_with(hpc=hpc), job, guests, "hpc"))) == 4
 
 
-def test_an_extra_network_without_room_is_named():
+def test_extra_network_without_room_is_named():
     with pytest.raises(HostFault, match=r"enlarge \[networks\.hpc\] subnet"):
         small = replace(HPC, subnet="10.9.0.0/24")
         list(guest_network.claims(site_with(hpc=small), on("node99"), 1, 0))
@@ -220,7 +220,7 @@ def test_ipv6_passes_only_on_networks_with_the_key():
     assert [nic.ipv6 for nic in guest_network.interfaces(site, guest)] == [False, False, True]
 
 
-def test_every_nic_is_filtered_but_a_macvtap():
+def test_every_nic_except_macvtap_is_filtered():
     networks = {
         "b": HPC,
         "d": replace(HPC, kind="direct", source="eth9", opt_in_unfiltered=True),

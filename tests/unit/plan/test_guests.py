@@ -120,7 +120,7 @@ def test_names_ranks_and_directories_follow_from_the_job(planned):
     assert [s.target for s in one.shares] == ["/home/u"]
 
 
-def test_the_core_claims_cpus_memory_and_an_address(planned):
+def test_core_claims_cpus_memory_and_an_address(planned):
     claims = planned()[0][0].claims
     assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 256 + 256
     pools = {c.pool: c.items for c in claims if isinstance(c, PoolClaim)}
@@ -128,7 +128,7 @@ def test_the_core_claims_cpus_memory_and_an_address(planned):
     assert list(pools) == ["qemu-uid"]
 
 
-def test_each_guests_qemu_is_a_user_of_its_own(planned):
+def test_each_guest_has_a_separate_qemu_uid(planned):
     guests, site, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
     one, two = plan.placed(context, guests, placements)
@@ -149,14 +149,14 @@ def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
         assert guest.bare == (BareNode("10.1.2.3", 8, "10.1.2.3"), *bare[1:])
 
 
-def test_a_uid_that_somebody_has_is_not_taken(planned):
+def test_guest_uid_of_an_existing_user_is_a_host_fault(planned):
     guests, _, context = planned()
     placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
     with pytest.raises(HostFault, match=r"guest_uids includes 0, which is the uid of root"):
         plan.placed(context, guests, placements)
 
 
-def test_a_uid_that_a_process_has_is_not_free(planned):
+def test_uid_of_a_running_process_is_not_free(planned):
     _, site, _ = planned()
     uid, as_user = (64999, {"user": 64999}) if os.getuid() == 0 else (os.getuid(), {})
     mine = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=uid - 9))
@@ -167,7 +167,7 @@ def test_a_uid_that_a_process_has_is_not_free(planned):
     assert free != guest_uids.free(mine), "in no order"
 
 
-def test_a_guest_with_uefi_variables_is_libvirts_user(planned):
+def test_guest_with_uefi_variables_uses_the_libvirt_user(planned):
     guests, _, _ = planned()
     image = dataclasses.replace(IMAGE, arch="aarch64")
     for kernel, claimed in ((None, 0), (Path("/k"), 1)):
@@ -177,9 +177,7 @@ def test_a_guest_with_uefi_variables_is_libvirts_user(planned):
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
-def test_a_root_disk_in_memory_is_claimed_as_large_as_the_guest_sees_it(
-    planned, monkeypatch, tmp_path, kind
-):
+def test_memory_root_disk_is_claimed_with_its_virtual_size(planned, monkeypatch, tmp_path, kind):
     disk = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", kind, disk, "77M"], check=True)
     image = dataclasses.replace(IMAGE, disk=disk, disk_format=kind)
@@ -189,7 +187,7 @@ def test_a_root_disk_in_memory_is_claimed_as_large_as_the_guest_sees_it(
         assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 512 + more
 
 
-def test_a_wish_that_a_node_cannot_fulfil_refuses_the_job_or_is_noted(planned, plugin):
+def test_unsupported_wish_refuses_the_job_or_is_noted(planned, plugin):
     (guest, _), _, _ = planned()
     said = {
         required: lacks(
@@ -212,7 +210,7 @@ def test_a_wish_that_a_node_cannot_fulfil_refuses_the_job_or_is_noted(planned, p
         planned()
 
 
-def test_advice_that_the_ledger_cannot_follow_is_told(planned, plugin):
+def test_unfollowed_numa_advice_is_reported(planned, plugin):
     plugin.claims = (RamClaim(near=(1, 2), advisor="numad"),)
     one = planned()[0][0]
     assert plan.not_near(one, Placement(nodes=(2,))) == []
@@ -228,7 +226,7 @@ def test_huge_pages_need_no_file_system_of_the_host(planned):
     assert MemoryBacking(hugepages_kib=2048, source="memfd") in found
 
 
-def test_guests_have_their_part_of_the_job_and_plugins_see_numbers(planned):
+def test_guests_have_equal_parts_and_plugins_get_numbers(planned):
     guests, _, _ = planned(Granted(5, 2048), ram=0)
     for one in guests:
         assert (one.plan.vcpus, one.plan.ram_mib) == (2, 768)
@@ -236,7 +234,7 @@ def test_guests_have_their_part_of_the_job_and_plugins_see_numbers(planned):
         assert one.notices == ()
 
 
-def test_a_user_whose_guests_are_smaller_than_the_job_is_told(planned):
+def test_user_is_notified_when_limits_make_guests_smaller(planned):
     guests, _, _ = planned(
         Granted(16), {"vcpus": Limits(max=4, set_by={"max": "options.vcpus.max"})}
     )
@@ -246,7 +244,7 @@ def test_a_user_whose_guests_are_smaller_than_the_job_is_told(planned):
     assert notice.text.endswith("a guest's part of the job's is 8")
 
 
-def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned, monkeypatch):
+def test_slots_of_other_nodes_are_computed_alike_on_all_nodes(planned, monkeypatch):
     """Whatever is said of all guests of a job, each node says the same."""
     told = []
     monkeypatch.setattr(plan, "domain_contributions", lambda *_: [])
@@ -277,13 +275,13 @@ def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
         planned(ram=64)
 
 
-def test_a_plugins_refusal_ends_the_plan(planned, plugin):
+def test_refusal_of_a_plugin_ends_the_plan(planned, plugin):
     plugin.claims = (PoolClaim("x", ("a",)), Refusal("no card left", key="cards", value="2"))
     with pytest.raises(Refused, match="cards=2: no card left"):
         planned()
 
 
-def test_an_item_the_guest_type_cannot_apply_names_plugin_and_image(planned, plugin):
+def test_unsupported_item_names_plugin_and_image(planned, plugin):
     plugin.items = (RootCommand(("true",)),)
     guests, _, context = planned()
     with pytest.raises(
@@ -292,7 +290,7 @@ def test_an_item_the_guest_type_cannot_apply_names_plugin_and_image(planned, plu
         plan.context_of(context, guests[0].plan, guests[0].driver)
 
 
-def test_context_carries_the_job_and_what_driver_and_plugins_add(planned, plugin):
+def test_context_has_items_of_core_driver_and_plugins(planned, plugin):
     plugin.items = (EnvVar("ACME", "1"),)
     guests, _, context = planned()
     items = plan.context_of(context, guests[0].plan, guests[0].driver)
@@ -306,14 +304,14 @@ def test_root_and_unknown_users_get_no_guest():
         job_user("no-such-user", Site())
 
 
-def test_a_users_groups_come_from_the_node():
+def test_groups_of_a_user_come_from_the_node():
     name = next(p.pw_name for p in pwd.getpwall() if p.pw_uid not in (0, os.getuid()))
     user = job_user(name, Site())
     assert user.groups[0][1] == user.gid
     assert Path(user.home).is_absolute()
 
 
-def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, monkeypatch):
+def test_memory_root_disk_is_an_overlay_or_copy_by_site_config(planned, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 80)
@@ -334,7 +332,7 @@ def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, mo
         )
 
 
-def test_a_root_disk_that_does_not_fit_the_job_is_refused_with_limit_and_key(planned, monkeypatch):
+def test_memory_root_disk_that_does_not_fit_is_refused_with_limit_and_key(planned, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
     monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 900)
@@ -348,7 +346,7 @@ def test_a_root_disk_that_does_not_fit_the_job_is_refused_with_limit_and_key(pla
     assert refusal.fix.startswith("ask for fs_type=sharedfs or fewer guests")
 
 
-def test_overlays_in_memory_lie_below_run(planned):
+def test_memory_overlays_are_below_run(planned):
     on_disk = planned()[0][0].plan
     in_memory = planned(fs_type="ramdisk")[0][0].plan
     assert root_disk(on_disk).is_relative_to(on_disk.state_dir)
@@ -369,7 +367,7 @@ def saved_guest(name, address="10.86.0.19"):
     return Saved(Identity(name, uuid, "vn7", "5.srv", 2, (("address", address),)))
 
 
-def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plugin):
+def test_saved_guest_keeps_its_name_uuid_and_address(planned, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
     (guest,), _, _ = planned(machine=flat(range(4), 4096), vms_per_node=1)
     assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.source == plugin.saved[0]
@@ -380,7 +378,7 @@ def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plug
 
 
 @pytest.mark.parametrize("address", ["10.87.0.16", "10.86.0.1"])
-def test_a_saved_guest_has_no_address_that_the_site_gives_no_more(planned, plugin, address):
+def test_saved_guest_with_an_address_outside_the_subnet_is_refused(planned, plugin, address):
     """It may be a server's now, and the packet filter would let the guest send from it."""
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0", address)]
     with pytest.raises(Refused, match=rf"has the address {address} \(address\), which"):
@@ -393,7 +391,7 @@ def test_sources_of_two_plugins_are_a_conflict_that_names_both(planned, plugin):
         planned(machine=flat(range(4), 4096), vms_per_node=1)
 
 
-def test_a_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
+def test_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
     plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
     with pytest.raises(Refused, match=r"vms_per_node=.*which are for 1 guests per node"):
         planned(machine=flat(range(4), 4096), vms_per_node=2)
@@ -413,7 +411,7 @@ class Odd(BootSource):
         (Odd(remote=True), "comes from another node"),
     ],
 )
-def test_a_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, source, said):
+def test_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, source, said):
     plugin.saved = [source]
     with pytest.raises(HostFault, match=f"boot source .* {said}"):
         planned(machine=flat(range(4), 4096), vms_per_node=1)
@@ -426,6 +424,6 @@ def test_a_source_that_a_plugin_may_not_offer_is_a_host_fault(planned, plugin, s
         (Odd(), "does not come from another node"),
     ],
 )
-def test_an_arriving_guest_has_one_source_and_no_fallback(source, said):
+def test_arriving_guest_needs_one_remote_source_without_fallback(source, said):
     with pytest.raises(HostFault, match=f"boot source .* {said}"):
         plan.require_possible([source], remote=True)

@@ -1,4 +1,4 @@
-"""Guests that have what the batch system gives their job: the ledger places them, on any node."""
+"""Guests sized by the allocation of their job can be placed by the ledger on any node."""
 
 import dataclasses
 from pathlib import Path
@@ -93,7 +93,7 @@ def least(job, site, share):
 
 @settings(deadline=None)
 @given(share=shares(), count=st.integers(1, 4), on=st.sets(st.sampled_from(sorted(OPTIONS))))
-def test_any_share_that_is_enough_for_the_least_is_one_that_fits(share, count, on):
+def test_every_share_that_meets_the_minimum_can_be_placed(share, count, on):
     text = f"[node]\nhost_reserve_cores = {share.reserve_cores}\n"
     site = build(parse_toml(text.encode(), Path("/etc/x.toml")), PLUGINS)
     pairs = [("vms_per_node", str(count)), *((key, OPTIONS[key]) for key in sorted(on))]
@@ -110,7 +110,7 @@ def test_any_share_that_is_enough_for_the_least_is_one_that_fits(share, count, o
         assert granted.cpus - count * job[VCPUS] < count, "CPUs are lost"
 
 
-def test_what_a_node_gives_where_memory_is_not_limited():
+def test_unlimited_memory_is_divided_by_cpus():
     machine = flat(range(8), 16000)
 
     def of(**share):

@@ -42,7 +42,7 @@ def leases(journal):
     return {(r.args["pool"], r.args["item"], r.guest) for r in read(journal.path).leases}
 
 
-def test_a_job_gets_what_it_asks_and_it_is_journalled(paths):
+def test_job_gets_its_claims_and_they_are_journaled(paths):
     cards = PoolClaim("card", ("a", "b", "c"), 2)
     journal = start(paths, "1")
     got = place(journal, [(*vm(), cards), (*vm(), PoolClaim("card", ("c",)))], NODE, paths)
@@ -59,7 +59,7 @@ def test_a_job_gets_what_it_asks_and_it_is_journalled(paths):
     }
 
 
-def test_items_are_nobody_elses_until_released(paths):
+def test_leased_item_is_unavailable_until_released(paths):
     claim = [(PoolClaim("address", ("10.0.0.1", "10.0.0.2")),)]
     first, second, third = (start(paths, job) for job in "123")
     assert place(first, claim, NODE, paths)[0].leased == {"address": ("10.0.0.1",)}
@@ -71,7 +71,7 @@ def test_items_are_nobody_elses_until_released(paths):
     assert place(third, claim, NODE, paths)[0].leased == {"address": ("10.0.0.1",)}
 
 
-def test_what_is_away_is_free_for_nobody_here(paths):
+def test_items_reserved_by_plugins_are_not_leased(paths):
     claim = [(PoolClaim("address", ("10.0.0.1", "10.0.0.2", "10.0.0.3")),)]
     gone = ("10.0.0.1", "10.0.0.3")
     away = [*(PoolClaim("address", (item,)) for item in gone), PoolClaim("card", ("a",))]
@@ -81,7 +81,7 @@ def test_what_is_away_is_free_for_nobody_here(paths):
         place(start(paths, "2"), claim, NODE, paths, away=away)
 
 
-def test_what_the_node_can_never_give_is_refused(paths):
+def test_claim_that_never_fits_the_node_is_refused(paths):
     journal = start(paths, "1")
     for claims, what in (
         ([vm(ram=9000)], r"ram=9000M: .*need 9256M .*limit: 8G"),
@@ -107,7 +107,7 @@ def test_what_the_node_can_never_give_is_refused(paths):
         ({"reserve_mib": 9000}, 0),
     ],
 )
-def test_memory_with_qemus_own_fits_share_and_node(share, most):
+def test_memory_and_qemu_overhead_fit_share_and_node(share, most):
     share = dataclasses.replace(NODE, **share)
     if most:
         assert plan([vm(ram=most - 256)], share, Taken())[0].memory_mib == most
@@ -115,7 +115,7 @@ def test_memory_with_qemus_own_fits_share_and_node(share, most):
         plan([vm(ram=most - 255 if most else 1)], share, Taken())
 
 
-def test_memory_is_shared_out_over_jobs(paths):
+def test_memory_is_shared_by_jobs(paths):
     place(start(paths, "1"), [vm(ram=5000)], SHARED, paths)
     with pytest.raises(HostFault, match=r"in use by other jobs: ram=.*limit: 2936M"):
         place(start(paths, "2", 2000), [vm(ram=3000)], SHARED, paths)
@@ -140,7 +140,7 @@ def test_exclusive_cores_are_distinct_and_within_the_share(paths):
     assert place(start(paths, "2"), floating, shared, paths)[0].cores["vcpu"] == (3,)
 
 
-def test_a_core_that_others_float_over_is_not_given_for_oneself(paths):
+def test_floating_core_of_another_job_is_not_leased_exclusively(paths):
     place(start(paths, "1"), [vm()], dataclasses.replace(SHARED, cpus=(0, 1)), paths)
     got = place(start(paths, "2"), [vm(exclusive=True)], SHARED, paths)
     assert got[0].cores["vcpu"] == (2,)
@@ -148,7 +148,7 @@ def test_a_core_that_others_float_over_is_not_given_for_oneself(paths):
         place(start(paths, "3"), [vm(2, exclusive=True)], SHARED, paths)
 
 
-def test_shared_cores_may_overlap_but_no_guest_is_larger_than_the_share():
+def test_shared_cores_may_overlap_but_guests_fit_the_share():
     share = dataclasses.replace(NODE, cpus=(2, 3))
     many = [[CoreClaim("vcpu", 2), CoreClaim("emulator", 1)]] * 4
     assert [p.cores for p in plan(many, share, Taken())] == [
@@ -160,7 +160,7 @@ def test_shared_cores_may_overlap_but_no_guest_is_larger_than_the_share():
         plan([[CoreClaim("vcpu", 2)]], dataclasses.replace(NODE, cpu_count=1), Taken())
 
 
-def test_of_a_number_of_cpus_without_ids_the_ledger_chooses_which(paths):
+def test_ledger_chooses_cpus_for_a_count_without_ids(paths):
     share = dataclasses.replace(SHARED, cpu_count=2)
     one, two = (place(start(paths, str(j)), [vm(2)], share, paths)[0] for j in (1, 2))
     assert (one.cores["vcpu"], two.cores["vcpu"]) == ((0, 1), (2, 3))
@@ -172,7 +172,7 @@ def test_of_a_number_of_cpus_without_ids_the_ledger_chooses_which(paths):
 
 
 @pytest.mark.parametrize("known", [{}, {"whole_node": True}, {"whole_user": True}])
-def test_we_keep_others_away_only_where_the_batch_system_does_not(paths, monkeypatch, known):
+def test_other_users_are_excluded_unless_the_batch_system_does(paths, monkeypatch, known):
     monkeypatch.setattr(node_hardware, "topology", lambda _: NODE.machine)
     share = node_share(BatchJob("1", "u1", "n", ("n",), b"", **known), Site())
     assert share.alone is not bool(known)
@@ -192,7 +192,7 @@ def test_reserved_cores_are_kept_from_jobs_without_ids():
         plan([vm(vcpus=4)], share, Taken())
 
 
-def test_where_ids_are_given_a_reserved_core_may_be_floated_over_but_not_owned():
+def test_reserved_core_with_ids_can_be_shared_but_not_exclusive():
     own = dataclasses.replace(NODE, reserve_cores=1, cpus=(0, 1))
     assert plan([vm()], own, Taken())[0].cores["vcpu"] == (0, 1)
     assert plan([vm(exclusive=True)], own, Taken())[0].cores["vcpu"] == (1,)
@@ -215,7 +215,7 @@ KNOWN = dataclasses.replace(NODE, cpus=(0, 1))
         (SHARED, NODE, True, False),
     ],
 )
-def test_without_known_ids_the_node_is_one_users(paths, first, second, other_user, fits):
+def test_node_without_known_ids_belongs_to_one_user(paths, first, second, other_user, fits):
     one = start(paths, "1")
     place(one, [vm()], first, paths)
     two = start(paths, "2", 2000 if other_user else 1000)
@@ -229,7 +229,7 @@ def test_without_known_ids_the_node_is_one_users(paths, first, second, other_use
     place(two, [vm()], second, paths)
 
 
-def test_a_journal_that_cannot_be_read_stops_placing(paths):
+def test_unreadable_journal_stops_placement(paths):
     """What it holds is unknown, so nothing may be given away."""
     bad = start(paths, "1")
     bad.path.write_bytes(b"garbage\n" + bad.path.read_bytes())
@@ -263,7 +263,7 @@ def test_io_cores_grow_and_shrink_within_claim_and_share(paths):
     assert cores == {"0"}
 
 
-def test_grown_cores_are_not_given_away_and_nobody_elses_are_taken(paths):
+def test_added_cores_are_exclusive(paths):
     with_io(paths, "1", (0, 1, 2, 3))
     assert resize(paths, "1.0", 0, "io", 2).cores == (0, 1)
     overlap = dataclasses.replace(SHARED, cpus=(1,))
@@ -273,7 +273,7 @@ def test_grown_cores_are_not_given_away_and_nobody_elses_are_taken(paths):
     assert resize(paths, "1.0", 0, "io", 3).cores == (0, 1, 3)
 
 
-def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths, monkeypatch):
+def test_pins_change_before_removed_and_after_added_cores_are_journaled(paths, monkeypatch):
     journal = with_io(paths, "1", (0, 1, 2))
     seen = []
 
@@ -297,7 +297,7 @@ def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths, monkeyp
         assert len([r for r in read(journal.path).leases if r.args["use"] == "io"]) == 2
 
 
-def test_what_cannot_be_resized(paths):
+def test_resize_of_an_unsupported_use_or_job_is_refused(paths):
     place(start(paths, "1"), [vm(exclusive=True)], SHARED, paths)
     with pytest.raises(Refused, match="guest 0 of job 1 has no vcpu cores that can be extended"):
         resize(paths, "1.0", 0, "vcpu", 2)
@@ -305,12 +305,12 @@ def test_what_cannot_be_resized(paths):
         resize(paths, "9.0", 0, "io", 2)
 
 
-def test_pools_of_the_ledger_cannot_be_claimed():
+def test_ledger_pools_cannot_be_claimed():
     with pytest.raises(ValueError, match="own"):
         plan([(PoolClaim("memory", ("g0",)),)], NODE, Taken())
 
 
-def test_jobs_that_start_together_share_nothing(paths):
+def test_concurrent_jobs_get_distinct_items(paths):
     items = tuple(str(i) for i in range(6))
     journals = [start(paths, str(job)) for job in range(8)]
     results = []
@@ -331,7 +331,7 @@ def test_jobs_that_start_together_share_nothing(paths):
     assert results.count(None) == 2
 
 
-def test_the_cpus_of_a_suspended_job_are_free_and_its_memory_is_not(paths):
+def test_suspended_job_releases_cpus_but_not_memory(paths):
     wanted = [vm(3, ram=3000, exclusive=True)]
     first, second, third = (start(paths, job) for job in ("1", "2", "3"))
     place(first, wanted, SHARED, paths)

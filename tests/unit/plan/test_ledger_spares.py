@@ -1,4 +1,4 @@
-"""Spare guests and the ledger: no job waits for their memory, and none has it twice."""
+"""Spare guests and the ledger: no job waits for their memory, and it is counted once."""
 
 import dataclasses
 
@@ -36,19 +36,19 @@ def held(paths):
     return taken_by(list(walk(paths))).mib
 
 
-def test_where_a_job_fits_beside_them_none_has_to_go(paths):
+def test_job_that_fits_beside_spare_guests_ends_none(paths):
     spare(paths, 1)
     assert job(paths, "1", 3072)[1] == []
 
 
-def test_as_many_go_as_the_job_needs_the_oldest_first(paths):
+def test_oldest_spare_guests_end_until_the_job_fits(paths):
     for number in (3, 1, 2):
         spare(paths, number)
     assert job(paths, "1", 2048)[1] == ["spare-3.0"]
     assert job(paths, "2", 1024)[1] == ["spare-3.0", "spare-1.0"]  # the first one has not gone yet
 
 
-def test_what_does_not_fit_without_them_waits_and_none_goes(paths):
+def test_job_that_does_not_fit_without_spare_guests_ends_none(paths):
     spare(paths, 1)
     job(paths, "1", 2048)
     with pytest.raises(InUse, match="in use by other jobs"):
@@ -57,14 +57,14 @@ def test_what_does_not_fit_without_them_waits_and_none_goes(paths):
         job(paths, "3", 5000)
 
 
-def test_a_spare_guest_has_nobody_go(paths):
+def test_spare_guest_ends_no_other_spare_guest(paths):
     job(paths, "1", 3072)
     spare(paths, 1)
     with pytest.raises(InUse):
         spare(paths, 2)
 
 
-def test_the_memory_of_one_that_a_job_has_taken_counts_once_and_its_uid_is_still_its_own(paths):
+def test_memory_of_a_claimed_spare_guest_counts_once(paths):
     spare(paths, 7)
     journal, _ = job(paths, "1", 1024)
     assert held(paths) == 2048
@@ -75,7 +75,7 @@ def test_the_memory_of_one_that_a_job_has_taken_counts_once_and_its_uid_is_still
     assert job(paths, "2", 3072)[1] == []
 
 
-def test_it_makes_the_node_no_users_alone_and_has_no_cpu(paths):
+def test_spare_guest_holds_neither_the_node_nor_cpus(paths):
     spare(paths, 1)
     job(paths, "1", 512)
     spare(paths, 2)

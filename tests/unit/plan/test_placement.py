@@ -40,7 +40,7 @@ def placed(machine, *guests, taken=None, **share):
 # -- the recorded files -----------------------------------------------------------------------
 
 
-def test_the_recorded_machines_are_read():
+def test_recorded_machines_are_read():
     assert [len(m.nodes) for m in (XEON, EPYC, ARM)] == [2, 4, 4]
     assert [len(m.cores) for m in (XEON, EPYC, ARM)] == [64, 64, 127]  # one CPU is offline
     assert XEON.siblings(70) == (6, 70)
@@ -54,7 +54,7 @@ def test_the_recorded_machines_are_read():
     assert (EPYC.caches[0].steps, EPYC.caches[0].bandwidth_step) == (15, 0)
 
 
-def test_what_resctrls_default_group_keeps_cannot_be_given_away():
+def test_cache_of_the_resctrl_default_group_is_not_leased():
     schemata = "    MB:0=100;1=100\n    L3:0=00f;1=fff\nL3CODE:0=fff\nL2:0=3;1=3\n"
     assert [bank.steps for bank in with_default_group(XEON, schemata).caches] == [8, 0]
     assert [bank.steps for bank in with_default_group(XEON, "L3:0=0;1=1\n").caches] == [11, 11]
@@ -63,7 +63,7 @@ def test_what_resctrls_default_group_keeps_cannot_be_given_away():
         with_default_group(XEON, "L3:0=xyz\n")
 
 
-def test_capabilities_that_cannot_be_read_are_a_host_fault():
+def test_invalid_capabilities_are_a_host_fault():
     assert parse("<capabilities><host/></capabilities>") == Topology()
     for bad in ("", "<x", "<c><host><topology><cells><cell/></cells></topology></host></c>"):
         with pytest.raises(HostFault, match="virsh capabilities"):
@@ -71,14 +71,14 @@ def test_capabilities_that_cannot_be_read_are_a_host_fault():
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))
-def test_cpu_lists_are_read_as_they_are_shown(cpus):
+def test_cpu_lists_are_read_back(cpus):
     assert cpu_list(show_cpus(tuple(cpus))) == tuple(sorted(cpus))
 
 
 # -- one guest --------------------------------------------------------------------------------
 
 
-def test_siblings_stay_together_and_the_guest_sees_them():
+def test_smt_siblings_stay_together_and_are_visible_in_the_guest():
     (got,) = placed(XEON, guest(4))
     assert got.cores["vcpu"] == (0, 64, 1, 65)
     assert (got.threads, got.nodes, got.numa) == (2, (0,), "preferred")
@@ -88,7 +88,7 @@ def test_siblings_stay_together_and_the_guest_sees_them():
     assert placed(ARM, guest(4))[0].threads == 1
 
 
-def test_the_emulator_runs_off_the_vcpus():
+def test_emulator_runs_off_the_vcpus():
     (got,) = placed(XEON, guest(4), cpus=(*range(8), *range(64, 72)))
     assert set(got.cores["emulator"]) == {2, 3, 4, 5, 6, 7, *range(66, 72)}
     (tight,) = placed(XEON, guest(2), cpus=(0, 64))
@@ -99,7 +99,7 @@ def test_the_emulator_runs_off_the_vcpus():
         placed(XEON, guest(2, more=[CoreClaim("emulator", 1)]), cpus=(0, 64))
 
 
-def test_whole_cores_leave_no_sibling_to_others():
+def test_whole_cores_leave_no_sibling_to_other_guests():
     (got,) = placed(XEON, guest(3, whole_cores=True))
     assert got.cores["vcpu"] == (0, 64, 1)
     assert got.idle == (65,)
@@ -110,14 +110,14 @@ def test_whole_cores_leave_no_sibling_to_others():
         placed(XEON, guest(3, whole_cores=True), cpu_count=3)
 
 
-def test_a_mapping_is_kept_in_its_order():
+def test_mapping_keeps_its_order():
     (got,) = placed(XEON, guest(3, cpus=(33, 97, 40)))
     assert got.cores["vcpu"] == (33, 97, 40)
     assert got.nodes == (1,)
     assert dict(got.memory) == {1: 4096}
 
 
-def test_whole_cores_of_a_mapping_leave_no_sibling_to_others():
+def test_whole_cores_of_a_mapping_leave_no_sibling_to_other_guests():
     whole = [CoreClaim("vcpu", 3, whole_cores=True)]
     (got,) = placed(XEON, guest(3, cpus=(33, 97, 40), more=whole))
     assert (got.cores["vcpu"], got.idle) == ((33, 97, 40), (104,))
@@ -179,7 +179,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_others():
         (guest(1, own=False, more=[CacheClaim(1, key="scam")]), {}, "the guest has no own core"),
     ],
 )
-def test_what_does_not_fit_says_value_limit_and_who_sets_it(claims, share, why):
+def test_claim_that_does_not_fit_names_value_and_limit(claims, share, why):
     with pytest.raises(NoFit, match=why):
         placed(XEON, claims, **share)
 
@@ -195,12 +195,12 @@ def test_what_does_not_fit_says_value_limit_and_who_sets_it(claims, share, why):
         ([RamClaim(page_kib=1048576)], "ram=4097M: .*not a whole number of huge pages"),
     ],
 )
-def test_claims_that_make_no_sense_are_refused(more, why):
+def test_contradicting_claims_are_refused(more, why):
     with pytest.raises(Refused, match=why):
         placed(XEON, guest(4, 4097, more=more))
 
 
-def test_no_numatune_where_there_is_one_node():
+def test_node_with_one_numa_node_has_no_numatune():
     got = plan([guest(1, 64)], NodeShare(flat((0, 1), 1000)), Taken())[0]
     assert (got.numa, got.nodes) == (None, ())
     assert placed(XEON, guest(), numa=None)[0].numa is None
@@ -219,7 +219,7 @@ def test_memory_and_huge_pages_are_the_nodes_own():
     assert placed(XEON, guest(2, 20000), taken=taken)[0].nodes == (1,)
 
 
-def test_cache_is_taken_from_the_caches_of_the_guests_cores():
+def test_cache_is_leased_from_caches_of_the_guests_cores():
     claim = CacheClaim(5000, key="scam")
     (got,) = placed(EPYC, guest(4, more=[claim]))
     assert got.caches == ((3, 0, 6144),)
@@ -233,7 +233,7 @@ def test_cache_is_taken_from_the_caches_of_the_guests_cores():
         placed(ARM, guest(4, more=[claim]))
 
 
-def test_a_guest_goes_to_its_device_if_that_costs_nothing():
+def test_guest_is_placed_near_its_device_if_free():
     cards = PoolClaim("gpu", ("a", "b"), near={"a": 0, "b": 1})
     taken = Taken({"gpu": frozenset({"a"})})
     assert placed(XEON, guest(more=[cards]), taken=taken)[0].nodes == (1,)
@@ -274,7 +274,7 @@ def test_pools_of_a_family_share_their_items():
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("name", [name for name in MACHINES if name != "one-socket"])
-def test_guests_of_a_job_go_to_distinct_nodes_first(name, own):
+def test_guests_of_a_job_use_distinct_numa_nodes_first(name, own):
     machine = MACHINES[name]
     count = len(machine.nodes)
     got = placed(machine, *[guest(4, 4096, own=own)] * count * 2)
@@ -285,7 +285,7 @@ def test_guests_of_a_job_go_to_distinct_nodes_first(name, own):
         assert set(p.memory) == set(p.nodes)
 
 
-def test_guests_that_share_float_on_their_node_and_no_further():
+def test_guests_with_shared_cpus_float_on_their_numa_node():
     share = (*range(8), *range(32, 40))
     one, two = placed(XEON, *[guest(8, own=False)] * 2, cpus=share)
     assert (one.cores["vcpu"], two.cores["vcpu"]) == (tuple(range(8)), tuple(range(32, 40)))
@@ -293,7 +293,7 @@ def test_guests_that_share_float_on_their_node_and_no_further():
     assert (wide.cores["vcpu"], wide.numa) == (share, None)
 
 
-def test_a_guest_over_nodes_has_cells_as_the_host_has():
+def test_guest_over_several_numa_nodes_has_matching_cells():
     (got,) = placed(EPYC, guest(48, 8000))
     assert got.nodes == (0, 1)
     assert [(n, len(v), mib) for n, v, mib in got.cells] == [(0, 32, 4000), (1, 16, 4000)]
@@ -339,7 +339,7 @@ guests_strategy = st.lists(
 
 @settings(max_examples=3 * settings().max_examples, deadline=None, database=None)
 @given(sizes=sizes_strategy, guests=guests_strategy)
-def test_as_few_guests_cross_as_exhaustive_search_finds(sizes, guests):
+def test_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, guests):
     machine = machine_of(sizes)
     asked = [guest(vcpus, mib) for vcpus, mib in guests]
     possible = all(sum(g[d] for g in guests) <= sum(s[d] for s in sizes) for d in (0, 1))
@@ -374,7 +374,7 @@ mixed_strategy = st.lists(
 
 @settings(max_examples=2 * settings().max_examples, deadline=None, database=None)
 @given(sizes=sizes_strategy, guests=mixed_strategy)
-def test_guests_that_share_cross_no_more_often_either(sizes, guests):
+def test_mixed_guests_cross_numa_nodes_as_rarely_as_exhaustive_search(sizes, guests):
     """Some have CPUs of their own, some share; some have their memory in huge pages."""
     machine = machine_of(sizes)
     pages = {100 * 1024: 5}  # of 100 MiB, on each node
@@ -400,7 +400,7 @@ def test_guests_that_share_cross_no_more_often_either(sizes, guests):
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     broken=st.sets(st.integers(0, 15), max_size=6),
 )
-def test_a_core_is_broken_only_for_what_is_left_over(counts, broken):
+def test_cores_are_split_only_for_remaining_vcpus(counts, broken):
     """No guest has a part of a core while whole ones would have done."""
     machine = machine_of([(16, 1000)])
     taken = Taken({"core": frozenset(map(str, broken))}, shares=dict.fromkeys(broken, 1))
@@ -414,7 +414,7 @@ def test_a_core_is_broken_only_for_what_is_left_over(counts, broken):
     assert pairs >= min(free_cores, sum(n // 2 for n in counts))
 
 
-def test_the_search_is_bounded():
+def test_search_is_bounded():
     """Sixty-four guests that nearly fill a machine, some of which must cross."""
     sizes = [1 + (n * 7) % 5 for n in range(40)]
     got = placed(EPYC, *[guest(n, 1000 + 37 * n) for n in sizes])
@@ -422,7 +422,7 @@ def test_the_search_is_bounded():
     assert sum(len(p.nodes) > 1 for p in got) <= 3
 
 
-def test_a_planned_share_is_never_larger_than_the_batch_systems():
+def test_planned_share_never_exceeds_that_of_the_batch_system():
     for count in (4, 5, 9, 40, 128):
         share = node(XEON, cpu_count=count)
         got = plan([guest(2, own=False), guest(2)], share, Taken())
@@ -430,6 +430,6 @@ def test_a_planned_share_is_never_larger_than_the_batch_systems():
         assert len(got[0].share or XEON.cpus) == count
 
 
-def test_the_reserve_is_whole_cores_first():
+def test_reserve_uses_whole_cores_first():
     assert node(XEON, reserve_cores=3).reserved == (0, 64, 1)
     assert dataclasses.replace(node(ARM), reserve_cores=2).reserved == (0, 1)

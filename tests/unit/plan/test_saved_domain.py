@@ -1,4 +1,4 @@
-"""The domain of a saved guest, as it goes on: in its new place, and no other than is asked for."""
+"""Domains of restored guests: paths of the new job, and equality with the request."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ WANTED = (
 )
 
 
-def test_its_files_lie_where_they_do_now_and_it_is_the_new_jobs():
+def test_restored_domain_has_paths_and_labels_of_the_new_job():
     xml = moved(WAS, WANTED, PLACES, GUEST)
     assert 'socket="/r/2.srv.0/g0/fs-home.sock"' in xml
     assert 'file="/s/2.srv.0/g0/console.log"' in xml
@@ -64,7 +64,7 @@ def test_its_files_lie_where_they_do_now_and_it_is_the_new_jobs():
     assert "+202:libvirt-qemu" in xml and "+101" not in xml
 
 
-def test_what_the_guest_sees_is_as_libvirt_had_made_it():
+def test_restored_domain_keeps_the_hardware_of_the_guest():
     xml = moved(WAS, WANTED, PLACES, GUEST)
     assert "pc-q35-10.0" in xml and 'slot="0x04"' in xml and "pcie-root-port" in xml
 
@@ -72,7 +72,7 @@ def test_what_the_guest_sees_is_as_libvirt_had_made_it():
 HUGE = '<memoryBacking><hugepages><page size="2048" unit="KiB"/></hugepages></memoryBacking><os>'
 
 
-def test_one_that_was_not_filtered_does_not_go_on_where_the_site_filters():
+def test_unfiltered_or_huge_page_guest_is_refused_if_the_site_or_job_differs():
     """Nor on huge pages that the job has no lease for."""
     with pytest.raises(Refused, match=r"vtorque open, not .* filtered"):
         moved(WAS.replace("vt525400010203", "vnet3"), WANTED, PLACES, GUEST)
@@ -95,7 +95,7 @@ def test_one_that_was_not_filtered_does_not_go_on_where_the_site_filters():
         ("vt525400010203", "vnet3", "network vtorque filtered, not .* network vtorque open"),
     ],
 )
-def test_another_guest_than_the_job_asks_for_is_refused(old, new, said):
+def test_saved_guest_that_differs_from_the_request_is_refused(old, new, said):
     assert old in WANTED
     with pytest.raises(Refused, match=said):
         moved(WAS, WANTED.replace(old, new), PLACES, GUEST)

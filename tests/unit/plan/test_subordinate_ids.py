@@ -1,4 +1,4 @@
-"""Root in each user's guests is somebody else on the host, and nobody who is there already."""
+"""Guest root is mapped to an unused id on the host, a different one for each user."""
 
 import os
 
@@ -17,13 +17,13 @@ def tables(tmp_path):
     return found
 
 
-def test_two_users_never_share_one(tables):
+def test_users_get_distinct_ids(tables):
     first, second = (of_user("u", uid, 2147000000, tables) for uid in (1000, 1001))
     assert (first, second) == (2147001000, 2147001001)
     assert of_user("u", 1000, 2147000000, ()) == first, "nor does it depend on the node's tables"
 
 
-def test_a_sites_own_tables(tables):
+def test_subordinate_tables_of_the_site_are_used(tables):
     assert of_user("ada", 1000, 0, tables) == 100000
     assert of_user("bob", 1007, 0, tables) == 200000, "named by uid"
     with pytest.raises(HostFault, match="no range for eve"):
@@ -41,17 +41,17 @@ def test_a_sites_own_tables(tables):
         (MAX_ID, 1, "the largest id"),
     ],
 )
-def test_ids_of_others_are_refused(tables, base, uid, why):
+def test_ids_of_other_users_are_refused(tables, base, uid, why):
     with pytest.raises(HostFault, match=why):
         of_user("u", uid, base, tables)
 
 
-def test_a_real_users_uid_is_refused(tables):
+def test_uid_of_a_real_user_is_refused(tables):
     with pytest.raises(HostFault, match="the uid of "):
         of_user("u", os.getuid() + 65533 if os.getuid() == 0 else 1, 1, tables)
 
 
-def test_nodes_can_tell_whether_they_agree(tables):
+def test_rule_of_equal_tables_is_equal(tables):
     assert rule(7, tables) == "7 + uid"
     one = rule(0, tables)
     tables[0].write_text("1007:200000:65536\nada:100000:65536\n")

@@ -271,12 +271,14 @@ RUN = {
         '"""Acme FPGA',
         "{% set",
     ),
-    ("examples/plugin/README.md", "tests/unit/plan/test_claim_examples.py::test_all_together"): (
-        "from vtorque_core.api.claims",
-    ),
-    ("doc/plugins.md", "tests/unit/plan/test_claim_examples.py::test_more_cores_while_it_runs"): (
-        "from vtorque_core.live.cores",
-    ),
+    (
+        "examples/plugin/README.md",
+        "tests/unit/plan/test_claim_examples.py::test_all_examples_work_together",
+    ): ("from vtorque_core.api.claims",),
+    (
+        "doc/plugins.md",
+        "tests/unit/plan/test_claim_examples.py::test_cores_are_added_to_a_running_guest",
+    ): ("from vtorque_core.live.cores",),
     (
         "doc/plugins.md",
         "tests/e2e/test_hypervisor.py::test_a_guest_is_restored_from_a_template_or_else_booted_cold",
