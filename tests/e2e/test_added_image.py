@@ -38,7 +38,7 @@ def add(node, clean):
 
 
 @pytest.mark.full
-def test_a_guest_boots_from_an_added_disk(clean, add, scratch):
+def test_guest_boots_from_an_added_disk(clean, add, scratch):
     """A disk with a partition and micro's kernel in it, as a virtual machine of VMware's has it."""
     node = clean
     micro = json.loads(node.root("vmgr", "images", "show", "micro").stdout)
@@ -77,7 +77,7 @@ def test_a_guest_boots_from_an_added_disk(clean, add, scratch):
 
 
 @pytest.mark.full
-def test_a_debian_guest_boots_from_an_added_disk(clean, add, config, scratch):
+def test_debian_guest_boots_from_an_added_disk(clean, add, config, scratch):
     """Its own kernel and initramfs, taken out of it, find its root file system by the UUID."""
     node = clean
     # The image brings no agent: it comes with the seed, as for a disk from anywhere.

@@ -1,4 +1,4 @@
-"""What is kept of a real job reaches its owner's home, and is read there as on another host."""
+"""Kept records of a real job are copied to its owner's home, and read as on another host."""
 
 import json
 import shutil
@@ -37,7 +37,9 @@ def written(node, directory, count):
     )
 
 
-def test_a_job_and_a_refused_one_from_everywhere(clean, archive, elsewhere):
+def test_records_of_a_job_and_of_a_refused_job_are_readable_on_other_hosts(
+    clean, archive, elsewhere
+):
     result = clean.job("#!/bin/sh\necho out\nexit 3\n")
     assert result.code == 3
     job = result.done.stdout.decode().split()[0]
@@ -67,7 +69,7 @@ def test_a_job_and_a_refused_one_from_everywhere(clean, archive, elsewhere):
 
 
 @pytest.mark.full
-def test_a_start_that_fails_says_why(clean, config, archive, elsewhere):
+def test_failed_start_is_explained_in_the_archive(clean, config, archive, elsewhere):
     config("node", "start_timeout = 1")
     result = clean.job("#!/bin/sh\ntrue\n")
     assert result.code != 0

@@ -48,7 +48,7 @@ def image(node):
 
 
 @pytest.mark.usefixtures("no_deadline")
-def test_a_kernel_that_panics_at_boot(clean, image):
+def test_kernel_panic_at_boot_fails_the_start(clean, image):
     image("panics", "rdinit=/nonexistent")
     result = clean.job(SCRIPT, "-vm", "img=panics")
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
@@ -59,7 +59,7 @@ def test_a_kernel_that_panics_at_boot(clean, image):
     assert len(lines) <= 22
 
 
-def test_a_guest_that_never_gets_ready(clean, image, config):
+def test_guest_that_never_gets_ready_fails_the_start(clean, image, config):
     image("sleeps", "rdinit=/bin/sleep -- 1000")
     config("node", 'start_timeout = "20s"')
     result = clean.job(SCRIPT, "-vm", "img=sleeps")
@@ -69,7 +69,7 @@ def test_a_guest_that_never_gets_ready(clean, image, config):
 
 
 @pytest.mark.usefixtures("no_deadline")
-def test_one_of_two_guests_that_dies_ends_the_start_at_once(clean, image):
+def test_death_of_one_guest_ends_the_start_of_all(clean, image):
     """The other, which never gets ready, is not waited for."""
     image("sleeps", "rdinit=/bin/sleep -- 1000")
     job = hooks_by_hand.Hooks(clean, "two.faults", pairs=(("img", "sleeps"), ("vms_per_node", "2")))
@@ -124,7 +124,7 @@ def full(node):
 
 @pytest.mark.usefixtures("no_deadline")
 @pytest.mark.parametrize(("kib", "filled"), [(4, True), (16, False)])
-def test_a_full_disk_for_the_guests_files(clean, full, kib, filled):
+def test_full_disk_for_guest_files_fails_the_start(clean, full, kib, filled):
     full(clean.state / "jobs", kib, filled=filled)
     result = clean.job(SCRIPT)
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
@@ -135,7 +135,7 @@ def test_a_full_disk_for_the_guests_files(clean, full, kib, filled):
 
 @pytest.mark.usefixtures("no_deadline")
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_full_disk_for_the_journal(clean, full, filled):
+def test_full_disk_for_the_journal_fails_the_start(clean, full, filled):
     """It is full before the first line, and after some records: those of two guests take 8 KiB."""
     full(clean.state / "journal", 4, filled=filled)
     result = clean.job(SCRIPT, "-vm", "vms_per_node=2")
@@ -146,7 +146,7 @@ def test_a_full_disk_for_the_journal(clean, full, filled):
 
 @pytest.mark.full
 @pytest.mark.usefixtures("no_deadline")
-def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
+def test_script_that_crashes_its_guest_kernel_fails_the_job(clean, config, scratch):
     """The guest's own root has opened the panic button to everybody."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
@@ -167,7 +167,7 @@ def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
 
 
 @pytest.mark.full
-def test_a_guest_prologue_of_the_site_that_fails(clean, config):
+def test_failing_guest_prologue_of_the_site_fails_the_start(clean, config):
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
     (scripts / "10-fails").write_text("#!/bin/sh\necho no licence server >&2\nexit 9\n")
@@ -232,7 +232,7 @@ OTHER_SPOILERS = [
 @pytest.mark.parametrize(
     "spoil", [spoil_content, open_pool, *OTHER_SPOILERS], ids=lambda f: f.__name__
 )
-def test_an_image_that_cannot_be_trusted(clean, image, spoil):
+def test_untrusted_image_is_refused(clean, image, spoil):
     """Refused by vsub, and by the node if vsub was passed by."""
     pool = clean.state / "images"
     made = image("spoilt", "")
@@ -288,7 +288,7 @@ HOSTILE = ["../micro", "/etc/passwd", "..", ".", "mi'cro", 'mi"cro', "mi\ncro", 
            "mic\u202ero"]  # fmt: skip
 
 
-def test_hostile_image_names(clean):
+def test_hostile_image_names_are_refused(clean):
     all_refused(clean, [(("-vm", f"img={name}", "job.sh"), "") for name in HOSTILE])
 
 
@@ -321,13 +321,13 @@ BAD_ARGUMENTS = [
 ]
 
 
-def test_bad_arguments(clean, config):
+def test_bad_arguments_are_refused(clean, config):
     config("options.ram", 'max = "1G"')
     # An option without its value takes the script for it: then it is the value that is wrong.
     all_refused(clean, [((*args, "job.sh"), word) for args, word in BAD_ARGUMENTS])
 
 
-def test_a_bad_directive_in_the_script(clean):
+def test_bad_directive_in_the_script_is_refused(clean):
     path = clean.home / "directive.sh"
     path.write_text("#!/bin/sh\n#VSUB -vm nosuch=1\n")
     path.chmod(0o755)
@@ -336,7 +336,7 @@ def test_a_bad_directive_in_the_script(clean):
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "unreadable", "fifo"])
-def test_scripts_that_cannot_be_read(clean, kind):
+def test_unreadable_scripts_are_refused(clean, kind):
     path = clean.home / "bad.sh"
     if kind == "directory":
         path.mkdir()
@@ -403,7 +403,7 @@ FORGED = {
 }  # fmt: skip
 
 
-def test_forged_requests(clean, config):
+def test_forged_requests_are_refused(clean, config):
     config("options.ram", 'max = "1G"')
     before = clean.footprint()
     for what, (token, word) in FORGED.items():
@@ -418,7 +418,7 @@ def test_forged_requests(clean, config):
 
 
 @pytest.mark.full
-def test_an_honest_request_by_the_same_way(clean):
+def test_valid_request_sent_like_a_forged_one_runs(clean):
     """What the tests above forge would run if it were not bad."""
     answer, out, err = forged(clean, to_token(Request(()).encode()))
     assert (answer["code"], out, err) == (0, "ran\n", "")

@@ -1,4 +1,4 @@
-"""A job whose connection to its guest breaks goes on over the next one, if root expects it."""
+"""A job continues over a new connection to its guest if root expects the loss of the old one."""
 
 import ctypes
 import os
@@ -53,7 +53,7 @@ def counting(node, to):
 
 
 @pytest.mark.full
-def test_a_job_goes_on_after_its_connection_broke(guest):
+def test_job_continues_after_an_expected_connection_loss(guest):
     job = counting(guest, 60)
     (run_dir,) = (guest.run_dir / "jobs").glob(f"{job}.*/g0")
     guest.root(str(guest.prefix / "bin" / "python3"), "-c", EXPECT, str(run_dir))
@@ -66,7 +66,7 @@ def test_a_job_goes_on_after_its_connection_broke(guest):
 
 
 @pytest.mark.full
-def test_a_break_that_is_not_expected_ends_the_job(guest):
+def test_unexpected_connection_loss_ends_the_job(guest):
     job = counting(guest, 600)
     break_connection(guest, job)
     guest.wait_for(lambda: guest.state_of(job) is None, what="the job's end")

@@ -1,4 +1,4 @@
-"""Jobs that are saved, end, and go on as another job, with real guests."""
+"""Jobs that are checkpointed and restored as another job, with real guests."""
 
 import json
 import os
@@ -118,7 +118,7 @@ class Writer:
 
 
 @saves
-def test_a_job_is_saved_and_goes_on_as_another(writer, guest, place, disk):
+def test_checkpointed_job_is_restored_as_another_job(writer, guest, place, disk):
     """Its disk file must be as it was: who goes on with another one is told, and can try again."""
     writer.submit().await_more()
     said = guest.as_user("vmgr", "checkpoint", writer.id, check=False)
@@ -146,7 +146,7 @@ def goes_on_to_its_end(job, times):
 
 
 @saves
-def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
+def test_restored_job_can_be_restored_again_from_the_same_checkpoint(guest, place):
     """The second time its memory is that of then; its file, which is the user's, is not."""
     job = Writer(guest).submit().await_more()
     (name,) = goes_on_to_its_end(job, 1)
@@ -165,7 +165,7 @@ def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
 
 
 @saves
-def test_a_user_removes_a_checkpoint(guest, place):
+def test_user_removes_a_checkpoint(guest, place):
     job = Writer(guest).submit().await_more()
     name = job.kept()
     other = guest.as_user("vmgr", "checkpoints", "remove", name, user="vte2e2", check=False)
@@ -177,7 +177,7 @@ def test_a_user_removes_a_checkpoint(guest, place):
 
 
 @saves
-def test_a_job_has_itself_saved(guest, place, config):
+def test_job_with_checkpoint_every_is_saved_periodically(guest, place, config):
     config("plugin.survive", "min_checkpoint_interval = 5\nkept_checkpoints = 1")
     job = Writer(guest).submit("-vm", "checkpoint=every:5s").await_more()
     guest.wait_for(
@@ -193,7 +193,7 @@ def test_a_job_has_itself_saved(guest, place, config):
 
 
 @saves
-def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
+def test_job_is_saved_before_its_walltime_ends(guest, place, config):
     config("plugin.survive", "checkpoint_before_end = 40")
     job = Writer(guest)
     log = job.submit("-vm", "checkpoint=before-walltime", "-l", "walltime=60").ended()
@@ -204,12 +204,12 @@ def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_saved_twenty_times_while_it_goes_on(guest, place):
+def test_running_job_is_saved_twenty_times(guest, place):
     goes_on_to_its_end(Writer(guest).submit(), 20)
 
 
 @saves
-def test_what_is_not_as_it_was_is_refused_and_said(guest, place):
+def test_checkpoint_that_does_not_match_the_job_is_refused(guest, place):
     name = Writer(guest).submit().await_more().saved()
     resume = ("-vm", f"resume={name}")
     larger = guest.job("true", *resume, "-vm", "ram=512M")
@@ -231,7 +231,7 @@ def test_what_is_not_as_it_was_is_refused_and_said(guest, place):
 
 
 @saves
-def test_without_room_the_job_goes_on(guest, place):
+def test_job_continues_without_room_for_a_checkpoint(guest, place):
     guest.root("/usr/bin/mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(place))
     try:
         job = Writer(guest).submit().await_more()
@@ -246,7 +246,7 @@ def test_without_room_the_job_goes_on(guest, place):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_twenty_times(writer):
+def test_job_is_saved_and_restored_twenty_times(writer):
     writer.submit()
     for _ in range(20):
         writer.await_more(writer.counted + random.randrange(1, 20))  # noqa: S311
@@ -279,7 +279,7 @@ def the_watcher(node):
 @pytest.mark.full
 @pytest.mark.releases
 @pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "goes-on"])
-def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
+def test_saving_process_killed_at_any_moment_loses_nothing(guest, place, stop):
     """libvirt goes on with what it has been asked for: it is saved, or runs as before."""
     job, saved = Writer(guest).submit().await_more(), 0
     for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
@@ -308,7 +308,7 @@ def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
 @pytest.mark.full
 @pytest.mark.releases
 @refuses
-def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
+def test_job_continues_on_a_node_that_cannot_save_it(guest, place):
     job = Writer(guest).submit().await_more()
     said = job.checkpoint(check=False)
     assert said.returncode != 0 and b"this virtiofsd cannot save its state" in said.stderr
@@ -316,13 +316,13 @@ def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
 
 
 @refuses
-def test_a_job_that_asks_for_checkpoints_is_refused_on_such_a_node(guest, place):
+def test_job_with_the_checkpoint_option_is_refused_by_a_node_that_cannot_save_it(guest, place):
     job = guest.job("true", "-vm", "checkpoint=every:1h")
     assert job.code == 121, job.err
     assert b"with shared directories (this virtiofsd cannot save its state" in job.err, job.err
 
 
-def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
+def test_job_that_cannot_be_saved_is_refused_at_submission(guest, config):
     script = guest.script("true")
     asked = ("vsub", "-vm", "checkpoint=before-walltime")
     without = guest.as_user(*asked, script, check=False)
@@ -333,7 +333,7 @@ def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
     assert not guest.jobs()
 
 
-def test_no_other_user_saves_it(guest, place):
+def test_other_user_cannot_save_the_job(guest, place):
     job = Writer(guest).submit().await_more()
     other = job.checkpoint(user="vte2e2", check=False)
     assert other.returncode != 0 and b"belongs to another user" in other.stderr

@@ -29,7 +29,7 @@ def debian(node):
 
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_job_in_a_debian_guest(debian, clean):
+def test_job_runs_in_a_debian_guest(debian, clean):
     """And ssh into it while the job runs, with a checked host key."""
     job = debian.submit(
         "#!/bin/bash\n"
@@ -68,7 +68,7 @@ def test_a_job_in_a_debian_guest(debian, clean):
 
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_guest_may_be_of_another_release(clean):
+def test_guest_runs_another_debian_release(clean):
     """All but its kernel, which is the newest that the node's own release has."""
     build = ("vmgr", "images", "build", "debian13", "debian", "-o", "suite=trixie")
     clean.root(*build, timeout=900)
@@ -89,7 +89,7 @@ def test_a_guest_may_be_of_another_release(clean):
 
 
 @pytest.mark.full
-def test_one_that_waits_for_its_job_is_as_any_other(debian, clean, config):
+def test_warm_debian_guest_is_set_up_like_a_cold_one(debian, clean, config):
     """Booted as far as cloud-init before there is a job: then that does all that it does ever."""
     text = f"{TELLS}systemctl --failed --no-legend | wc -l; hostname -I | wc -w; nproc\n"
     size = "img=debian vcpus=1 ram=512M"
@@ -105,7 +105,7 @@ def test_one_that_waits_for_its_job_is_as_any_other(debian, clean, config):
 
 
 @pytest.mark.full
-def test_a_setup_that_fails_leaves_cloud_inits_logs(debian, clean, config):
+def test_failed_setup_keeps_the_cloud_init_logs(debian, clean, config):
     """Its owner sees why, and nothing in it that a terminal would obey, nor the guest's keys."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()
@@ -177,7 +177,7 @@ def fragments(debian, clean, config):
 
 
 @pytest.mark.full
-def test_a_guest_is_set_up_by_the_cloud_config_of_all(clean, guest, fragments):
+def test_guest_is_set_up_by_cloud_config_of_site_image_and_user(clean, guest, fragments):
     """Image, site and user; merged, held against its schema and done by the guest's cloud-init."""
     (fragments / "10-site.cfg").write_text(OF_SITE)
     clean.script(OF_USER.replace("HOME", str(clean.home)), "mine.yaml")
@@ -202,7 +202,7 @@ def test_a_guest_is_set_up_by_the_cloud_config_of_all(clean, guest, fragments):
 
 
 @pytest.mark.full
-def test_cloud_config_that_the_schema_does_not_take_starts_nothing(clean, fragments):
+def test_invalid_cloud_config_fails_the_start(clean, fragments):
     (fragments / "10-site.cfg").write_text("#cloud-config\nruncmd: 5\n")
     result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
@@ -210,7 +210,7 @@ def test_cloud_config_that_the_schema_does_not_take_starts_nothing(clean, fragme
 
 
 @pytest.mark.full
-def test_a_site_command_that_fails_is_told(clean, fragments):
+def test_failing_site_command_fails_the_start_with_a_message(clean, fragments):
     (fragments / "10-site.cfg").write_text("#cloud-config\nruncmd: [[sh, -c, 'exit 3']]\n")
     result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
@@ -243,7 +243,7 @@ def display(clean):
 
 
 @pytest.mark.full
-def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
+def test_client_in_the_guest_reaches_the_display(debian, clean, display):
     """With its cookie only; ssh is gone with the job."""
     name = [f"DISPLAY=localhost:{display}.0"]
     terminal = on_a_node(clean, "-I", "-X", *ARGS, environ=name)
@@ -268,7 +268,7 @@ def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
 
 
 @pytest.mark.full
-def test_without_the_option_there_is_none(debian, clean, display):
+def test_no_display_is_forwarded_without_the_option(debian, clean, display):
     terminal = on_a_node(clean, "-I", "-V", *ARGS, environ=[f"DISPLAY=localhost:{display}.0"])
     terminal.read(STARTED)
     terminal.read(PROMPT)

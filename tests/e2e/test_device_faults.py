@@ -100,7 +100,7 @@ def kinds(steps):
     return {step.removeprefix("before create ") for step in steps if around_create(step)}
 
 
-def test_every_device_plugin_is_here_or_elsewhere(node):
+def test_every_device_plugin_is_tested_by_this_or_another_file(node):
     done = node.root("vtorque", "plugins", "--json")
     there = {
         plugin["name"]
@@ -112,7 +112,7 @@ def test_every_device_plugin_is_here_or_elsewhere(node):
 
 
 @pytest.mark.full
-def test_a_start_with_devices_killed_around_what_they_acquire(clean, job):
+def test_start_killed_around_records_of_devices_is_released(clean, job):
     plain = job()
     run = plain.start()
     assert not run.error, run
@@ -127,7 +127,7 @@ def test_a_start_with_devices_killed_around_what_they_acquire(clean, job):
 
 
 @pytest.mark.full
-def test_a_start_with_devices_killed_around_every_create(clean, job):
+def test_start_killed_around_every_create_is_released(clean, job):
     """Of two guests without CPUs of their own, which this machine has for one."""
     pairs = {
         **PAIRS,

@@ -98,7 +98,7 @@ def disk(node, scratch):
     return path
 
 
-def test_a_guest_boots_by_uefi(clean, disk):
+def test_guest_boots_by_uefi(clean, disk):
     node, known = clean, ("--guest-type", "linux", "--distro", "tiny", "--arch", "x86_64")
     node.root("vmgr", "images", "add", str(disk), NAME, *known, "--label", "init=micro")
     try:

@@ -43,7 +43,7 @@ def looked_at(call, home, points):
     assert compared.count("too few runs") >= 2
 
 
-def test_guests_and_bare_metal_on_a_node(node, clean):
+def test_experiment_runs_guests_and_bare_metal_on_a_node(node, clean):
     node.script(SCRIPT)
     node.script(FILE, "e.toml")
     node.as_user("vmgr", "experiment", "run", "e.toml", timeout=600)
@@ -71,7 +71,7 @@ echo "0 0 0" >ended
 
 
 @pytest.mark.full
-def test_code_in_a_guest_decides_nothing_that_runs_on_the_host(node, clean):
+def test_code_in_a_guest_cannot_choose_programs_run_on_the_host(node, clean):
     node.script(ATTACK)
     node.script(
         'script = "job.sh"\nrepetitions = 2\nvm.ram = "256M"\n'

@@ -80,13 +80,13 @@ def killed_at(points, which, node, before, name):
         pytest.param("epilogue", MORE_ENDS, marks=pytest.mark.full),
     ],
 )
-def test_a_hook_killed(node_again, which, points):
+def test_killed_hook_leaves_nothing(node_again, which, points):
     killed_at(points, which, *node_again, which)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("which", "count"), [("prologue", 16), ("epilogue", 12)])
-def test_a_hook_killed_at_steps_all_over(node_again, which, count):
+def test_hook_killed_at_many_steps_leaves_nothing(node_again, which, count):
     node, before = node_again
     first = Hooks(node, f"first{which}.faults")
     if which == "epilogue":
@@ -99,7 +99,7 @@ def test_a_hook_killed_at_steps_all_over(node_again, which, count):
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2, MANY])
-def test_prologue_killed_at_random_moments(node_again, count):
+def test_prologue_killed_at_random_moments_leaves_nothing(node_again, count):
     node, before = node_again
     moments = random.Random(SEED)  # noqa: S311 - the same moments again with the same seed
     print(f"VTORQUE_FAULT_SEED={SEED}")  # noqa: T201 - pytest shows it with a failure
@@ -143,7 +143,7 @@ def wrapper_of(job):
 
 
 @pytest.mark.full
-def test_wrapper_killed(node_again):
+def test_killed_wrapper_leaves_nothing(node_again):
     node, before = node_again
     job = running(node)
     os.kill(wrapper_of(job), signal.SIGKILL)
@@ -267,7 +267,7 @@ def kill_libvirtd(node, job):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kill", [kill_wrapper, kill_qemu, kill_libvirtd])
-def test_killed_at_ten_random_moments_of_a_jobs_life(node_again, kill):
+def test_job_killed_at_ten_random_moments_leaves_nothing(node_again, kill):
     """From the submission to the end of the teardown, by the batch system's own hands."""
     node, before = node_again
     moments = random.Random(SEED)  # noqa: S311 - as above
@@ -284,7 +284,7 @@ def test_killed_at_ten_random_moments_of_a_jobs_life(node_again, kill):
 
 
 @pytest.mark.full
-def test_the_batch_system_killed(node_again):
+def test_killed_batch_system_leaves_nothing(node_again):
     """Restarted, it tears down what ran, says so, and reaps what no job of its own has left."""
     node, before = node_again
     stray = Hooks(node, "stray.faults")
@@ -304,7 +304,7 @@ def test_the_batch_system_killed(node_again):
 
 
 @pytest.mark.full
-def test_what_another_users_dead_job_left_does_not_keep_a_job_out(node_again):
+def test_leftovers_of_another_users_dead_job_do_not_block_a_job(node_again):
     """Its leases make the node another user's; the prologue reaps once and tries again."""
     node, before = node_again
     dead = Hooks(node, "dead.faults", user="vte2e2")

@@ -103,7 +103,7 @@ def run_as(author, steps):
 
 @pytest.mark.full
 @pytest.mark.parametrize("author", ["all"], indirect=True)
-def test_generated_plugins_pass_their_tests_beside_all_our_distributions(author):
+def test_generated_plugins_pass_their_tests_with_all_distributions_installed(author):
     steps = """set -eu
 for kind in device guest; do
   vtorque plugins new acme-$kind --$kind
@@ -118,7 +118,7 @@ done
 
 
 @pytest.mark.full
-def test_the_page_does_what_it_says(author):
+def test_commands_of_the_page_print_the_shown_output(author):
     steps, shown = script(PAGE.partition("\n## 1. ")[2])
     done = run_as(author, steps)
     run_as(author, "vtorque local stop")

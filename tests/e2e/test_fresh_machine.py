@@ -108,7 +108,7 @@ def test_readme_runs_a_job_without_root(machine):
     assert re.search(r"^vvm\nada\n", said, re.MULTILINE)
 
 
-def test_readme_makes_a_node(machine):
+def test_readme_sets_up_a_node(machine):
     page = (REPO / "README.md").read_text()
     (demo,) = re.findall(r"`(scripts/demo)`", page)
     (clean,) = re.findall(r"`(scripts/demo --clean)`", page)

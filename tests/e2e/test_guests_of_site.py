@@ -1,4 +1,4 @@
-"""Guests the site's way: its scripts in every guest, what runs on cancellation, its templates."""
+"""Customization of guests by the site: scripts in every guest, precancel scripts, templates."""
 
 import re
 import shutil
@@ -46,7 +46,7 @@ def cancelled(node, text, *args):
 
 
 @pytest.mark.parametrize("how", ["ends", pytest.param("killed", marks=pytest.mark.full)])
-def test_the_sites_epilogue_runs_in_every_guest(clean, scripts, how):
+def test_epilogue_of_the_site_runs_in_every_guest(clean, scripts, how):
     """Each knows its rank. A killed job's have it, too, and a failed one is told."""
     text = '#!/bin/sh\necho "$(id -u) epilogue of $VTORQUE_USER, rank $VTORQUE_RANK"\n'
     scripts("epilogue", first=text, second='#!/bin/sh\nexit "$VTORQUE_RANK"\n')
@@ -66,7 +66,7 @@ def test_the_sites_epilogue_runs_in_every_guest(clean, scripts, how):
 
 
 @pytest.mark.full
-def test_what_runs_on_cancellation_sees_the_script_run(clean, scripts):
+def test_precancel_scripts_run_before_the_script_is_terminated(clean, scripts):
     """The user's script, then the site's, both as the user; then the script gets its TERM."""
     runs = f"kill -0 $(cat {clean.home}/pid) && echo runs"
     scripts("precancel", site=f"#!/bin/sh\necho site $(id -un) $X; {runs}\n")
@@ -82,7 +82,7 @@ def test_what_runs_on_cancellation_sees_the_script_run(clean, scripts):
     assert b"script for a canceled job" not in (clean.home / "err").read_bytes()
 
 
-def test_the_sites_templates_make_the_domain(clean):
+def test_templates_of_the_site_make_the_domain(clean):
     """What ``vsub --dry-run`` shows, libvirt has; what libvirt's schema has not, starts nothing."""
     templates = clean.config.parent / "templates"
     own = templates / "interface.xml.j2"
@@ -105,7 +105,7 @@ def test_the_sites_templates_make_the_domain(clean):
 
 
 @pytest.mark.full
-def test_a_guest_without_cloud_init_refuses_cloud_config(clean, scripts):
+def test_guest_without_cloud_init_refuses_cloud_config(clean, scripts):
     """A user's is read where it is submitted; of a site's the refusal says what to do."""
     clean.script("#cloud-config\nusers: []\n", "mine.yaml")
     done = clean.as_user("vsub", "-vm", "cloud_config=mine.yaml", clean.script(""), check=False)

@@ -1,4 +1,4 @@
-"""Real guests under a real libvirtd: what it does to files, sockets, logs and frames.
+"""Real guests under a real libvirtd: its effects on files, sockets, logs and frames.
 
 The guest is one boot sector that writes to its serial port: no kernel, running in 0.1 s.
 """
@@ -163,7 +163,7 @@ def test_libvirt_changes_no_owner_and_the_guest_leaves_no_trace(guest: GuestPlan
     assert not hypervisor.domain_runs(URI, guest.uuid)
 
 
-def test_qemu_runs_as_its_user(guest: GuestPlan) -> None:
+def test_qemu_runs_as_the_qemu_user(guest: GuestPlan) -> None:
     start(guest, overlay(guest))
     pid = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
     assert Path(f"/proc/{pid}").stat().st_uid == pwd.getpwnam("libvirt-qemu").pw_uid
@@ -173,7 +173,7 @@ def test_qemu_runs_as_its_user(guest: GuestPlan) -> None:
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-def test_a_guests_own_uid_may_use_kvm(guest: GuestPlan, tmp_path: Path) -> None:
+def test_guest_uid_may_use_kvm(guest: GuestPlan, tmp_path: Path) -> None:
     """What QEMU is in its own mount namespace, where libvirt has made the device anew."""
     kvm.choose("auto", tmp_path, "libvirt-qemu")
     own = replace(guest, qemu_uid=Node().guest_uids + 7)
@@ -188,7 +188,7 @@ def test_a_guests_own_uid_may_use_kvm(guest: GuestPlan, tmp_path: Path) -> None:
     subprocess.run((*argv, "sh", "-c", ": <>/dev/kvm"), check=True, timeout=180)
 
 
-def test_a_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
+def test_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
     disk = overlay(guest)
     start(guest, disk)
     with pytest.raises(errors.HostFault, match="already"):
@@ -196,7 +196,7 @@ def test_a_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
     assert hypervisor.domain_runs(URI, guest.uuid)
 
 
-def test_a_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:
+def test_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:
     start(guest, overlay(guest, again=True))
     log, rotated = guest.state_dir / "console.log", guest.state_dir / "console.log.0"
     deadline = time.monotonic() + LONG
@@ -209,7 +209,7 @@ def test_a_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:
     assert len(sizes) <= 4
 
 
-def test_a_users_disk_is_opened_as_the_user_not_by_qemu(guest: GuestPlan) -> None:
+def test_user_disk_is_opened_as_the_user_and_not_by_qemu(guest: GuestPlan) -> None:
     private = Path("/var/tmp") / guest.name
     private.mkdir(mode=0o700)
     image = private / "disk.img"
@@ -271,7 +271,7 @@ def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
     return daemon, Domain(plan.name, plan.uuid, URI, boots)
 
 
-def test_stopped_daemons_hold_none_of_libvirtds_workers(guest: GuestPlan) -> None:
+def test_stopped_daemons_do_not_block_workers_of_libvirtd(guest: GuestPlan) -> None:
     held = [stopped_disk(guest, number) for number in range(WORKERS)]
 
     def attempt(domain: Domain) -> str:
@@ -306,7 +306,7 @@ def network() -> Iterator[str]:
     hypervisor.call(URI, "destroy", lambda c: c.networkLookupByName(name).destroy())
 
 
-def test_a_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:
+def test_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None:
     tap = tap_name(MAC)
     guard = Netfilter(tap, MAC, IP)
     guard.create()
@@ -426,7 +426,9 @@ def bridge_port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("bridge_port", ["1"], indirect=True)
-def test_a_guest_is_no_bridge_of_a_spanning_tree(bridge_port: int, guarded: bool) -> None:
+def test_guest_cannot_join_the_spanning_tree_of_a_guarded_bridge(
+    bridge_port: int, guarded: bool
+) -> None:
     """Without the guard it becomes the root, so that all hosts of the site send to it."""
     if guarded:
         netfilter.filter_reserved_macs(tap_name(MAC))
@@ -488,7 +490,7 @@ def template(directory: Path) -> BootSource:
 
 
 @pytest.mark.parametrize("memory", sparing.each(3, ["there", "missing", "corrupt"]))
-def test_a_guest_is_restored_from_a_template_or_else_booted_cold(
+def test_guest_is_restored_from_a_template_or_booted_cold(
     guest: GuestPlan, tmp_path: Path, memory: str
 ) -> None:
     disk = overlay(guest)

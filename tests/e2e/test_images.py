@@ -1,4 +1,4 @@
-"""Images that are added, updated and removed while real guests run from them."""
+"""Images are added, updated and removed while real guests run from them."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ def _phase(node, name):
     )
 
 
-def test_running_jobs_keep_their_base(guest, image, scratch):
+def test_running_jobs_keep_their_image_version(guest, image, scratch):
     node = guest
     pool = node.state / "images/added"
     job_id = start(node)
@@ -110,7 +110,7 @@ def test_running_jobs_keep_their_base(guest, image, scratch):
     assert (new["labels"]["new"], new["distro"]) == ("1", "added")
 
 
-def test_image_of_a_root_disk_in_memory_is_removed_when_free(guest, image):
+def test_image_of_a_memory_root_disk_is_removed_when_free(guest, image):
     """The root disk is in a tmpfs of its size, above the image's files."""
     node = guest
     job_id = start(node, "fs_type=ramdisk")
@@ -135,7 +135,7 @@ def test_image_of_a_root_disk_in_memory_is_removed_when_free(guest, image):
 
 
 @pytest.mark.full
-def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
+def test_memory_root_disk_can_be_a_copy(guest, image, config):
     node = guest
     config("images", 'ramdisk = "copy"')
     job_id = start(node, "fs_type=ramdisk")
@@ -160,7 +160,7 @@ def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
 
 
 @pytest.mark.full
-def test_the_nodes_own_copy_is_used(guest, image, config, scratch):
+def test_node_cache_of_an_image_is_used(guest, image, config, scratch):
     node = guest
     cache = scratch / "cache"
     config("images", f'cache = "{cache}"')

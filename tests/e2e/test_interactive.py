@@ -12,7 +12,7 @@ from terminal import PROMPT, STARTED, on_a_node
 pytestmark = pytest.mark.e2e
 
 
-def test_a_shell_in_a_guest(clean):
+def test_interactive_job_gives_a_shell_in_a_guest(clean):
     """Prompt, a real terminal of the right size, job control, exit code; no X without sshd."""
     terminal = on_a_node(clean, "-I", "-X", "-vm", "ram=256M", environ=["DISPLAY=localhost:50.0"])
     terminal.read(STARTED)
@@ -34,7 +34,7 @@ def test_a_shell_in_a_guest(clean):
 
 
 @pytest.mark.full
-def test_a_lost_terminal_ends_the_job(clean):
+def test_lost_terminal_ends_the_job(clean):
     """Whoever closes the window does not keep the slot."""
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
     job_id = terminal.shell_of(STARTED)
@@ -44,7 +44,7 @@ def test_a_lost_terminal_ends_the_job(clean):
 
 
 @pytest.mark.parametrize("at", [pytest.param("start", marks=pytest.mark.full), "prompt"])
-def test_vsub_that_is_killed_leaves_the_terminal_with_echo(clean, at):
+def test_killed_vsub_leaves_the_terminal_with_echo(clean, at):
     """The job shell turns the echo off, and then makes the terminal raw."""
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M", under_a_shell=True)
     pid = int(terminal.read(rb"pid-(\d+)-")[1])

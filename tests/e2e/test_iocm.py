@@ -1,4 +1,4 @@
-"""vtorque-iocm with real guests: where their I/O threads run, and that this follows the load."""
+"""vtorque-iocm with real guests: I/O threads run on I/O cores, whose number follows the load."""
 
 import dataclasses
 import os
@@ -56,7 +56,7 @@ def manager(guest):
     assert managers(guest.state) == []
 
 
-def test_io_threads_are_on_the_io_core_and_a_killed_manager_leaves_nothing(manager, guest):
+def test_io_threads_run_on_io_cores_and_a_killed_manager_leaves_nothing(manager, guest):
     """The manager of the first job is killed; the next job has another one."""
     keys = "iocm=true,iocm_min_cores=1,iocm_max_cores=1,ram=128M"
     job = started(guest, "-vm", keys)
@@ -84,7 +84,7 @@ def test_io_threads_are_on_the_io_core_and_a_killed_manager_leaves_nothing(manag
 
 
 @pytest.mark.full
-def test_what_is_refused(manager, guest, config):
+def test_invalid_or_unsupported_options_are_refused(manager, guest, config):
     for keys, said in (
         ("iocm=true,iocm_min_cores=3,iocm_max_cores=2", b"iocm_min_cores=3: is more than"),
         ("iocm_min_cores=2", b"iocm_min_cores=2: needs iocm=true"),
@@ -189,7 +189,7 @@ def test_pins_move_with_the_load(clean, reading):
     assert len(changes) == 3, changes
 
 
-def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, reading):
+def test_guest_that_stalls_its_qemu_does_not_block_the_node_lock(clean, reading):
     """Root in a guest can: its reset of a device waits for the share's daemon, a user's process."""
     paths, name = reading
     clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores under load")

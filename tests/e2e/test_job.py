@@ -16,7 +16,7 @@ LONG = (pytest.mark.full, pytest.mark.releases)
 HARMLESS = "t\"'<&>$(id)`;|*?[]{}\\%"
 
 
-def test_the_job_of_the_readme(clean):
+def test_readme_job_runs(clean):
     """Exit code, exact output bytes, identity, kernel, home: what the issue promises."""
     result = clean.job(
         "#!/bin/bash\n"
@@ -38,7 +38,7 @@ def test_the_job_of_the_readme(clean):
     assert cpus == "2"
 
 
-def test_groups_umask_environment_limits_and_a_signal(clean):
+def test_groups_umask_environment_limits_and_signals_match_the_host(clean):
     """The user's prologue runs before the script, and the epilogue after it has been killed.
 
     Quotes, XML and shell characters of the job's name reach libvirt, journal and files as text.
@@ -64,7 +64,7 @@ def test_groups_umask_environment_limits_and_a_signal(clean):
 
 
 @pytest.mark.parametrize("mib", [20, pytest.param(100, marks=pytest.mark.full)])
-def test_a_job_reads_much_and_writes_half_of_it(clean, mib):
+def test_large_standard_input_and_output_are_complete(clean, mib):
     data, half = os.urandom(1 << 20) * mib, mib << 19
     (clean.home / "in.bin").write_bytes(data)
     (clean.home / "in.bin").chmod(0o644)
@@ -95,7 +95,7 @@ SIZE = (
         pytest.param(("-vm", "vcpus=1,ram=200M"), 1, 1, 200, id="less", marks=LONG),
     ],
 )
-def test_a_guest_has_what_the_batch_system_gave_and_all_say_so(clean, more, cpus, guests, mib):
+def test_guest_resources_match_the_allocation_and_batch_variables(clean, more, cpus, guests, mib):
     """The script is as for bare metal; this site has a number for RAM, so the key is needed."""
     ram = () if "ram" in str(more) else ("-vm", "ram=job")
     result = clean.job(SIZE, "-l", "nodes=1:ppn=2,mem=900mb", *ram, *more)
@@ -147,7 +147,7 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
 
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):
+def test_failing_vm_prologue_fails_the_job_and_prints_its_output(clean):
     clean.script("#!/bin/sh\necho no licence; exit 9\n", "pro.sh")
     result = clean.job("#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh")
     assert result.code != 0
@@ -155,7 +155,7 @@ def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):
     assert b"script" not in result.out
 
 
-def test_what_guest_root_has_left_is_removed(clean):
+def test_files_left_by_guest_root_are_removed(clean):
     user = pwd.getpwnam(clean.user)
     left = clean.home / "left"
     for path in (left / "sub" / "file", left / "kept" / "file"):
@@ -173,6 +173,6 @@ def test_what_guest_root_has_left_is_removed(clean):
     clean.as_user("/usr/bin/rm", "-r", left)
 
 
-def test_bare_metal_with_the_same_command(clean):
+def test_bare_metal_job_runs_with_the_same_command(clean):
     result = clean.job("#!/bin/sh\nuname -r\n", "-vm", "none")
     assert result.out.decode().strip() == platform.release()

@@ -39,7 +39,7 @@ def secrets_of(node, job, found):
             found |= set(re.findall(rb"[A-Za-z0-9+/]{48,}", path.read_bytes()))
 
 
-def test_the_log_of_a_job(clean, sinks):
+def test_log_of_a_job_is_complete_and_private(clean, sinks):
     """At TRACE: every phase, for the owner alone, and no secret in any sink."""
     begun, go = clean.home / "begun", clean.home / "go"
     for path in (begun, go):
@@ -96,7 +96,7 @@ def test_the_log_of_a_job(clean, sinks):
         assert not [text for text in sunk if secret in text]
 
 
-def test_what_a_hostile_guest_says_is_harmless(clean, config, sinks):
+def test_hostile_console_output_is_escaped_in_logs(clean, config, sinks):
     """Its console, after it has crashed itself: in log, kept console and on the terminal."""
     scripts = clean.config.parent / "guest-prologue"
     scripts.mkdir()

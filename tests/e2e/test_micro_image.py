@@ -115,7 +115,7 @@ def seed_of(script: str) -> dict[str, bytes]:
     return {"vtorque/agent.conf": CONF.encode(), "vtorque/setup.sh": setup.encode()}
 
 
-def test_micro_has_the_same_bytes_each_time(micro: Image, pool: Path) -> None:
+def test_micro_build_is_reproducible(micro: Image, pool: Path) -> None:
     started = time.monotonic()
     again = build(MicroBuilder(), {}, pool, "again")
     took = time.monotonic() - started
@@ -132,7 +132,7 @@ def test_micro_has_the_same_bytes_each_time(micro: Image, pool: Path) -> None:
 
 
 @pytest.mark.releases
-def test_micro_initramfs_has_nothing_of_this_machine(micro: Image) -> None:
+def test_micro_initramfs_contains_nothing_of_this_machine(micro: Image) -> None:
     assert micro.initrd is not None
     content = gzip.decompress(micro.initrd.read_bytes())
     assert socket.gethostname().encode() + b"\n" not in content
@@ -174,14 +174,14 @@ def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
 
 
 @pytest.mark.releases
-def test_micro_ends_when_its_agent_ends(micro: Image, tmp_path: Path) -> None:
+def test_micro_powers_off_when_its_agent_ends(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, seed_of("kill -9 $PPID"), ram=128) as guest:
         assert guest.process.wait(180) == 0
         assert "vtorque: the agent ended with status 137" in guest.console.read_text()
 
 
 @pytest.mark.releases
-def test_micro_without_a_seed_waits_for_one(micro: Image, tmp_path: Path) -> None:
+def test_micro_waits_for_a_missing_seed(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128) as guest:
         guest.status.settimeout(180)
         with guest.status.makefile("rb") as said:
@@ -190,7 +190,7 @@ def test_micro_without_a_seed_waits_for_one(micro: Image, tmp_path: Path) -> Non
 
 
 @pytest.mark.releases
-def test_micro_that_nobody_can_give_one_says_so_and_ends(micro: Image, tmp_path: Path) -> None:
+def test_micro_that_cannot_get_a_seed_reports_and_powers_off(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128, port="none") as guest:
         assert guest.process.wait(180) == 0
         assert "vtorque: no disk with the serial vtseed" in guest.console.read_text()

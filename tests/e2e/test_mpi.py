@@ -95,7 +95,7 @@ def test_mpirun_needs_no_flag(mpi, clean):
     assert ranks(parts["mpich"].encode()) == expected
 
 
-def test_the_users_own_variables_win(mpi, clean):
+def test_variables_of_the_user_override_mpi_settings(mpi, clean):
     result = clean.job(
         "#!/bin/sh\necho $HYDRA_HOST_FILE $OMPI_MCA_plm $PRTE_MCA_plm. $I_MPI_HYDRA_BOOTSTRAP\n"
         "cat $I_MPI_HYDRA_HOST_FILE\n",
@@ -106,7 +106,7 @@ def test_the_users_own_variables_win(mpi, clean):
     ]  # fmt: skip
 
 
-def test_ssh_leads_into_no_guest_of_another_job(mpi, two_slots, clean):
+def test_ssh_to_a_guest_of_another_job_is_denied(mpi, two_slots, clean):
     """The other job is the same user's: even so its guests have other keys."""
     code, said, err = beside_another(
         clean,

@@ -45,7 +45,7 @@ def dhcp_network(tmp_path):
 
 
 @pytest.mark.full
-def test_an_address_from_the_sites_program(clean, with_network, tmp_path_factory):
+def test_address_is_assigned_by_the_program_of_the_site(clean, with_network, tmp_path_factory):
     program = tmp_path_factory.mktemp("site") / "address"
     program.write_text(f'#!/bin/sh\n[ "$1" = {platform.node()} ] && echo "10.87.9.$(($2 + $3))"\n')
     program.chmod(0o755)
@@ -57,14 +57,14 @@ def test_an_address_from_the_sites_program(clean, with_network, tmp_path_factory
     assert result.out.split()[0] == b"10.87.9.1/16", result.err
 
 
-def test_an_address_from_dhcp(clean, with_network, dhcp_network):
+def test_address_is_assigned_by_dhcp(clean, with_network, dhcp_network):
     with_network(f'source = "{dhcp_network}"\naddressing = "dhcp"\n')
     result = clean.job(SHOW)
     assert result.out.split(b"/")[0] in LEASES, result.err
 
 
 @pytest.mark.full
-def test_no_network_at_all(clean, with_network):
+def test_guest_without_a_network_runs(clean, with_network):
     with_network('kind = "none"\n')
     result = clean.job("#!/bin/sh\nls /sys/class/net\n")
     assert result.out == b"lo\n", result.err

@@ -70,7 +70,7 @@ def hpc(**keys):
     return f"\n[networks.hpc]\n{text}"
 
 
-def test_a_second_nic_on_a_bridge_with_names_of_its_own(clean, site, bridge):
+def test_second_nic_on_a_bridge_has_separate_host_names(clean, site, bridge):
     site(hpc(mtu=1400))
     host = platform.node().split(".")[0]
     result = clean.job(
@@ -94,7 +94,7 @@ def test_a_second_nic_on_a_bridge_with_names_of_its_own(clean, site, bridge):
 
 
 @pytest.mark.full
-def test_guest_root_cannot_send_as_another_on_the_second_nic(clean, guest_prologue, bridge):
+def test_guest_root_cannot_forge_addresses_on_the_second_nic(clean, guest_prologue, bridge):
     guest_prologue(
         "#!/bin/sh\n"
         f"ping -c 1 -W 2 {HOST} || exit 1\n"
@@ -114,7 +114,7 @@ def test_guest_root_cannot_send_as_another_on_the_second_nic(clean, guest_prolog
 
 
 @pytest.mark.full
-def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
+def test_forged_addresses_are_seen_without_the_filter(clean, guest_prologue, bridge):
     """So the test above would see a forged frame if there were one."""
     guest_prologue(
         f"#!/bin/sh\nip addr add {BAD_IP}/16 dev eth1\nping -c 2 -W 1 -I {BAD_IP} {HOST}\nexit 0\n",
@@ -126,7 +126,7 @@ def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
 
 
 @pytest.mark.full
-def test_macvtap(clean, site, cable):
+def test_macvtap_nic_works(clean, site, cable):
     site(hpc(source=LOWER, subnet="10.232.0.0/16", kind="direct", opt_in_unfiltered=True))
     result = clean.job(
         "#!/bin/sh\n"
@@ -189,13 +189,13 @@ def _three_nics(result):
 
 
 @pytest.mark.full
-def test_dhcp_on_another_network_brings_no_route(clean, site, bridge, lan):
+def test_dhcp_on_another_network_adds_no_route(clean, site, bridge, lan):
     site(hpc() + LAN_TABLE)
     _three_nics(clean.job(SHOW))
 
 
 @pytest.mark.full
-def test_the_same_in_a_debian_guest(clean, site, bridge, lan):
+def test_debian_guest_has_the_same_networks(clean, site, bridge, lan):
     if clean.root("vmgr", "images", "show", "debian", check=False).returncode:
         clean.root("vmgr", "images", "build", "debian", "debian", timeout=600)
     site(hpc(mtu=1400) + LAN_TABLE)

@@ -156,7 +156,7 @@ echo $moved moved
 """
 
 
-def test_a_container_runs_the_job_with_its_own_files_and_environment(node, clean, built):
+def test_container_runs_the_job_with_its_files_and_environment(node, clean, built):
     shown = built()
     assert shown["labels"]["container"] == "/usr/lib/vtorque"
     result = clean.job(SCRIPT, *ARGS)
@@ -172,7 +172,7 @@ def test_a_container_runs_the_job_with_its_own_files_and_environment(node, clean
     assert job
 
 
-def test_the_entry_point_starts_the_script_where_it_is_told_to(node, clean, built):
+def test_entry_point_starts_the_script_if_configured(node, clean, built):
     built("entrypoint=run")
     result = clean.job("#!/bin/sh\necho script $GREETING\nexit 3\n", *ARGS)
     assert (result.code, result.out) == (3, b"entry: the image\nscript the image\n")
@@ -183,7 +183,7 @@ def test_the_entry_point_starts_the_script_where_it_is_told_to(node, clean, buil
     assert b"not found" in result.err or b"does not exist" in result.err
 
 
-def test_a_sif_runs_the_job_with_its_environment_and_runscript(node, clean, built, tmp_path):
+def test_sif_runs_the_job_with_its_environment_and_runscript(node, clean, built, tmp_path):
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     shutil.copy(shutil.which("busybox"), root / "bin/busybox")
@@ -211,7 +211,7 @@ def test_a_sif_runs_the_job_with_its_environment_and_runscript(node, clean, buil
     assert result.out == f"runscript: the SIF\nscript the SIF {uid}\n".encode(), result.err
 
 
-def test_a_hostile_container_has_no_root_in_the_guest(node, clean, built, tmp_path):
+def test_hostile_container_has_no_root_in_the_guest(node, clean, built, tmp_path):
     """Nothing of it is run by the guest's root or kernel, and nobody can change what is."""
     make_hostile(tmp_path / "root", tmp_path)
     archive = tmp_path / "layer.tar"
@@ -223,7 +223,7 @@ def test_a_hostile_container_has_no_root_in_the_guest(node, clean, built, tmp_pa
     assert lines == ["asked 1", "no escape", "0 moved"], (lines, result.err)
 
 
-def test_all_forms_of_a_container_are_the_same_image(node, clean, built, tmp_path):
+def test_all_container_formats_give_the_same_image(node, clean, built, tmp_path):
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     shutil.copy(shutil.which("busybox"), root / "bin/sh")

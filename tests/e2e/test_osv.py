@@ -84,7 +84,7 @@ def test_output_and_exit_code(osv, line, code, out):
 
 
 @pytest.mark.parametrize(("how", "code"), [("abort", 134), ("segv", 139)])
-def test_a_crash_is_a_failure_with_the_consoles_end(osv, how, code):
+def test_crash_fails_the_job_and_prints_the_console_end(osv, how, code):
     result = osv.job(f"/prog {how}\n", *VM)
     assert (result.code, result.out.decode()) == (code, f"will {how}\n")
     assert b"the program crashed" in result.err
@@ -92,7 +92,7 @@ def test_a_crash_is_a_failure_with_the_consoles_end(osv, how, code):
     assert b"| 0x" in result.err
 
 
-def test_a_program_that_is_not_there(osv):
+def test_missing_program_exits_with_127(osv):
     result = osv.job("/no/such\n", *VM)
     assert result.code == 127
     assert b"Failed to load object: /no/such" in result.err
@@ -108,7 +108,7 @@ def test_environment_and_address(osv):
     assert "PBS_NODEFILE" not in found  # there is no such file in this image
 
 
-def test_no_other_user_sees_the_environment(osv):
+def test_environment_is_hidden_from_other_users(osv):
     job = osv.submit("/prog sleep 30\n", *VM, "-v", "SECRET=for-me-alone")
     osv.wait_for(_qemu_arguments, what="QEMU")
     assert b"runscript /dev/vblk1" in _qemu_arguments()
@@ -125,7 +125,7 @@ def _qemu_arguments():
     return b"\n".join(each for each in found if b"guest=vt-" in each)
 
 
-def test_a_whole_login_environment_fits(osv):
+def test_login_environment_fits(osv):
     given = {f"V{number:03d}": "x y" * 20 for number in range(300)} | {"B": "a\\b", "D": "$x/y"}
     path = osv.script("/prog env\n")
     for old in ("out", "err"):
@@ -140,14 +140,14 @@ def test_a_whole_login_environment_fits(osv):
     assert "B=a\\b" in lines
 
 
-def test_a_share_where_the_image_has_a_mount_point(osv):
+def test_share_is_mounted_at_a_mount_point_of_the_image(osv):
     (osv.home / "words").write_text("from the host\n")
     (osv.home / "words").chmod(0o644)
     result = osv.job("/prog cat words\n", "-vm", f"img={SHARE_IMAGE},ram=64M")
     assert (result.code, result.out) == (0, b"from the host\n")
 
 
-def test_a_root_file_system_that_is_a_share(osv, program, config):
+def test_root_file_system_can_be_a_share(osv, program, config):
     """No disk at all: programs and libraries are read from a directory of the host."""
     directory = osv.state / "osv-root"
     own = ("-o", f"file:/prog={program}", "-o", "command:greet=/prog args hello")
@@ -183,7 +183,7 @@ def _starter(node, job):
 
 
 @pytest.mark.parametrize("how", ["epilogue", "reap"])
-def test_a_starter_killed_before_the_order_comes(osv, how):
+def test_starter_killed_before_the_order_is_released(osv, how):
     before = look(osv)
     job = Hooks(osv, f"osv-{how}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
     try:
@@ -203,7 +203,7 @@ def test_a_starter_killed_before_the_order_comes(osv, how):
     "step",
     ["before record domain", "after record domain", "before create domain", "after create domain"],
 )
-def test_a_starter_killed_while_it_boots(osv, step):
+def test_starter_killed_during_boot_is_released(osv, step):
     """It is a fork of the prologue, and kills itself there: the job ends, nothing of it stays."""
     before = look(osv)
     job = Hooks(osv, f"osv-{step.replace(' ', '-')}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
@@ -234,14 +234,14 @@ def _spooled(osv, job):
     return b"".join(path.read_bytes() for path in found if path.is_file())
 
 
-def test_an_endless_loop_ends_at_walltime(osv):
+def test_endless_loop_ends_at_walltime(osv):
     result = osv.job("/prog loop\n", *VM, "-l", "walltime=4")
     code, out = result.code, result.out
     linux = osv.job("#!/bin/sh\nwhile :; do :; done\n", "-l", "walltime=3")
     assert (code, out) == (linux.code, b"looping\n")
 
 
-def test_a_running_guest_is_cancelled_at_once(osv):
+def test_running_guest_is_canceled(osv):
     job = osv.submit("/prog loop\n", *VM)
     osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
     osv.as_user("vmgr", "cancel", job)
@@ -256,7 +256,7 @@ def test_a_running_guest_is_cancelled_at_once(osv):
         ("# nothing\n", b"no command line"),
     ],
 )
-def test_what_needs_a_shell_is_refused_at_submission(osv, script, words):
+def test_script_that_needs_a_shell_is_refused_at_submission(osv, script, words):
     result = osv.job(script, *VM)
     assert result.code == 2
     assert words in result.done.stderr
@@ -270,20 +270,20 @@ def test_several_guests_each_run_the_script(osv):
     assert second.endswith("-1: returns 5")
 
 
-def test_a_prologue_script_is_refused(osv):
+def test_prologue_script_is_refused(osv):
     script = osv.script("exit 0\n", "pro.sh")
     result = osv.job("/prog\n", "-vm", f"img={IMAGE},ram=64M,vm_prologue={script}")
     assert result.code == 121
     assert b"OSv has no shell" in result.err
 
 
-def test_rest_is_the_sites_to_allow(osv):
+def test_rest_needs_the_permission_of_the_site(osv):
     result = osv.job("/prog\n", "-vm", f"img={IMAGE},ram=64M,osv_mode=rest")
     assert result.code == 121
     assert b"[plugin.osv] rest" in result.err
 
 
-def test_from_vsub_to_end(osv):
+def test_job_runs_from_vsub_to_its_end(osv):
     """The promise: 1.5 s under emulation."""
     took = []
     for _ in range(5):
@@ -294,7 +294,7 @@ def test_from_vsub_to_end(osv):
 
 
 @pytest.mark.skipif(not DISK_LOADER, reason="VTORQUE_OSV_IMG is not set")
-def test_an_image_that_boots_from_its_disk(osv):
+def test_image_boots_from_its_disk(osv):
     result = osv.job("/prog ret 42\n", "-vm", f"img={DISK_IMAGE},ram=64M")
     assert (result.code, result.out) == (42, b"returns 42\n")
 
@@ -339,7 +339,7 @@ def test_rest_environment_and_node_file(rest):
     not REST or not Path(REST, "usr/mgmt/cloud-init.so").exists(),
     reason="VTORQUE_OSV_REST has no cloud-init",
 )
-def test_the_seed_brings_the_node_file(osv):
+def test_seed_contains_the_node_file(osv):
     vm = ("-vm", f"img={REST_IMAGE},ram=128M")
     result = osv.job("/prog cat $PBS_NODEFILE\n", *vm)
     assert result.code == 0

@@ -279,7 +279,7 @@ def test_forwarded_flood_stays_below_limit(node, flood):
 
 
 @pytest.mark.parametrize("flood", [flood_one_port, flood_syn_one_port, flood_echo])
-def test_flood_of_the_node_itself_stays_below_limit(node, flood):
+def test_flood_of_the_node_stays_below_limit(node, flood):
     with packet_filter(), socket.create_server((GATEWAY, 7), backlog=1):
         for packet in itertools.islice(flood(GATEWAY), 20000):
             node.send(packet)
@@ -288,7 +288,7 @@ def test_flood_of_the_node_itself_stays_below_limit(node, flood):
     assert node.tracked() <= 2
 
 
-def test_flood_of_another_guest_stays_below_limit_on_a_bridge():
+def test_flood_of_another_guest_on_a_bridge_stays_below_limit():
     with own_network():
         node = Node(bridged=True)
         with packet_filter():
@@ -299,7 +299,7 @@ def test_flood_of_another_guest_stays_below_limit_on_a_bridge():
         assert node.tracked() <= 2
 
 
-def test_accomplice_who_connects_to_the_guest_stays_below_limit():
+def test_connections_from_an_accomplice_to_the_guest_stay_below_limit():
     """The accomplice is no guest of this node, so no filter limits its packets."""
     with own_network():
         node = Node(bridged=True)
@@ -348,7 +348,7 @@ def test_flood_with_an_accomplice_outside_stays_below_limit(node, last):
     assert node.tracked() <= 2
 
 
-def test_limit_leaves_open_connections_and_other_guests_alone(node):
+def test_limit_does_not_affect_open_connections_and_other_guests(node):
     other = {"ip": OTHER, "mac": OTHER_MAC}
     with packet_filter(), packet_filter(**other):
         handshake(node, 1024)
@@ -466,7 +466,7 @@ def test_scan_of_the_guests_subnet_leaves_room_in_the_neighbor_table(node):
         assert len(neighbors()) < 512
 
 
-def test_guest_that_repeats_its_scan_leaves_room_in_the_neighbor_table(monkeypatch):
+def test_repeated_scan_by_a_guest_leaves_room_in_the_neighbor_table(monkeypatch):
     """The rate limit exempts destinations that answer, but none of these answers."""
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 8192)
     targets = [f"10.86.{100 + number // 250}.{1 + number % 250}" for number in range(900)]
@@ -681,7 +681,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("ipv6_key", [False, True], ids=["ipv4", "ipv6"])
 @pytest.mark.parametrize("ip", [IP, None], ids=["assigned", "unassigned"])
-def test_only_these_frames_pass(ip, ipv6_key):
+def test_only_allowed_frames_pass(ip, ipv6_key):
     wanted = {}
     with own_network():
         node = Node()

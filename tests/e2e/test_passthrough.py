@@ -52,7 +52,7 @@ def virsh(*argv):
     )  # fmt: skip
 
 
-def test_libvirt_validates_and_keeps_the_functions(domain: Path):
+def test_libvirt_accepts_and_keeps_the_functions(domain: Path):
     done = virsh("define", "--validate", str(domain))
     assert done.returncode == 0, done.stderr
     devices = ElementTree.fromstring(virsh("dumpxml", NAME).stdout).find("devices")  # noqa: S314
@@ -62,7 +62,7 @@ def test_libvirt_validates_and_keeps_the_functions(domain: Path):
     assert devices.find("interface/mac").get("address") == "52:54:00:12:34:56"
 
 
-def test_a_card_that_is_not_there_starts_no_guest(domain: Path):
+def test_missing_card_fails_the_start(domain: Path):
     """libvirt has taken the elements for what they are: functions of this host."""
     assert virsh("define", "--validate", str(domain)).returncode == 0
     done = virsh("start", NAME)
@@ -124,7 +124,7 @@ BOOT = (
 
 
 @pytest.mark.full
-def test_a_function_goes_to_vfio_and_back(node, tmp_path):
+def test_function_is_bound_to_vfio_and_returned_to_its_driver(node, tmp_path):
     """Bound, open to QEMU's user, reset and given back, by a real kernel; the card is emulated."""
     image = ensure(node)
     (site,) = node.prefix.glob("lib/python3*/site-packages")

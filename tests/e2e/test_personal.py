@@ -1,4 +1,4 @@
-"""vTorque without root: ordinary users on a machine that nobody has set up, from an empty home."""
+"""vTorque without root: ordinary users on a machine without a site, from an empty home."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def clean(one):
     eventually(lambda: not one.left())
 
 
-def test_a_first_job_from_an_empty_home(clean):
+def test_first_job_from_an_empty_home_runs(clean):
     """It makes its image, runs as the user with their home, and has its own exit code."""
     assert not clean.state.exists()
     text = "echo on $(uname -r) $(hostname) as $(id -un) in $PWD; touch made\nexit 42\n"
@@ -160,7 +160,7 @@ def test_a_first_job_from_an_empty_home(clean):
 
 
 @pytest.mark.full
-def test_an_array_has_a_guest_for_each_task(clean):
+def test_array_has_a_guest_for_each_task(clean):
     done = clean.call(
         "vsub", *BLOCK, "-t", "3,5%1", clean.script("exit $PBS_ARRAYID\n"), check=False
     )
@@ -170,7 +170,7 @@ def test_an_array_has_a_guest_for_each_task(clean):
 
 
 @pytest.mark.full
-def test_the_manuals_first_jobs(clean):
+def test_first_jobs_of_the_manual_run(clean):
     """Of ten-minutes-user.md, ten-minutes-admin.md, tutorial.md and user.md, word for word."""
     paths = f"PATH=/opt/{NAME}/bin:$PATH; set -e\n"
 
@@ -212,7 +212,7 @@ def test_the_manuals_first_jobs(clean):
 
 
 @pytest.mark.full
-def test_a_shell_in_a_guest(clean):
+def test_interactive_job_gives_a_shell_in_a_guest(clean):
     terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
     terminal.read(STARTED)
     terminal.read(PROMPT)
@@ -221,7 +221,7 @@ def test_a_shell_in_a_guest(clean):
     assert terminal.leave(7) == 7
 
 
-def test_what_needs_root_is_refused_by_name(clean):
+def test_option_that_needs_root_is_refused_by_name(clean):
     clean.script("true\n")
     for key in ("fs_type=ramdisk", "hugepages=true", "iocm=true", "pci=gpu:1", "vrdma=true"):
         refused = clean.call("vsub", "-vm", key, "job.sh", check=False)
@@ -230,7 +230,7 @@ def test_what_needs_root_is_refused_by_name(clean):
     assert clean.call("vtorque", "setup", "install", check=False).returncode == 2
 
 
-def test_doctor_has_nothing_to_mend(clean):
+def test_doctor_reports_no_failure(clean):
     told = clean.call("vtorque", "doctor", "--json", "--config", str(clean.own), check=False)
     assert [each for each in json.loads(told.stdout) if each["status"] == "failed"] == []
 
@@ -248,7 +248,7 @@ def other(one):
     person.end()
 
 
-def test_two_users_see_nothing_of_each_other(clean, other):
+def test_users_cannot_see_each_others_jobs_and_services(clean, other):
     """Both have a job that runs: neither sees the other's, nor can reach their service."""
     mine = clean.call("vsub", clean.script("touch began; sleep 300\n")).stdout.decode().strip()
     code, said, told = other.job("ls /home; ls " + str(clean.home) + "; exit 5\n")
@@ -265,13 +265,13 @@ def test_two_users_see_nothing_of_each_other(clean, other):
 
 
 @pytest.mark.full
-def test_a_killed_service_leaves_nothing_after_the_next_command(clean):
+def test_killed_service_leaves_nothing_after_the_next_command(clean):
     kill(clean, "local serve")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_whatever_is_killed_leaves_nothing_after_the_next_command(clean, program):
+def test_killed_program_leaves_nothing_after_the_next_command(clean, program):
     kill(clean, program)
 
 
@@ -291,14 +291,14 @@ def kill(person, program):
 
 
 @pytest.mark.full
-def test_twenty_jobs_in_a_row_leave_nothing(clean):
+def test_twenty_consecutive_jobs_leave_nothing(clean):
     for number in range(20):
         assert clean.job(f"exit {number}\n")[0] == number
         assert clean.left() == []
 
 
 @pytest.mark.full
-def test_the_service_ends_by_itself(clean):
+def test_idle_service_ends_and_the_next_job_starts_it(clean):
     """After a minute without jobs; libvirt's daemons do, too, and the next job starts all again."""
     assert clean.job("exit 7\n")[0] == 7
     eventually(lambda: not clean.processes(), 300)

@@ -40,7 +40,7 @@ def test_two_guests_run_on_different_cores(two_cpus, guest, pinning, cpus):
     end(guest, job)
 
 
-def test_the_emulator_has_a_cpu_of_its_own(guest):
+def test_emulator_runs_on_a_separate_cpu(guest):
     job = started(guest, "-vm", "vcpu_pinning=true,ram=128M")
     (domain,) = running_jobs.domains(job)
     threads = running_jobs.threads(domain)
@@ -52,7 +52,7 @@ def test_the_emulator_has_a_cpu_of_its_own(guest):
     assert b"2 CPUs of their own and 1 shared, 3 in all: more than the job can have" in full.err
 
 
-def test_a_mapping_of_the_hosts_cpu_is_refused(two_cpus, guest, config):
+def test_mapping_to_a_reserved_cpu_is_refused(two_cpus, guest, config):
     config("node", "host_reserve_cores = 1")
     guest.script("0\n", "my.map")
     result = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
@@ -63,7 +63,7 @@ def test_a_mapping_of_the_hosts_cpu_is_refused(two_cpus, guest, config):
     assert said in result.err
 
 
-def test_a_mapping_that_is_none_is_refused_at_submission(guest):
+def test_invalid_mapping_is_refused_at_submission(guest):
     guest.script("0\n1\n", "my.map")
     done = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M").done
     assert done.returncode == EXIT_USAGE
@@ -74,7 +74,7 @@ def test_a_mapping_that_is_none_is_refused_at_submission(guest):
 
 
 @pytest.mark.full
-def test_a_job_waits_for_another_jobs_cpu(two_cpus, two_slots, guest):
+def test_job_waits_for_a_cpu_in_use_by_another_job(two_cpus, two_slots, guest):
     """In the queue, with the reason; it runs when the other one has ended."""
     guest.script("1\n", "my.map")
     job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
@@ -106,7 +106,7 @@ def pages():
     assert PAGES.read_text() == before
 
 
-def test_a_guests_memory_is_in_huge_pages(pages, guest):
+def test_guest_memory_is_in_huge_pages(pages, guest):
     job = started(guest, "-vm", "hugepages=2M,ram=128M")
     (domain,) = running_jobs.domains(job)
     maps = Path("/proc", running_jobs.pid(domain), "smaps").read_text().split("VmFlags")
@@ -128,7 +128,7 @@ def no_pages():
 
 
 @pytest.mark.full
-def test_huge_pages_that_the_node_lacks(no_pages, guest, config):
+def test_missing_huge_pages_are_refused(no_pages, guest, config):
     lack = guest.job("true\n", "-vm", "hugepages=1G,ram=1G")
     assert (lack.code, lack.out) == (EXIT_REFUSED, b"")
     assert b"hugepages=1G: node " in lack.err

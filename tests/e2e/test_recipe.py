@@ -132,14 +132,14 @@ def stock(node, scratch):
 
 
 @pytest.mark.releases
-def test_the_same_recipe_gives_the_same_bytes(image):
+def test_recipe_build_is_reproducible(image):
     first, second = image
     assert first["sha256"] == second["sha256"]
     assert first["version"] == second["version"]
     assert first["labels"]["suite"] == "bookworm"
 
 
-def test_the_disk_is_sparse_and_kernel_and_initramfs_beside_it(node, image):
+def test_disk_is_sparse_and_kernel_and_initramfs_are_separate_files(node, image):
     home = node.state / "images" / IMAGE / image[1]["version"]
     argv = ["qemu-img", "info", "--output=json", home / "root.qcow2"]
     info = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
@@ -161,7 +161,7 @@ def ready_after(node, name):
     return mark.stat().st_mtime - start
 
 
-def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, stock):
+def test_recipe_image_boots_in_half_the_time_of_a_stock_image(clean, config, image, stock):
     agent = clean.prefix / "lib/vtorque-agent.{arch}"  # a stock image gets it from the seed
     config("plugin.linux-guest", f'agent = "{agent}"')
     ours, base = [], []
@@ -174,7 +174,7 @@ def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, sto
 
 
 @pytest.mark.releases
-def test_it_runs_mpi_and_has_what_the_recipe_adds(clean, image):
+def test_recipe_image_runs_mpi_and_contains_added_files(clean, image):
     result = clean.job(
         "#!/bin/sh\ncat /etc/made-by-command /etc/made-by-package\nmpirun /opt/app/hello | sort\n",
         "-vm", f"img={IMAGE},ram=768M,vcpus=1,vms_per_node=2",
@@ -202,7 +202,7 @@ def repository(tmp_path):
 
 
 @pytest.mark.releases
-def test_the_redhat_family_is_installed_from_its_packages(node, repository, tmp_path):
+def test_redhat_family_is_installed_from_its_packages(node, repository, tmp_path):
     """What is checked are files of an image of fake packages; nothing of it could boot."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(

@@ -1,4 +1,4 @@
-"""What strikes from outside, with real guests; and a hundred jobs after which all is as before.
+"""External faults with real guests, and a hundred jobs after which the host is unchanged.
 
 Kills at every kind of step are in test_faults.py and test_device_faults.py, all faults at all steps
 in the matrix of recorded nodes (tests/unit/repository/test_fault_matrix.py).
@@ -51,7 +51,7 @@ def daemon(name):
 
 
 @pytest.mark.full
-def test_two_prologues_and_an_epilogue_at_once_leave_nothing(host):
+def test_concurrent_prologues_and_an_epilogue_leave_nothing(host):
     """The epilogue kills the running start; the second prologue waits for the job's lock."""
     node, before = host
     job = Hooks(node, "twice.faults")
@@ -76,7 +76,7 @@ def test_two_prologues_and_an_epilogue_at_once_leave_nothing(host):
 
 
 @pytest.mark.full
-def test_a_guest_that_hangs_is_ended(host):
+def test_hanging_guest_is_ended(host):
     """Its QEMU answers neither the job shell nor libvirtd: cancelled, it goes all the same."""
     node, before = host
     (node.home / "out").unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def test_a_guest_that_hangs_is_ended(host):
 
 
 @pytest.mark.full
-def test_a_console_that_is_flooded(host):
+def test_flooded_console_log_is_bounded(host):
     """By root in the guest, all the while: the job runs, and the log has its limit."""
     node, before = host
     place, own = node.config.parent / "guest-prologue-flood", node.config.read_text()
@@ -130,7 +130,7 @@ def test_a_console_that_is_flooded(host):
 
 
 @pytest.mark.full
-def test_a_libvirtd_that_hangs_when_a_job_ends(host):
+def test_libvirtd_that_hangs_at_the_end_of_a_job_leaves_nothing(host):
     """The epilogue ends in its time; what the guest may still use stays the job's."""
     node, before = host
     job = Hooks(node, "hangs.faults")
@@ -152,7 +152,7 @@ def cpu_of(pid):
 
 
 @pytest.mark.full
-def test_a_hundred_jobs_add_nothing_up(host):
+def test_hundred_jobs_accumulate_no_memory_or_time(host):
     """Each boots a guest. CPU time is that of the batch system with its hooks, and libvirtd's."""
     node, before = host
     lines = subprocess.run(

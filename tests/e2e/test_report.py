@@ -31,7 +31,7 @@ def latest(node):
 
 
 @pytest.mark.full
-def test_the_report_of_a_job(clean, shown):
+def test_report_of_a_job_has_its_figures(clean, shown):
     result = clean.job(BURN, "-vm", "vcpus=2,ram=256M")
     assert (result.code, result.out) == (3, b"out\n")
     first, *summary = result.err.decode().splitlines()

@@ -18,7 +18,7 @@ PER_JOB = {"PBS_JOBID", "PBS_NODEFILE", "PBS_JOBCOOKIE", "PATH", "PWD"}
 @pytest.mark.parametrize(
     ("end", "code"), [("", 7), pytest.param("TERM", 143, marks=pytest.mark.full)]
 )
-def test_a_script_in_a_guest_finds_what_the_plain_one_does(clean, end, code):
+def test_script_in_a_guest_gets_the_environment_of_a_plain_job(clean, end, code):
     (clean.home / ".bash_profile").write_text("export FROM_PROFILE='a  b'\n")
     (clean.home / ".bash_profile").chmod(0o644)
     more = ("-F", "'one  word' two", "-v", f"END={end},MINE=x y")

@@ -1,4 +1,4 @@
-"""SCAM on a node that cannot divide its caches, as this one: refused, or done without, loudly."""
+"""SCAM on a node that cannot partition its caches: a refusal, or a warning."""
 
 import platform
 from xml.etree import ElementTree
@@ -25,7 +25,7 @@ def required(guest):
     guest.config.write_text(own)
 
 
-def test_a_job_is_refused_where_it_cannot_be_protected(guest, required):
+def test_job_is_refused_if_it_cannot_be_protected(guest, required):
     required(True)
     result = guest.job("#!/bin/sh\necho ran\n", "-vm", "scam=true")
     assert (result.code, result.out) == (EXIT_REFUSED, b"")
@@ -35,7 +35,7 @@ def test_a_job_is_refused_where_it_cannot_be_protected(guest, required):
 
 
 @pytest.mark.full
-def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
+def test_job_runs_with_partial_protection_and_a_warning(guest, required):
     required(False)
     job = guest.submit(
         "#!/bin/sh\ntouch up\nwhile [ ! -e stop ]; do sleep 0.1; done\n",
@@ -63,7 +63,7 @@ def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
 
 
 @pytest.mark.full
-def test_a_job_that_does_not_ask_is_told_nothing(guest, required):
+def test_job_without_the_option_gets_no_warning(guest, required):
     required(True)
     result = guest.job("#!/bin/sh\necho ran\n")
     assert (result.code, result.out, result.err) == (0, b"ran\n", b"")

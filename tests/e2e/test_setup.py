@@ -56,7 +56,7 @@ def cluster(tmp_path, monkeypatch):
     return run
 
 
-def test_all_nodes_get_the_same_secret_and_a_running_job_keeps_its(cluster, tmp_path):
+def test_all_nodes_get_the_same_secret_and_a_running_job_keeps_its_old_one(cluster, tmp_path):
     secrets = [tmp_path / node / "state" / "site.secret" for node in ("NODE", "n1", "n2", "n3")]
     assert cluster("install", "--dry-run").returncode == 0
     assert not any(path.exists() for path in secrets)

@@ -1,4 +1,4 @@
-"""Jobs that stand still and go on, with real guests: by their owner, and as a batch system does."""
+"""Jobs suspended and resumed with real guests, by their owner and as by a batch system."""
 
 import os
 import random
@@ -102,7 +102,7 @@ def test_owner_alone_suspends_and_resumes_a_job(guest):
 
 
 @pytest.mark.full
-def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
+def test_job_stopped_with_its_shell_is_suspended_even_if_the_watcher_is_killed(guest):
     job = Counting(guest, 30)
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
     job.await_still()
@@ -127,14 +127,14 @@ def walltime(job):
 
 
 @pytest.mark.full
-def test_a_walltime_that_ends_while_its_owner_has_it_stand_still(guest):
+def test_walltime_ends_a_job_suspended_by_its_owner(guest):
     job = Counting(guest, 1000, "-l", "walltime=12")
     job.suspend()
     assert "walltime exceeded limit 00:00:12" in walltime(job)
 
 
 @pytest.mark.full
-def test_a_walltime_that_ends_while_its_job_shell_stands_still(guest):
+def test_walltime_ends_a_job_whose_shell_is_stopped(guest):
     """As of a batch system that counts on, and sends TERM and KILL to what it has stopped."""
     job = Counting(guest, 1000, "-l", "walltime=12")
     os.kill(job.node.job_shell(job.id), signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_a_walltime_that_ends_while_its_job_shell_stands_still(guest):
 
 
 @pytest.mark.full
-def test_libvirtd_killed_while_a_job_stands_still(guest):
+def test_job_suspended_while_libvirtd_was_killed_can_be_resumed(guest):
     """A resume fails and names libvirtd, and happens when libvirtd answers again.
 
     Then the job is suspended again and canceled, and leaves nothing.
@@ -176,7 +176,7 @@ def still(clean, request):
 
 
 @pytest.mark.full
-def test_libvirtd_killed_while_a_job_ends_that_stands_still(still):
+def test_suspended_job_that_ends_without_libvirtd_is_reaped_later(still):
     job, before = still
     hooks_by_hand.kill_libvirtd()
     code, _, err = job.run("epilogue")
@@ -187,7 +187,7 @@ def test_libvirtd_killed_while_a_job_ends_that_stands_still(still):
 
 
 @pytest.mark.full
-def test_a_reboot_while_a_job_stands_still(still, tmp_path):
+def test_suspended_job_is_released_after_a_reboot(still, tmp_path):
     """All processes are gone, and what is in memory; the reaper has the rest go."""
     job, before = still
     node = job.node
@@ -214,7 +214,7 @@ def test_a_reboot_while_a_job_stands_still(still, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["owner", "batch"])
-def test_five_times_at_random(guest, how):
+def test_job_is_suspended_five_times_at_random(guest, how):
     """A job of a minute, two guests."""
     job = Counting(guest, 400, "-vm", "vms_per_node=2")
     for _ in range(5):

@@ -116,7 +116,7 @@ def close(a, b, rel=0.05):
     return a is not None and abs(a - b) <= rel * max(abs(a), abs(b), 1e-9)
 
 
-def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
+def test_metrics_of_a_job_reach_prometheus_and_influxdb(monitored, guest, submit, disk, log):
     top, prometheus, influx, url = monitored
     job = submit(SCRIPT.format(host=HOST), "-vm", f"ram=128M,disk={disk}")
     guest.wait_for((guest.home / "worked").exists, what="the job's work")

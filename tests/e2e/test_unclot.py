@@ -106,7 +106,7 @@ def beside(node, text, *args):
 
 @pytest.mark.full
 @pytest.mark.parametrize("mib", [8, DEFAULT])
-def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer, mib):
+def test_guests_of_a_job_share_memory_and_other_jobs_do_not(two_slots, peer, mib):
     size = mib << 20
     first, second = data(peer, "first", 1, size), data(peer, "second", 2, size)
     option = "" if mib == DEFAULT else f",unclot_shmem={mib}M"
@@ -130,7 +130,7 @@ def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer, mib):
     assert set(SHM.glob("vtorque-*")) == before
 
 
-def test_a_bad_size_is_refused_when_it_is_submitted(node):
+def test_bad_size_is_refused_at_submission(node):
     script = node.script("#!/bin/sh\n")
     done = node.as_user("vsub", "-vm", "unclot=true,unclot_shmem=3M", script, check=False)
     assert done.returncode == 2

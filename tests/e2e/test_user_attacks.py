@@ -1,4 +1,4 @@
-"""Users of the node attack root's side, and one another's jobs, from outside of any guest.
+"""Users of the node attack root's processes and jobs of other users, from outside of guests.
 
 Every test looks at the host afterwards. What root inside a guest can do:
 ``test_attacks.py``; what users give to root: ``test_user_input.py``.
@@ -190,7 +190,7 @@ def probe(node, who, job, key, domain, pids):
 class TestARunningJob:
     """One guest for all tests here: they only look."""
 
-    def test_another_user_reaches_nothing_of_a_running_job(self, running):
+    def test_other_user_cannot_access_a_running_job(self, running):
         node, job, key, domain, pids = running
         assert sorted(set(pids.values())) == ["qemu", "virtiofsd"]
         assert probe(node, OTHER, job, key, domain, pids) == []
@@ -211,7 +211,7 @@ class TestARunningJob:
         listed = json.loads(node.as_user("vmgr", "ps", "--json", user=OTHER).stdout)
         assert job not in [each["id"] for each in listed]
 
-    def test_the_jobs_own_user_reaches_its_run_port_only(self, running):
+    def test_owner_of_a_job_can_reach_only_its_run_port(self, running):
         node, job, key, domain, pids = running
         got = set(probe(node, node.user, job, key, domain, pids))
         own = {pid for pid, kind in pids.items() if kind == "virtiofsd"}
@@ -222,7 +222,7 @@ class TestARunningJob:
             *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
         }
 
-    def test_a_jobshell_for_another_users_job_runs_nothing(self, running):
+    def test_jobshell_for_a_job_of_another_user_runs_nothing(self, running):
         node, job, *_ = running
         evil = Path("/home", OTHER, "ran")
         script = Path("/home", OTHER, "evil.sh")
@@ -237,7 +237,7 @@ class TestARunningJob:
         assert b"vtorque: " in done.stderr and b"Traceback" not in done.stderr
         assert not evil.exists()
 
-    def test_no_socket_is_open_to_another_user_while_the_job_starts(self, running, raced):
+    def test_no_socket_is_open_to_other_users_while_the_job_starts(self, running, raced):
         assert raced == [f"[] {len(SOCKETS)}\n".encode()]
 
     def test_qemu_and_daemons_are_confined(self, running):
@@ -272,7 +272,7 @@ class TestARunningJob:
 
 
 @pytest.mark.full
-def test_nobody_else_reads_the_users_own_scripts(guest):
+def test_user_scripts_are_unreadable_for_other_users(guest):
     """Not even who has the same primary group; the proof is readable to those."""
     script = guest.home / "mine.sh"
     script.write_text("#!/bin/sh\necho the-users-own-words\n")
@@ -326,7 +326,7 @@ print(json.dumps(got))
 """
 
 
-def test_a_broken_out_qemu_opens_nothing_of_another_guests(guest):
+def test_qemu_process_cannot_open_files_of_other_guests(guest):
     waiting = Waiting(guest, "-vm", "vms_per_node=2")
     waiting.wait()
     (key,) = (path.name for path in (guest.run_dir / "jobs").iterdir())
@@ -362,7 +362,7 @@ def test_a_broken_out_qemu_opens_nothing_of_another_guests(guest):
 
 
 @pytest.mark.full
-def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
+def test_killed_share_daemon_affects_only_the_job_of_its_user(guest):
     waiting = Waiting(guest)
     waiting.wait()
     key, domain = guest.running()
@@ -376,7 +376,7 @@ def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
 
 
 @pytest.mark.full
-def test_no_socket_is_open_to_others_while_a_job_starts(guest):
+def test_no_socket_is_open_to_other_users_in_repeated_starts(guest):
     """libvirt binds the ports' sockets before root gives them to their owner."""
     first = guest.submit("#!/bin/sh\nexit 0\n")
     guest.wait_for(lambda: guest.state_of(first) is None, what="first job's end")

@@ -1,4 +1,4 @@
-"""What users of the node give to root: variables, paths, scripts, requests, descriptors.
+"""Input of users to root's processes: variables, paths, scripts, requests, descriptors.
 
 Every test looks at the host afterwards. Attacks on running jobs: ``test_user_attacks.py``.
 """
@@ -22,7 +22,7 @@ OTHER = "vte2e2"
 PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
 
 
-def test_no_variable_of_a_user_reaches_a_root_process(guest, scratch):
+def test_variables_of_a_user_do_not_reach_root_processes(guest, scratch):
     """Preloaded into everything that honours it: each process writes down whom it runs as."""
     log = guest.home / "log"
     source = scratch / "spy.c"
@@ -80,7 +80,7 @@ def test_output_paths_are_opened_as_the_user(guest, flag):
 
 
 @pytest.mark.parametrize("flag", ["-o", pytest.param("-e", marks=pytest.mark.full)])
-def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
+def test_unread_output_fifo_does_not_block_other_jobs(guest, flag):
     """Opening a FIFO waits for its reader; the job that does so must still end when told to."""
     entry = pwd.getpwnam(guest.user)
     os.mkfifo(guest.home / "fifo")
@@ -101,7 +101,7 @@ def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
     assert (guest.home / "next").read_bytes() == b"next\n"
 
 
-def test_a_working_directory_of_another_user_is_refused(guest):
+def test_working_directory_of_another_user_is_refused(guest):
     done = guest.as_user(
         "vsub", "-W", "block=true", "-vm", "none", "-d", f"/home/{OTHER}", "-o", "out", "-e", "err",
         guest.script("#!/bin/sh\ntouch ran\n"), check=False,
@@ -111,7 +111,7 @@ def test_a_working_directory_of_another_user_is_refused(guest):
     assert not Path("/home", OTHER, "ran").exists()
 
 
-def test_scripts_that_are_no_files_are_refused_at_once(guest):
+def test_script_that_is_not_a_regular_file_is_refused(guest):
     os.mkfifo(guest.home / "fifo")
     for name in ("fifo", "/dev/zero", "/dev/tty", "/proc/self/mem", "/", "/etc/shadow"):
         done = guest.as_user("vsub", name, check=False, timeout=180)
@@ -119,7 +119,7 @@ def test_scripts_that_are_no_files_are_refused_at_once(guest):
         assert done.stderr.startswith(b"vsub: ") and done.stderr.count(b"\n") == 1, done.stderr
 
 
-def test_root_commands_do_nothing_for_a_user(guest):
+def test_root_commands_run_by_a_user_change_nothing(guest):
     before = guest.footprint()
     forged = ("1.x", guest.user, guest.user, "n", "nodes=1,other=vt1:AAAA", "local")
     config = ("--config", str(guest.config))
@@ -162,7 +162,7 @@ FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
         ],
     ),
 )
-def test_a_forged_request_is_refused_on_the_node_and_runs_nowhere(guest, token, words):
+def test_forged_request_is_refused_on_the_node_and_not_run(guest, token, words):
     python = str(guest.prefix / "bin/python3")
     done = guest.as_user(
         python, "-c", FORGER, token, "--config", str(guest.config), "-W", "block=true",
@@ -175,7 +175,7 @@ def test_a_forged_request_is_refused_on_the_node_and_runs_nowhere(guest, token, 
     assert not (guest.home / "ran").exists()
 
 
-def test_one_user_cannot_use_up_the_batch_system(guest):
+def test_one_user_cannot_exhaust_the_batch_system(guest):
     """All connections that a user gets, each with three descriptors and half a message."""
     entry = pwd.getpwnam(OTHER)
     hold = (
@@ -203,7 +203,7 @@ def test_one_user_cannot_use_up_the_batch_system(guest):
         holder.communicate()
 
 
-def test_descriptors_of_clients_that_leave_are_not_kept(guest):
+def test_descriptors_of_disconnected_clients_are_closed(guest):
     """Each sends three with a request and is gone before the answer."""
     entry = pwd.getpwnam(OTHER)
     leave = (

@@ -1,4 +1,4 @@
-"""The user's own disk at /data, and what its daemon may do, on a real node as root."""
+"""The user's own disk at /data, and the privileges of its daemon, on a real node as root."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ def content(disk: Path, name: str) -> bytes:
 # -- in jobs ----------------------------------------------------------------------------------
 
 
-def test_a_disk_keeps_what_a_job_writes(clean, disk):
+def test_raw_disk_keeps_files_written_by_a_job(clean, disk):
     """The first of two guests has it; in the next job that job's only guest."""
     before = disk.stat()
     option = ("-vm", f"disk={disk}")
@@ -72,7 +72,7 @@ def test_a_disk_keeps_what_a_job_writes(clean, disk):
 
 
 @pytest.mark.full
-def test_a_qcow2_keeps_what_a_job_writes(clean, disk):
+def test_qcow2_disk_keeps_files_written_by_a_job(clean, disk):
     qcow2 = disk.with_suffix(".qcow2")
     argv = ("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, qcow2)
     subprocess.run(argv, check=True, timeout=180)
@@ -92,7 +92,7 @@ def test_a_qcow2_keeps_what_a_job_writes(clean, disk):
 
 
 @pytest.mark.full
-def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
+def test_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
     marks = [clean.home / name for name in ("started", "go")]
     text = (
         "#!/bin/sh\necho one > /data/one\ntouch ~/started\n"
@@ -127,7 +127,7 @@ def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
         ("folder", "is a directory"),
     ],
 )
-def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
+def test_file_that_is_not_a_disk_of_the_user_is_refused(clean, disk, name, why):
     """Another's file is neither opened nor changed, however it is named."""
     hidden = Path("/home", OTHER, "d.raw")
     hidden.write_bytes(bytes(MIB))
@@ -154,7 +154,7 @@ def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
 
 
 @pytest.mark.full
-def test_a_file_without_a_file_system_is_the_users_fault(clean):
+def test_disk_without_a_file_system_is_a_fault_of_the_user(clean):
     """Torque and Slurm would requeue the job, and hold it at last."""
     path = clean.home / "data.QCOW2"
     clean.as_user("/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", str(path), "64M")
@@ -204,7 +204,7 @@ def nbd(one: user_disk.DiskFile, command: str, uid: int) -> subprocess.Completed
     return as_uid(uid, "qemu-io", "-f", "raw", "-c", command, f"nbd+unix:///?socket={one.socket}")
 
 
-def test_the_daemon_is_the_user_and_can_do_no_more(one):
+def test_daemon_runs_as_the_user_without_privileges(one):
     one.start()
     (pid,) = holders(one.lock)
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -224,7 +224,7 @@ def test_the_daemon_is_the_user_and_can_do_no_more(one):
     assert (place.st_uid, stat.S_IMODE(place.st_mode)) == (one.socket_owner, 0o600)
 
 
-def test_qemus_user_alone_can_use_it(one):
+def test_only_the_qemu_user_can_connect_to_the_daemon(one):
     one.start()
     wrote = nbd(one, "write -P 0x41 4096 512", one.socket_owner)
     assert wrote.returncode == 0, wrote.stderr
@@ -256,7 +256,7 @@ def create(packed: user_disk.DiskFile, *options: str) -> None:
 
 
 @pytest.mark.parametrize("compat", ["0.10", "1.1"])
-def test_a_qcow2_is_served_as_what_is_in_it(packed, compat):
+def test_qcow2_is_served_with_its_content(packed, compat):
     create(packed, "-o", f"compat={compat}")
     packed.start()
     wrote = nbd(packed, "write -P 5 64k 64k", packed.socket_owner)
@@ -274,7 +274,7 @@ def test_a_qcow2_is_served_as_what_is_in_it(packed, compat):
         (("-o", "data_file={raw}"), "has an external data file"),
     ],
 )
-def test_a_qcow2_that_names_another_file_is_refused(one, packed, options, why):
+def test_qcow2_that_refers_to_another_file_is_refused(one, packed, options, why):
     """Also one of the user's own: the guest would get what nobody has said."""
     other = Path(one.source).with_name("other")
     other.write_bytes(bytes(MIB))
@@ -283,7 +283,7 @@ def test_a_qcow2_that_names_another_file_is_refused(one, packed, options, why):
         packed.start()
 
 
-def test_a_qcow2s_header_in_a_raw_disk_is_data(one):
+def test_qcow2_header_in_a_raw_disk_is_data(one):
     """What a guest writes must not become a file that its next job opens."""
     argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "/etc/hostname")
     made = Path(one.source).with_name("made")
@@ -294,7 +294,7 @@ def test_a_qcow2s_header_in_a_raw_disk_is_data(one):
     assert "51 46 49 fb" in read.stdout, read
 
 
-def test_a_read_only_disk(one):
+def test_read_only_disk_cannot_be_written(one):
     Path(one.source).chmod(0o400)
     with pytest.raises(Refused, match="cannot be opened by you: Permission denied"):
         one.start()
@@ -303,7 +303,7 @@ def test_a_read_only_disk(one):
     assert Path(one.source).read_bytes() == bytes(MIB)
 
 
-def test_stop_frees_the_disk_and_can_be_repeated(one):
+def test_stop_unlocks_the_disk_and_is_idempotent(one):
     run = Path(one.lock).parent
     second = replace(
         one, socket=str(run / "e.sock"), lock=str(run / "e.lock"), log=str(run / "e.log")
@@ -323,7 +323,7 @@ def test_stop_frees_the_disk_and_can_be_repeated(one):
     assert {path.suffix for path in run.iterdir()} == {".log"}
 
 
-def test_a_daemon_that_cannot_start_is_reported(one):
+def test_daemon_that_cannot_start_is_reported(one):
     for program, why in (("/bin/false", "/bin/false for .* did not start"),
                          ("/nonexistent", "cannot execute /nonexistent")):  # fmt: skip
         with pytest.raises(HostFault, match=why):
@@ -332,7 +332,7 @@ def test_a_daemon_that_cannot_start_is_reported(one):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
-def test_nothing_remains_of_a_start_that_was_killed(one, delay):
+def test_killed_start_leaves_nothing(one, delay):
     daemons.kill_a_start("user_disk", f"DiskFile(**{vars(one)!r}).start()", delay)
     user_daemon.stop(one.lock, time.monotonic() + 30)
     assert holders(one.source) == holders(one.lock) == set()

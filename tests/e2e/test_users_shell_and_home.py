@@ -119,7 +119,7 @@ SHOW_NAMES = (
         pytest.param(True, False, id="other path", marks=pytest.mark.full),
     ],
 )
-def test_home_is_found_by_each_of_its_paths(moved_home, guest, moved, with_d):
+def test_home_is_accessible_by_all_its_paths(moved_home, guest, moved, with_d):
     """Submit the job from the path that getcwd(3) returns."""
     home = guest.home
     if moved:  # the guest has it below /home

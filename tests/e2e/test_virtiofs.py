@@ -1,4 +1,4 @@
-"""What root and the user inside a real guest can do to the host through virtiofsd; as root."""
+"""Access of root and the user of a real guest to the host through virtiofsd; as root."""
 
 import signal
 import stat
@@ -156,7 +156,9 @@ def console(
     raise AssertionError("the guest did not finish:\n" + "".join(seen[-40:]))
 
 
-def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, opt: Path) -> None:
+def test_guest_root_and_user_have_only_the_users_access_to_shares(
+    kernel: Path, place: Path, home: Path, opt: Path
+) -> None:
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:
         one.start()

@@ -78,9 +78,7 @@ def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) 
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_host_sees_no_mount_even_if_shared_and_hidepid_is_fine(
-    place: Path, home: Path, readonly: bool
-) -> None:
+def test_daemon_mounts_stay_invisible_to_the_host(place: Path, home: Path, readonly: bool) -> None:
     one = replace(share(place, "home"), readonly=readonly)
     script = f"""
 import pathlib, socket, time
@@ -108,7 +106,9 @@ with socket.socket(socket.AF_UNIX) as qemu:
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_no_way_leads_out_of_the_directory(place: Path, home: Path, readonly: bool) -> None:
+def test_share_cannot_be_left_by_parent_directories_or_links(
+    place: Path, home: Path, readonly: bool
+) -> None:
     """Not even for a guest whose user moves a directory out of the share on the host."""
     one = replace(share(place, "home"), readonly=readonly)
     if not one.user_is_root:
@@ -160,7 +160,7 @@ def test_links_of_root_lead_to_the_source(place: Path, home: Path, readonly: boo
         user_daemon.stop(one.lock, time.monotonic() + 30)
 
 
-def test_links_that_others_can_make_or_replace_are_not_followed(place: Path, home: Path) -> None:
+def test_links_that_others_can_create_or_replace_are_not_followed(place: Path, home: Path) -> None:
     """The message names the link and the setting."""
     (place / "theirs").symlink_to("home")
     os.lchown(place / "theirs", USER, USER)
@@ -181,7 +181,7 @@ def test_links_that_others_can_make_or_replace_are_not_followed(place: Path, hom
         user_daemon.stop(one.lock, time.monotonic() + 30)
 
 
-def test_a_root_link_in_a_sticky_directory_is_followed(place: Path, home: Path) -> None:
+def test_root_link_in_a_sticky_directory_is_followed(place: Path, home: Path) -> None:
     make(place / "sticky", None, 0o1777, 0, 0)
     (place / "sticky/link").symlink_to(home)
     one = replace(share(place, "home"), source=str(place / "sticky/link"))
@@ -189,7 +189,7 @@ def test_a_root_link_in_a_sticky_directory_is_followed(place: Path, home: Path) 
     assert len(holders(one.lock)) == 1
 
 
-def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
+def test_daemon_that_exits_immediately_is_reported(place: Path, home: Path) -> None:
     one = replace(share(place, "home"), program="/bin/false")
     with pytest.raises(HostFault, match=r"/bin/false for .* did not start"):
         one.start(timeout=3600)
@@ -200,9 +200,7 @@ def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05])
 @pytest.mark.parametrize("readonly", [False, True])
-def test_nothing_remains_of_a_start_that_was_killed(
-    place: Path, home: Path, delay: float, readonly: bool
-) -> None:
+def test_killed_start_leaves_nothing(place: Path, home: Path, delay: float, readonly: bool) -> None:
     one = replace(share(place, "home"), readonly=readonly)
     daemons.kill_a_start("virtiofs_daemon", f"SharedDirectory(**{vars(one)!r}).start()", delay)
     user_daemon.stop(one.lock, time.monotonic() + 30)

@@ -25,7 +25,7 @@ def rdma(node):
 
 
 @pytest.mark.full
-def test_two_guests_of_a_job_play_ping_pong(rdma, clean):
+def test_two_guests_of_a_job_run_ping_pong(rdma, clean):
     """As the job's user; the packet filter is there meanwhile and gone afterwards (``clean``)."""
     result = clean.job(
         "#!/bin/bash\n" + GID + "declare -f gid >$HOME/gid.sh\n"
@@ -48,7 +48,7 @@ def test_two_guests_of_a_job_play_ping_pong(rdma, clean):
 
 
 @pytest.mark.full
-def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
+def test_rdma_to_a_guest_of_another_job_is_blocked(rdma, two_slots, clean):
     """The same user's even: TCP, by which the two agree, passes, and RDMA does not."""
     args = ("-vm", f"img={IMAGE},ram=768M,vrdma=true")
     code, said, _ = beside_another(
@@ -67,7 +67,7 @@ def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
 
 
 @pytest.mark.full
-def test_an_image_without_soft_roce_is_the_reason(node, clean):
+def test_image_without_soft_roce_is_named_in_the_error(node, clean):
     """The micro image has no packages at all; a missing module: plugins/vrdma/tests."""
     result = clean.job("#!/bin/sh\necho RAN\n", "-vm", "img=micro,vrdma=true")
     assert result.code != 0
@@ -145,7 +145,7 @@ for host in hosts:
 """
 
 
-def test_roce_reaches_a_guest_from_its_job_only(tmp_path):
+def test_roce_packets_reach_a_guest_only_from_its_job(tmp_path):
     """A peer's and a stranger's, and the node's own; another port passes. The kernel's filter."""
     argv = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
     done = subprocess.run(

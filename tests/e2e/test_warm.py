@@ -1,4 +1,4 @@
-"""Guests that are ready before their job: real ones, taken by real jobs, and never twice."""
+"""Warm guests: real ones, claimed by real jobs, and never twice."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def differ(warm, number):
     return keys
 
 
-def test_jobs_get_guests_that_were_there_each_its_own(warm):
+def test_jobs_get_distinct_warm_guests(warm):
     time.sleep(2)  # its clock stands still
     keys = differ(warm, 2)
     assert not {path.name for path in (warm.node.state / "journal").iterdir()} & {
@@ -60,7 +60,7 @@ def test_jobs_get_guests_that_were_there_each_its_own(warm):
 
 
 @pytest.mark.full
-def test_the_service_killed_finds_its_guests_and_a_dead_one_costs_no_job(warm):
+def test_killed_service_finds_its_guests_and_a_dead_guest_is_replaced(warm):
     before = warm.await_full()
     lock = warm.node.run_dir / "warm.lock"
     inode = f":{lock.stat().st_ino} "
@@ -89,7 +89,7 @@ def domains():
 
 
 @pytest.mark.full
-def test_a_job_gets_their_memory_at_once(warm, config):
+def test_job_of_another_size_gets_the_memory_of_warm_guests(warm, config):
     """Of a size that they have not, so it takes none of them."""
     before = warm.await_full()
     whole = topology("qemu:///system").mem_mib
@@ -109,7 +109,7 @@ while [ "$(ls met.* | wc -l)" -lt 2 ]; do sleep 0.1; done
 
 @pytest.mark.full
 @pytest.mark.parametrize("warm", [5], indirect=True)
-def test_jobs_that_fill_a_node_run_at_once_though_five_guests_wait(warm, config):
+def test_jobs_that_fill_the_node_start_despite_five_warm_guests(warm, config):
     """Each waits for the other; the node has the memory of these two, and not of one guest more."""
     before = warm.await_full(5)
     whole = topology("qemu:///system").mem_mib
@@ -129,7 +129,7 @@ def test_jobs_that_fill_a_node_run_at_once_though_five_guests_wait(warm, config)
 
 @pytest.mark.full
 @pytest.mark.parametrize("warm", [2], indirect=True)
-def test_a_job_of_two_guests_gets_two(warm):
+def test_job_of_two_guests_gets_two_warm_guests(warm):
     warm.await_full(2)
     lines, log = warm.job("-vm", "vms_per_node=2")
     assert len(set(took(log))) == 2
@@ -137,7 +137,7 @@ def test_a_job_of_two_guests_gets_two(warm):
 
 
 @pytest.mark.full
-def test_fifty_jobs_have_nothing_in_common(warm):
+def test_fifty_jobs_share_no_identity(warm):
     differ(warm, 50)
 
 
@@ -156,7 +156,7 @@ def kill(node, victim):
 @pytest.mark.full
 @pytest.mark.parametrize("warm", [2], indirect=True)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kills_at_any_time_leak_nothing_and_use_no_guest_twice(warm, seed):
+def test_kills_at_any_time_leak_nothing_and_reuse_no_guest(warm, seed):
     """The service, what boots guests for it, prologues, libvirtd die; each other job runs.
 
     A prologue's death at each step: tests/unit/node/test_spare_faults.py.

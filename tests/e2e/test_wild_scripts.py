@@ -77,7 +77,7 @@ def compare(node, wild, *vm):
 
 @pytest.mark.full
 @pytest.mark.parametrize("wild", [w for w in MICRO if w.name in SHORT], ids=lambda wild: wild.name)
-def test_a_script_in_a_guest(clean, wild):
+def test_script_behaves_in_a_guest_as_under_the_batch_system(clean, wild):
     compare(clean, wild)
 
 

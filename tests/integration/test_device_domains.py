@@ -131,7 +131,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("machine", "rows"), PARTS)
-def test_what_policy_allows_libvirt_accepts(machine, rows, tmp_path):
+def test_domain_allowed_by_policy_is_accepted_by_libvirt(machine, rows, tmp_path):
     text = MACHINES[machine].read_text()
     known = parse(text)
     # Half of two NUMA nodes, SMT siblings and all.
@@ -221,6 +221,6 @@ ALONE = [(name, CASES[name]) for name in DEVICES] + list(MORE.items())
         ALONE[0],
     ],
 )
-def test_a_plugin_works_with_all_others_absent(name, case, plain, tmp_path):
+def test_plugin_works_without_other_plugins(name, case, plain, tmp_path):
     """And it changes what libvirt is told, or what the guest or the node has."""
     assert alone(name, case, tmp_path / "node") != plain

@@ -95,7 +95,7 @@ def run(node, pairs, libvirtd, count, answer):
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1000])
-def test_life_cycles_add_nothing_up(libvirtd, tmp_path, count):
+def test_thousand_life_cycles_leak_nothing(libvirtd, tmp_path, count):
     pid, uri = libvirtd
     case = device_cases.together()
     case = device_cases.Case(case.pairs, {**case.settings, "iocm": {"interval": "5s"}})

@@ -1,4 +1,4 @@
-"""Domains that stand still and go on, with libvirt's test driver: twice is as good as once."""
+"""Suspend and resume of domains with libvirt's test driver; both are idempotent."""
 
 import pytest
 
@@ -27,21 +27,21 @@ def state(uuid):
     return hypervisor.on_domain(URI, uuid, "state", lambda d: d.state()[0])
 
 
-def test_a_domain_stands_still_and_goes_on_as_often_as_it_is_told(domain):
+def test_domain_can_be_suspended_and_resumed_repeatedly(domain):
     for act, wanted in ((hypervisor.suspend_domain, PAUSED), (hypervisor.resume_domain, RUNS)):
         for _ in range(2):
             act(URI, domain, 10.0)
             assert state(domain) == wanted
 
 
-def test_one_that_has_ended_is_said(domain):
+def test_suspend_of_an_ended_domain_raises(domain):
     hypervisor.destroy_domain(URI, domain)
     for act in (hypervisor.suspend_domain, hypervisor.resume_domain):
         with pytest.raises(HostFault):
             act(URI, domain)
 
 
-def test_what_a_domain_does_and_what_another_node_needs_to_know(domain):
+def test_state_and_migratable_xml_of_a_domain_are_reported(domain):
     assert hypervisor.domain_state(URI, domain) == "runs"
     assert "<domain" in hypervisor.migratable_xml(URI, domain)
     assert {"libvirt", "QEMU", "processor"} == set(hypervisor.versions(URI))
@@ -55,7 +55,7 @@ def test_what_a_domain_does_and_what_another_node_needs_to_know(domain):
         hypervisor.migratable_xml(URI, nobody)
 
 
-def test_a_move_that_libvirt_cannot_make_is_said_and_the_domain_stays(domain):
+def test_failed_migration_is_reported_and_the_domain_keeps_running(domain):
     with pytest.raises(HostFault, match="migrate domain: "):
         hypervisor.migrate_domain(URI, domain, "test:///elsewhere", "<domain/>", 10.0)
     assert hypervisor.domain_state(URI, domain) == "runs"

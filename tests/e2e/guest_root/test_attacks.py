@@ -28,7 +28,7 @@ SECRET = "the-other-users-secret"
 # -- root in the guest: files -------------------------------------------------------------------
 
 
-def test_guest_root_makes_no_file_of_roots_or_of_others(guest):
+def test_guest_root_cannot_create_files_of_host_root_or_other_users(guest):
     user, other = pwd.getpwnam(guest.user), pwd.getpwnam(OTHER)
     root = SUBORDINATE + user.pw_uid
     for name in ("victim", "to-other", "capable", "to-group"):
@@ -91,7 +91,7 @@ CHANGE_SOFTWARE = (
 )
 
 
-def test_guest_root_reaches_no_other_home_and_cannot_change_the_sites_software(guest):
+def test_guest_root_cannot_read_other_homes_or_change_shared_software(guest):
     before = tree(PLACE / "opt")
     theirs = Path("/home", OTHER)
     theirs.chmod(0o755)  # open to all on the host, and still not in the guest
@@ -198,7 +198,7 @@ def test_guest_root_cannot_write_seed_or_image_or_end_the_job_by_its_status(gues
 
 
 @pytest.mark.full
-def test_a_console_without_line_ends_is_bounded(guest):
+def test_console_without_line_ends_is_bounded(guest):
     meeting = Meeting(
         guest,
         "(timeout 20 sh -c 'tr \"\\0\" x </dev/zero >/dev/ttyS0')\nmeet end\n",

@@ -71,7 +71,7 @@ def spoofs(mac, ip, gateway):
     }  # fmt: skip
 
 
-def test_guest_root_cannot_send_as_another(guest):
+def test_guest_root_cannot_forge_addresses(guest):
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as bridge:
         bridge.bind((BRIDGE, 0))
         bridge.setblocking(False)
@@ -114,7 +114,7 @@ def tracked_connections(ip):
     return [line for line in lines if f"src={ip} " in line.partition("dst=")[0]]
 
 
-def test_guest_root_reaches_no_closed_service_and_cannot_fill_connection_tracking(guest):
+def test_guest_root_cannot_reach_closed_ports_or_fill_connection_tracking(guest):
     own = guest.config.read_text()
     table = ("inet", "vtorque-node-vtorque-e2e")
     with socket.create_server((NOBODY, 0)) as closed, socket.create_server((NOBODY, 0)) as opened:

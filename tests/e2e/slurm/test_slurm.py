@@ -22,7 +22,7 @@ def token(pairs):
     return "vt1:" + base64.urlsafe_b64encode(b"\0" + blob).decode().rstrip("=")
 
 
-def test_a_job(clean):
+def test_job_runs_in_a_guest(clean):
     """In a guest, as oneself: bytes, arguments, environment and exit code; the job stays native."""
     text = (
         "#!/bin/bash\n#SBATCH --comment='my own'\n"
@@ -81,7 +81,7 @@ MORE_SHAPES = [
 @pytest.mark.parametrize(
     "shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.full)], ids=["two", "more"]
 )
-def test_guests_have_what_slurm_gave_and_all_say_so(clean, shapes):
+def test_guest_resources_match_the_allocation_and_slurm_variables(clean, shapes):
     """This site has a number for RAM, so that key is needed; CPUs come by themselves."""
     script = clean.script(
         "#!/bin/sh\necho $(nproc) $SLURM_CPUS_ON_NODE $SLURM_NNODES $SLURM_MEM_PER_NODE\n"
@@ -120,7 +120,7 @@ def test_script_arguments_stdin_and_wrap(clean):
     assert clean.show(ids["wrap"])["ExitCode"] == "3:0"
 
 
-def test_what_sbatch_refuses_it_refuses_itself(clean):
+def test_script_that_sbatch_rejects_fails_alike_with_vsub(clean):
     for text in (b"echo no interpreter\n", b"#!/bin/sh\r\necho dos\r\n", b""):
         script = clean.script(text)
         ours, its = (clean.user(each, script, check=False) for each in ("vsub", "sbatch"))
@@ -156,7 +156,7 @@ def test_script_that_slurm_cannot_start_has_a_reason_everywhere(clean):
     assert not (clean.home / "ran").exists()
 
 
-def test_two_nodes(clean):
+def test_job_runs_on_two_nodes(clean):
     """Both guests are there and known by name before the script runs, though one node is slow."""
     slow = "/etc/slurm/vtorque/prolog.d/99-slow"
     hook = b"#!/bin/sh\nsleep 4\ndate +%s > /tmp/slow\n"
@@ -183,7 +183,7 @@ def test_two_nodes(clean):
     assert b"this image has no ssh" in err
 
 
-def test_an_array(clean):
+def test_array_tasks_run(clean):
     """Each element has guests of its own; vmgr ps and cancel know it."""
     done = clean.user(
         "vsub", "--parsable", "-a", "1-3", "-o", "el%a",
@@ -330,7 +330,7 @@ def test_limits_by_partition_and_account(limited, limited_jobs):
         assert (out + err).startswith(b"vtorque: "), "the script has not run"
 
 
-def test_vsub_refuses_by_what_it_is_told(limited):
+def test_vsub_refuses_by_the_given_partition_and_account(limited):
     """As the node would; where the user says no partition and no account, it refuses nothing."""
     limited.script(limited.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml")
     script = limited.script("#!/bin/sh\n#SBATCH -p small\necho ran\n")
@@ -352,7 +352,7 @@ def test_vsub_refuses_by_what_it_is_told(limited):
 
 
 @pytest.mark.full
-def test_a_long_request_travels_in_the_script(clean):
+def test_long_request_is_sent_in_the_script(clean):
     """More than a comment may have: the user's files. The script in the guest is as it was."""
     clean.script("#!/bin/sh\necho before\n# " + os.urandom(3000).hex() + "\n", "before.sh")
     code, out, err = clean.job(
@@ -362,7 +362,7 @@ def test_a_long_request_travels_in_the_script(clean):
 
 
 @pytest.mark.full
-def test_a_node_without_libvirt(clean):
+def test_node_without_libvirt_requeues_the_job(clean):
     """The job runs elsewhere, the node has a note, and is as usable for others as before."""
     clean.stop_libvirt("n1")
     try:
@@ -377,7 +377,7 @@ def test_a_node_without_libvirt(clean):
     clean.root("head", "scontrol", "update", "NodeName=n1", "Comment=")
 
 
-def test_a_job_that_must_not_be_requeued_ends_with_the_reason(clean):
+def test_job_that_must_not_be_requeued_ends_with_the_reason(clean):
     clean.stop_libvirt("n1")
     try:
         code, _, err = clean.job("#!/bin/sh\necho ran\n", "--no-requeue", "-w", "n1")
@@ -401,7 +401,7 @@ def test_a_killed_prologue(clean):
 
 
 @pytest.mark.full
-def test_a_requeued_job_starts_anew(clean):
+def test_requeued_job_restarts(clean):
     job_id = clean.submit("#!/bin/sh\necho $SLURM_RESTART_COUNT $(hostname)\nsleep 3\n")
     clean.wait(lambda: clean.read("out").count(b"\n"), what="output")
     clean.root("head", "scontrol", "requeue", job_id)
@@ -409,7 +409,7 @@ def test_a_requeued_job_starts_anew(clean):
     assert clean.read("out").split()[0] == b"1"
 
 
-def test_bare_metal(clean):
+def test_bare_metal_job_runs_without_a_guest(clean):
     """``-vm none`` is sbatch; the hooks start no Python, also for what looks a little like us."""
     script = clean.script("#!/bin/sh\nhostname; echo $0; cat /proc/1/comm; exit 4\n")
     for argv in (["vsub", "-vm", "none"], ["sbatch", "--comment=vt2:x"]):
@@ -420,7 +420,7 @@ def test_bare_metal(clean):
         assert name.endswith(b"slurm_script")
 
 
-def test_the_hooks_cost_a_bare_metal_job_nothing(cluster):
+def test_hooks_cost_a_bare_metal_job_almost_no_cpu(cluster):
     """At most 5 ms of CPU more than the empty hook, each."""
     measure = (
         "import os,subprocess,sys,resource\n"
@@ -440,7 +440,7 @@ def test_the_hooks_cost_a_bare_metal_job_nothing(cluster):
 
 
 @pytest.mark.full
-def test_setup_can_be_taken_back(clean):
+def test_setup_uninstall_restores_slurm_conf(clean):
     """Byte for byte, with a Prolog of the site's; and once more is as once."""
     conf = "/etc/slurm/slurm.conf"
     clean.root("n3", "vtorque", "setup", "uninstall")
@@ -475,7 +475,7 @@ def test_doctor_marks_the_node(clean):
     assert "Comment=" not in node
 
 
-def test_every_option_is_read_as_sbatch_does(cluster):
+def test_every_option_is_parsed_as_by_sbatch(cluster):
     """Which options there are and which take a value, by what the real sbatch says of each."""
     from vtorque_slurm.options import NONE, REQUIRED, SALLOC, SBATCH
 

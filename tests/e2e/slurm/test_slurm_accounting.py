@@ -1,4 +1,4 @@
-"""What the site's accounting says of VM jobs, with a real slurmdbd and MariaDB."""
+"""Accounting records of VM jobs, with a real slurmdbd and MariaDB."""
 
 import re
 
@@ -91,7 +91,7 @@ def used(cluster, job_id, nodes):
     return cluster.wait(told, what="a note of each node")
 
 
-def test_sacct_shows_what_the_guests_used(accounted, clean):
+def test_sacct_shows_guest_usage_of_each_node(accounted, clean):
     """Of each node once, beside account and qos."""
     args = ("vsub", "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
     done = clean.user(*args, clean.script(SCRIPT))
@@ -103,7 +103,7 @@ def test_sacct_shows_what_the_guests_used(accounted, clean):
     assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "QEMU, not the job shell"
 
 
-def test_each_element_of_an_array_has_its_own(accounted, clean):
+def test_usage_is_recorded_for_each_array_task(accounted, clean):
     done = clean.user(
         "vsub", "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
     )

@@ -7,7 +7,7 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 
-def test_two_nodes_and_an_array_from_the_head(clean, archive):
+def test_ended_jobs_of_two_nodes_and_arrays_are_shown_on_the_head_node(clean, archive):
     clean.submit("#!/bin/sh\nsleep 1\n", "-N2", "-wn1,n2", "-J", "two")
     clean.wait(lambda: len(list(archive.glob("[!.]*.zip"))) == 2, what="both nodes' files")
     job = next(archive.glob("[!.]*.zip")).name.partition(".")[0]

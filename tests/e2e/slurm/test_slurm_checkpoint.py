@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm that are saved where all nodes see it, and go on on another node."""
+"""Checkpoints on a shared file system, restored on other nodes of a real Slurm."""
 
 import itertools
 import subprocess
@@ -85,7 +85,7 @@ def numbers(to=150):
 
 
 @saves
-def test_a_job_goes_on_on_another_node_and_takes_its_address_along(place):
+def test_job_is_restored_on_another_node_with_its_address(place):
     job_id = submit(place, "-wn1", *ASKED)
     await_more(place, 0)
     address = addresses(place, "n1")
@@ -134,7 +134,7 @@ def disk(place):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_twenty_times_on_alternating_nodes(place, echoes, disk):
+def test_job_is_restored_twenty_times_on_alternating_nodes(place, echoes, disk):
     """Files, a pipe, a connection between guests, a disk, memory: not a byte is lost."""
     asked, memory = f"ram=384M,vms_per_node=2,disk={disk}", echoes
     text = writing.script(writing.OTHER_GUEST, "/data/also")
@@ -174,7 +174,7 @@ def mend(cluster, node):
 
 
 @saves
-def test_a_requeued_job_goes_on_and_again_after_its_node_has_crashed(place):
+def test_requeued_job_is_restored_also_after_a_node_crash(place):
     job_id = submit(place, *ASKED, to=300)
     await_more(place, 0)
     _, begun = saved(place, job_id)
@@ -215,7 +215,7 @@ def elsewhere(cluster, job_id, than):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
+def test_jobs_of_an_unhealthy_or_drained_node_are_restored_on_another_node(watched):
     """Unattended, and by an admin. One that asks for no checkpoints is left to run, and told."""
     job_id = submit(watched, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
     await_more(watched, 0)
@@ -281,7 +281,7 @@ def domains(cluster, *nodes):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes, disk):
+def test_job_on_two_nodes_is_restored_on_other_nodes(place, echoes, disk):
     """Two guests on each: the connection is between the first and the last."""
     asked = ("-vm", f"disk={disk},vms_per_node=2")
     last = OTHER_NODE.replace("vn2", "vn2-1")
@@ -298,7 +298,7 @@ def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes, disk):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_mpi_over_two_nodes_is_saved_and_goes_on_on_others(place):
+def test_mpi_job_on_two_nodes_is_restored_on_other_nodes(place):
     """In guests with disks of their own; each rank has every turn once."""
     mpi_turns.prepare(place)
     asked = ("vsub", "--parsable", "-o", "out", "-e", "err", *mpi_turns.ASKED)
@@ -317,7 +317,7 @@ def test_mpi_over_two_nodes_is_saved_and_goes_on_on_others(place):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_job_on_two_nodes_is_saved_while_it_goes_on_and_goes_on_from_there(place, echoes):
+def test_job_on_two_nodes_is_restored_from_a_checkpoint_taken_while_running(place, echoes):
     """After a requeue, then elsewhere: its first node is drained."""
     job_id = begun(place, "-wn1,n2", "-vm", "checkpoint=every:1h")
     await_more(place, 5)
@@ -352,7 +352,7 @@ def kill_watcher(cluster, node):
 @pytest.mark.full
 @pytest.mark.releases
 @pytest.mark.parametrize("node", ["n1", "n2"])
-def test_a_nodes_watcher_that_is_killed_meanwhile_loses_nothing(place, echoes, node):
+def test_killed_watcher_during_a_checkpoint_loses_no_output(place, echoes, node):
     job_id = begun(place, "-wn1,n2")
     await_more(place, 5)
     asks = place.user_command("vmgr", "checkpoint", "--stop", job_id)
@@ -374,7 +374,7 @@ def test_a_nodes_watcher_that_is_killed_meanwhile_loses_nothing(place, echoes, n
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_where_one_node_cannot_start_its_guests_no_other_does(place, echoes):
+def test_restore_on_a_node_without_libvirt_is_requeued_without_the_node(place, echoes):
     """The job is started again without that node alone, and not a byte is lost."""
     job_id = begun(place, "-wn1,n2")
     await_more(place, 5)
@@ -397,7 +397,7 @@ def test_where_one_node_cannot_start_its_guests_no_other_does(place, echoes):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_node_that_does_not_answer_is_named_and_the_job_goes_on(place, echoes):
+def test_unresponsive_node_is_named_and_the_job_continues(place, echoes):
     job_id = begun(place, "-wn1,n2")
     await_more(place, 5)
     kill_watcher(place, "n2")

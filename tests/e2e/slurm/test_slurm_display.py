@@ -63,7 +63,7 @@ def ssh_of(cluster):
     return cluster.processes("n1", r"^ssh .* -R localhost:")
 
 
-def test_a_client_in_the_guest_reaches_the_display(shell, clean):
+def test_client_in_the_guest_reaches_the_display(shell, clean):
     """Of a host that only submits; with its cookie only. ssh is gone with the job."""
     terminal, _ = shell("--x11")
     terminal.write(b"hostname; echo $DISPLAY; " + CLIENT + b"; echo ended-$?\r")
@@ -81,7 +81,7 @@ def test_a_client_in_the_guest_reaches_the_display(shell, clean):
     assert ssh_of(clean) == []
 
 
-def test_without_the_option_there_is_none(shell, clean):
+def test_no_display_is_forwarded_without_the_option(shell, clean):
     terminal, _ = shell()
     terminal.write(b"echo none-$DISPLAY$XAUTHORITY-; grep -c ' 0100007F:17' /proc/net/tcp; exit\r")
     terminal.read(rb"none--\r\n0\r")

@@ -74,7 +74,7 @@ def printed(cluster, place, command):
 
 
 @pytest.mark.parametrize("name", [osv if name == "osv-c" else name for name in sorted(SEEN)])
-def test_an_example(clean, here, name):
+def test_example_prints_the_output_of_its_readme(clean, here, name):
     outputs = printed(clean, here(name), blocks(name)[1])
     wanted = SEEN[name]
     assert len(outputs) == len(wanted), outputs
@@ -82,7 +82,7 @@ def test_an_example(clean, here, name):
         assert re.search(wanted[0], text, re.MULTILINE), text
 
 
-def test_the_air_flows_alike_in_guests_and_on_bare_metal(clean, here):
+def test_airflow_result_is_equal_in_guests_and_on_bare_metal(clean, here):
     place = here("airflow")
     _, two, more = blocks("airflow")[:3]
     one, bare = more.splitlines()
@@ -94,7 +94,7 @@ def test_the_air_flows_alike_in_guests_and_on_bare_metal(clean, here):
     assert len({each[2] for each in found}) == 1, said
 
 
-def test_the_study(clean, here):
+def test_study_runs_as_in_its_readme(clean, here):
     place = here("study")
     *run, compare = blocks("study")[0].splitlines()
     clean.user("sh", "-c", f"cd study && {' && '.join(run)}", timeout=1800)
@@ -108,7 +108,7 @@ def test_the_study(clean, here):
     assert re.search(r"wall, s +guest WORK=compute +6/6 .*\n", shown), shown
 
 
-def test_what_guests_cost(clean, archive, here):
+def test_cost_experiment_runs_as_in_its_readme(clean, archive, here):
     place = here("hpc")
     done = clean.user("hpc/run", "--small", "--with", "hugepages,ends", check=False, timeout=1800)
     status = clean.user("vmgr", "experiment", "status", "hpc/hpc.results").stdout.decode()

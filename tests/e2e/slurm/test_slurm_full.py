@@ -15,7 +15,7 @@ MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [9, 200])
-def test_a_queue_of_jobs_runs_to_its_end(clean, count):
+def test_queue_of_jobs_runs_to_its_end(clean, count):
     """Unattended: singles and elements of arrays, good ones and failing ones, all once."""
     place = clean.home / f"soak{count}"
     place.mkdir()
@@ -49,7 +49,7 @@ def test_a_queue_of_jobs_runs_to_its_end(clean, count):
 
 
 @pytest.mark.full
-def test_a_job_that_no_node_can_start_is_held(clean):
+def test_job_that_no_node_can_start_is_held(clean):
     """After two requeues, with the reason; the nodes are as usable as before."""
     for node in slurm.NODES:
         clean.stop_libvirt(node)
@@ -86,7 +86,7 @@ def nodes_alone(clean):
 
 
 @pytest.mark.full
-def test_another_users_job_waits_in_slurms_queue_not_in_ours(nodes_alone):
+def test_exclusive_job_of_another_user_waits_in_the_slurm_queue(nodes_alone):
     cluster = nodes_alone
     args = ("vsub", "--parsable", "-wn1", "-n1", "--mem=900M", "-o", "/dev/null")
     first = cluster.user(*args, "--wrap", "sleep 600").stdout.decode().strip()

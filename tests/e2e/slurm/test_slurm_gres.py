@@ -86,7 +86,7 @@ def granted(cluster, job_id):
     return re.findall(r"^     Nodes=\S+ .* GRES=(\S*)", shown, re.MULTILINE)
 
 
-def test_a_guest_gets_the_card_that_is_granted_and_never_one_of_bare_metal(cards):
+def test_guest_gets_the_granted_card_and_no_card_of_a_bare_metal_job(cards):
     """The first card is a bare-metal job's; when that has ended the same request gets it."""
     argv = (f"-w{NODE}", "--no-requeue", "-vm", "pci=gpu")
     first = bare(cards, "gpu:1")
@@ -101,7 +101,7 @@ def test_a_guest_gets_the_card_that_is_granted_and_never_one_of_bare_metal(cards
     assert SECOND not in err.decode()
 
 
-def test_a_job_waits_in_slurm_for_cards_and_asks_for_those_of_all_guests(cards):
+def test_job_waits_in_slurm_for_the_cards_of_all_its_guests(cards):
     holder = bare(cards, "gpu:1,bandwidth:4")
     assert granted(cards, holder) == ["gpu:1(IDX:0),bandwidth(CNT:4)"]
     argv = (f"-w{NODE}", "--gres=bandwidth:2", "-vm", "vms_per_node=2,pci=gpu")
@@ -113,7 +113,7 @@ def test_a_job_waits_in_slurm_for_cards_and_asks_for_those_of_all_guests(cards):
     assert sorted(shown["TresPerNode"].split(",")) == ["gres:bandwidth:2", "gres:gpu:2"]
 
 
-def test_who_asks_for_fewer_than_the_guests_need_is_refused_by_vsub(cards):
+def test_gres_request_smaller_than_the_guests_need_is_refused_by_vsub(cards):
     script = cards.script("#!/bin/sh\n")
     done = cards.user("vsub", "--gres=gpu:1", "-vm", "pci=gpu:2", script, check=False)
     assert done.returncode != 0
@@ -127,7 +127,7 @@ def test_who_asks_for_fewer_than_the_guests_need_is_refused_by_vsub(cards):
 @pytest.mark.parametrize(
     "gres", [(), pytest.param(("--gres=bandwidth:1",), marks=pytest.mark.full)]
 )
-def test_a_request_past_vsub_gets_no_card(cards, gres):
+def test_request_that_bypasses_vsub_gets_no_card(cards, gres):
     """As a user would forge it, with an environment that lies."""
     word = cards.submit("#!/bin/sh\n:\n", "-H", f"-w{NODE}", "--gres=gpu:1", "-vm", "pci=gpu")
     comment = re.search(r"Comment=(\S+)", cards.root("head", "scontrol", "show", "job", word))

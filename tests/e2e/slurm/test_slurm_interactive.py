@@ -17,7 +17,7 @@ def vsub(cluster, *argv):
 
 
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_a_shell_in_a_guest(clean, nodes):
+def test_interactive_job_gives_a_shell_in_a_guest(clean, nodes):
     """Prompt, a terminal of the right size, Ctrl-C, exit code; also with guests on two nodes."""
     terminal = vsub(clean, "-I", f"-N{nodes}", "-vm", "ram=256M")
     terminal.shell_of(STARTED)
@@ -41,7 +41,7 @@ def test_a_lost_terminal_ends_the_job(clean):
     clean.wait(lambda: clean.state(job_id) != "RUNNING", what="end of the job")
 
 
-def test_bare_metal(clean):
+def test_bare_metal_interactive_job_runs(clean):
     terminal = vsub(clean, "-I", "-vm", "none")
     terminal.shell_of(STARTED)
     terminal.write(b"hostname; exit 3\r")

@@ -46,7 +46,7 @@ def vmgr(cluster, *argv, check=True, stdin=b""):
     return cluster.user("vmgr", *argv, machine="login", check=check, stdin=stdin)
 
 
-def test_a_host_that_only_submits(clean):
+def test_submit_host_has_no_daemons_and_no_ssh_to_nodes(clean):
     """Nothing on it could answer for a node."""
     assert "vtorque" not in clean.root("login", "ls", "/var/lib").split()
     assert clean.processes("login", "libvirtd|slurmd|sshd|munged") == []
@@ -79,7 +79,7 @@ def job_id(cluster):
 class TestAJobOnTwoNodes:
     """All tests here look at the same running job."""
 
-    def test_the_commands_of_a_job_on_two_nodes(self, job_id, cluster):
+    def test_vmgr_commands_for_a_job_on_two_nodes_work_on_the_submit_host(self, job_id, cluster):
         (job,) = json.loads(vmgr(cluster, "ps", "--json", "--phase").stdout)
         assert (job["id"], job["state"], job["nodes"]) == (job_id, "R", ["n1", "n2"])
         seen = [(each["node"], each["phase"], each["guests"]) for each in job["on_nodes"]]
@@ -110,21 +110,21 @@ class TestAJobOnTwoNodes:
         other = vmgr(cluster, "logs", "--node", "n3", job_id, check=False)
         assert b"runs on n1, n2" in other.stderr
 
-    def test_the_log_is_followed_while_the_job_runs(self, job_id, cluster):
+    def test_log_is_followed_while_the_job_runs(self, job_id, cluster):
         terminal = Terminal(cluster.user_command("vmgr", "logs", "-f", job_id, machine="login"))
         terminal.read(rb"run +core: ")
         terminal.write(b"\x03\x03")
         assert terminal.code() != 0
         assert cluster.state(job_id) == "RUNNING", "who looks ends nothing"
 
-    def test_an_admin_sees_every_job_and_nobody_else(self, job_id, cluster):
+    def test_root_reads_logs_of_every_job_and_other_users_do_not(self, job_id, cluster):
         entries = cluster.root("login", "vmgr", "logs", "--json", job_id).splitlines()
         assert {json.loads(line)["job"] for line in entries} == {job_id}
         other = cluster.user("vmgr", "logs", job_id, machine="login", user="vtslurm2", check=False)
         assert other.returncode
         assert b'"job"' not in other.stdout
 
-    def test_a_terminal_by_a_step(self, job_id, cluster):
+    def test_vmgr_ssh_opens_a_terminal_by_a_slurm_step(self, job_id, cluster):
         """Uses a double of ssh, because the micro image has no sshd."""
         cluster.root("n1", "touch", f"/run/vtorque/jobs/{job_id}.0/g0/ssh_config")
         cluster.root("n1", "cp", "/usr/bin/ssh", "/usr/bin/ssh.real")
@@ -144,7 +144,7 @@ class TestAJobOnTwoNodes:
 
 
 @pytest.mark.full
-def test_a_session_in_a_guest_with_sshd(running, clean):
+def test_vmgr_ssh_opens_a_session_in_guests_with_sshd(running, clean):
     """Of a job on two nodes, from a host that has no way to either but Slurm's."""
     image = clean.image("debian")
     job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1")
@@ -164,7 +164,7 @@ def test_a_session_in_a_guest_with_sshd(running, clean):
 
 
 @pytest.mark.full
-def test_why_a_job_waits(running, clean):
+def test_reason_of_a_pending_job_is_shown(running, clean):
     first = running("-N3", "--exclusive")
     job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
     clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), what="the reason")
@@ -174,5 +174,5 @@ def test_why_a_job_waits(running, clean):
     clean.user("scancel", job_id)
 
 
-def test_its_name_is_the_clusters(cluster):
+def test_cluster_name_is_configured_on_the_submit_host(cluster):
     assert slurm.NAME in cluster.root("login", "cat", "/etc/slurm/slurm.conf")

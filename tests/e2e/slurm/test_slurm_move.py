@@ -1,4 +1,4 @@
-"""A guest of a real Slurm's job that goes to a node which the job does not have, while it runs."""
+"""Migration of a running guest to a node outside the allocation of its job, on a real Slurm."""
 
 import itertools
 import re
@@ -116,7 +116,7 @@ def ends_right(cluster, job_id):
 
 
 @moves
-def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
+def test_sister_guest_is_migrated_to_a_node_outside_the_allocation(site, job_id):
     moved(site, job_id, "n2", "n3")
     assert site.show(job_id)["NodeList"] == "n1"
     held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j %u").split()
@@ -144,7 +144,7 @@ setsid bash -c '
 @moves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_guest_with_its_own_disk_goes_while_mpi_runs_and_it_writes(site):
+def test_guest_with_a_disk_is_migrated_while_mpi_runs_and_it_writes(site):
     mpi_turns.prepare(site)
     (site.home / "own").unlink(missing_ok=True)
     for machine in slurm.MACHINES:
@@ -169,7 +169,7 @@ def pairs(site):
 
 
 @moves
-def test_all_guests_of_a_node_go_at_once(site):
+def test_all_guests_of_a_node_are_migrated_together(site):
     job_id = pairs(site)
     moved(site, job_id, "n2", "n3", guests=2)
     ends_right(site, job_id)
@@ -177,7 +177,7 @@ def test_all_guests_of_a_node_go_at_once(site):
 
 @moves
 @pytest.mark.full
-def test_one_of_two_that_cannot_go_runs_on_and_so_does_the_other(site):
+def test_failed_migration_of_a_guest_does_not_stop_any_guest(site):
     """It has a file open that is there no more; by then the other one, with less memory, has gone.
 
     Most often: either is right.
@@ -203,7 +203,7 @@ def test_one_of_two_that_cannot_go_runs_on_and_so_does_the_other(site):
 
 
 @moves
-def test_its_owner_sees_it_there_and_has_it_stand_still(site, job_id):
+def test_owner_sees_and_suspends_a_migrated_guest(site, job_id):
     def seen():
         rows = site.user("vmgr", "ps", "--phase").stdout.decode().splitlines()
         return [row.split()[-2:] for row in rows if row.split()[0] == job_id and " n3 " in row]
@@ -231,7 +231,7 @@ def watched(site):
 @moves
 @pytest.mark.full
 @pytest.mark.releases
-def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
+def test_guest_on_an_unhealthy_node_is_migrated_to_a_spare_node(watched, job_id):
     """Unattended."""
     with ill.is_ill(watched, "n2"):
         watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved")
@@ -255,7 +255,7 @@ def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
 @moves
 @pytest.mark.full
 @pytest.mark.releases
-def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
+def test_only_max_drained_nodes_unhealthy_nodes_are_drained(site):
     """What it says to Slurm; that it is unattended is seen above."""
     for node in slurm.NODES:
         site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\nmax_drained_nodes = 1|", CONF)
@@ -279,7 +279,7 @@ def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
 
 @moves
 @pytest.mark.full
-def test_twenty_moves_there_and_back(site, job_id, record_property):
+def test_guest_is_migrated_twenty_times(site, job_id, record_property):
     """Its figures say nothing of right or wrong: ``--junitxml=x -o junit_family=xunit1``."""
     source, to, took, libvirts = "n2", "n3", [], []
     for _ in range(20):
@@ -297,7 +297,7 @@ def test_twenty_moves_there_and_back(site, job_id, record_property):
 
 @moves
 @pytest.mark.full
-def test_moves_beside_those_by_hand(site, job_id, record_property):
+def test_migrations_are_compared_with_plain_libvirt(site, job_id, record_property):
     """Its figures say nothing of right or wrong, as above."""
     by_hand.begin(site, domain(job_id), f"/var/lib/vtorque/jobs/{job_id}.0/g0")
     source, to, ours, hands, libvirts = "n2", "n3", [], [], []
@@ -319,7 +319,7 @@ def test_moves_beside_those_by_hand(site, job_id, record_property):
 
 @moves
 @pytest.mark.full
-def test_a_job_that_is_cancelled_while_its_guest_is_sent_leaves_nothing(site, job_id):
+def test_job_canceled_during_a_migration_leaves_nothing(site, job_id):
     with subprocess.Popen(
         in_root(site, "n2", *command(job_id, "n3")), stderr=subprocess.PIPE
     ) as sends:  # fmt: skip
@@ -375,7 +375,7 @@ KILLS = {
 @moves
 @pytest.mark.full
 @pytest.mark.parametrize("what", KILLS)
-def test_killed_while_it_is_sent_one_node_has_it_and_the_job_ends_right(site, job_id, what):
+def test_process_killed_during_a_migration_leaves_the_guest_on_one_node(site, job_id, what):
     node, pattern = KILLS[what]
     argv = in_root(site, "n2", *command(job_id, "n3"))
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as sends:

@@ -1,4 +1,4 @@
-"""Jobs that stand still with ``scontrol suspend``, or as their owner says, on one node and two."""
+"""Jobs suspended by ``scontrol suspend`` or by their owner, on one node and on two."""
 
 import random
 import time
@@ -55,7 +55,7 @@ def ends_right(cluster, job_id, to):
 
 
 @pytest.mark.full
-def test_all_its_guests_stand_still_while_slurm_or_its_owner_suspends_it(begun, clean):
+def test_all_guests_are_paused_when_slurm_or_the_owner_suspends_the_job(begun, clean):
     """The owner does so from a submit host."""
     job_id = begun(140, *BOTH)
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_all_its_guests_stand_still_while_slurm_or_its_owner_suspends_it(begun, 
 
 
 @pytest.mark.full
-def test_a_suspended_job_that_is_cancelled_leaves_nothing(begun, clean):
+def test_suspended_job_that_is_canceled_leaves_nothing(begun, clean):
     job_id = begun(1000)
     clean.root("head", "scontrol", "suspend", job_id)
     clean.wait(lambda: "paused" in states(clean, "n1", "n2", "n3"), what="it stands still")
@@ -109,7 +109,7 @@ def urgent(cluster):
 
 
 @pytest.mark.full
-def test_a_job_that_another_preempts_gives_it_its_cpus_and_goes_on_after_it(urgent, begun, clean):
+def test_preempted_job_releases_its_cpus_and_resumes_later(urgent, begun, clean):
     """Both have all CPUs of the node, as Slurm counts them: the ledger must see that, too."""
     one = ("-wn1", "-c2", "--mem=1000")
     job_id = begun(150, *one)
@@ -126,7 +126,7 @@ def test_a_job_that_another_preempts_gives_it_its_cpus_and_goes_on_after_it(urge
 
 
 @pytest.mark.full
-def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
+def test_mpi_over_two_nodes_is_suspended_five_times(cluster, clean):
     mpi_turns.prepare(cluster)
     job_id = clean.submit(mpi_turns.SCRIPT, "-wn1,n2", *mpi_turns.ASKED)
     clean.wait(lambda: mpi_turns.turn(clean), 400, what="the ranks begin")

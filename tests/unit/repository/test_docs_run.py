@@ -217,9 +217,9 @@ def test_refusal_has_the_text_of_the_page():
 
 # -- nothing is left out -----------------------------------------------------------------------
 
-FIRST_PLUGIN = "tests/e2e/test_first_plugin.py::test_the_page_does_what_it_says"
+FIRST_PLUGIN = "tests/e2e/test_first_plugin.py::test_commands_of_the_page_print_the_shown_output"
 FRESH = "tests/e2e/test_fresh_machine.py::test_readme_runs_a_job_without_root"
-LAPTOP = "tests/e2e/test_personal.py::test_the_manuals_first_jobs"
+LAPTOP = "tests/e2e/test_personal.py::test_first_jobs_of_the_manual_run"
 EXAMPLE = "tests/unit/repository/test_docs.py::test_every_block_of_the_example_is_used"
 UNITS = "tests/unit/repository/test_docs.py::test_units_of_the_reaper_are_valid"
 CLOUD = "plugins/linux-guest/tests/boot/test_cloud_init.py::test_the_manuals_are_valid_cloud_config"
@@ -281,7 +281,7 @@ RUN = {
     ): ("from vtorque_core.live.cores",),
     (
         "doc/plugins.md",
-        "tests/e2e/test_hypervisor.py::test_a_guest_is_restored_from_a_template_or_else_booted_cold",
+        "tests/e2e/test_hypervisor.py::test_guest_is_restored_from_a_template_or_booted_cold",
     ): ("from pathlib import Path\n\nfrom vtorque_core.api import HostFault",),
     ("doc/pool.md", CLOUD): (
         "#cloud-config\nwrite_files:\n- path: /etc/munge",
