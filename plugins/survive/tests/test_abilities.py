@@ -1,4 +1,4 @@
-"""What doctor says that a node could do, by what its tools say of themselves."""
+"""Doctor's report of a node's abilities, by the versions of its tools."""
 
 import platform
 
@@ -44,25 +44,25 @@ def tools(tmp_path, monkeypatch):
     return say
 
 
-def test_tools_that_could(tools):
+def test_new_tools_support_checkpoint_and_migrate(tools):
     saves, moves = tools(**NEW)
     assert saves == "checkpoint: supported"
     assert moves == "migrate: supported, if the batch system can"
 
 
-def test_a_site_without_a_way_from_node_to_node(tools):
+def test_empty_remote_command_disables_migration(tools):
     _, moves = tools(reach="", **NEW)
     assert moves == "migrate: not supported: [plugin.survive] remote_command is empty"
 
 
-def test_a_site_without_a_place_for_checkpoints(tools):
+def test_empty_checkpoints_key_disables_checkpoints(tools):
     saves, _ = tools(place="", **NEW)
     assert saves.startswith("checkpoint: not supported: ") and saves.endswith(
         "checkpoints is empty"
     )
 
 
-def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
+def test_missing_or_writable_checkpoint_directory_is_reported(tools, tmp_path):
     assert tools(place="/none/such", **NEW)[0].startswith(
         "checkpoint: not supported: /none: No such file"
     )
@@ -80,19 +80,19 @@ def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
         ("virsh", "virsh 9.0 is too old: 11.3 is the oldest tested version"),
     ],
 )
-def test_each_that_could_not_is_said(tools, tool, said):
+def test_too_old_tool_is_named(tools, tool, said):
     saves, moves = tools(**NEW | {tool: OLD[tool]})
     assert saves.startswith("checkpoint: not supported: ") and saves.endswith(said)
     assert moves.startswith("migrate: not supported: ") and moves.endswith(said)
 
 
-def test_what_is_missing_is_said(tools):
+def test_missing_tool_is_named(tools):
     for message in tools(virsh="no number"):
         assert message.count("not found in") + message.count("No such file") == 2
         assert message.endswith("unknown is too old: 11.3 is the oldest tested version")
 
 
-def test_a_place_where_none_can_lie_is_said(tools):
+def test_unusable_file_system_for_checkpoints_is_named(tools):
     saves, _ = tools(place="/proc/self", **NEW)
     assert "file system of type proc. Other hosts may read" in saves
     assert "No such file" in tools(place="/none", **NEW)[0]

@@ -1,4 +1,4 @@
-"""What a job asks for of checkpoints: refused at submission where it could not have them."""
+"""Checkpoint options of a job: refused at submission if they cannot be fulfilled."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,7 @@ def said(plugins, *pairs, site=PLACE, nodes=None):
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("with_", ["", "iocm=true", "unclot=false", "vms_per_node=2"])
-def test_what_can_be_saved_is_submitted(plugins, asked, with_):
+def test_request_that_can_be_saved_is_accepted(plugins, asked, with_):
     assert said(plugins, asked, *filter(None, [with_])) == ""
     assert said(plugins, asked, nodes=1) == ""
 
@@ -59,7 +59,7 @@ def test_what_can_be_saved_is_submitted(plugins, asked, with_):
         ("", "[options.unclot]\ndefault = true\n"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_with_what_would_work(plugins, asked, other, site):
+def test_option_that_cannot_be_saved_is_refused_with_a_fix(plugins, asked, other, site):
     key = other.partition("=")[0] or "unclot"
     text = said(plugins, asked, *filter(None, [other]), site=PLACE + site)
     assert f"{asked}: a job with {key} cannot be saved" in text
@@ -68,7 +68,7 @@ def test_what_cannot_be_saved_is_refused_with_what_would_work(plugins, asked, ot
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_disk_file_is_not_to_be_written_to_after_the_job_was_saved(plugins, asked):
+def test_disk_file_option_is_accepted_if_the_job_ends_after_the_save(plugins, asked):
     text = said(plugins, asked, "disk=/home/ada/data.raw")
     if "every" in asked:
         assert f"{asked}: a job that uses disk and continues after a checkpoint" in text
@@ -78,7 +78,7 @@ def test_a_disk_file_is_not_to_be_written_to_after_the_job_was_saved(plugins, as
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_site_without_a_place_and_several_nodes_are_said(plugins, asked):
+def test_site_without_checkpoints_and_several_nodes_are_refused(plugins, asked):
     text = said(plugins, asked, site="")
     assert (
         "checkpoints are disabled on this site" in text and "[plugin.survive] checkpoints" in text
@@ -89,7 +89,7 @@ def test_a_site_without_a_place_and_several_nodes_are_said(plugins, asked):
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_several_nodes_need_a_place_that_all_see_and_slurm(plugins, asked, monkeypatch):
+def test_several_nodes_need_a_shared_directory_and_slurm(plugins, asked, monkeypatch):
     batch = SimpleNamespace(knows_all_nodes=True)
     monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
     all_see = PLACE + "checkpoints_shared = true\n"
@@ -110,17 +110,17 @@ def test_several_nodes_need_a_place_that_all_see_and_slurm(plugins, asked, monke
         ("resume=a/b", "is not a checkpoint"),
     ],
 )
-def test_what_is_no_value_is_refused(plugins, value, why):
+def test_invalid_value_is_refused(plugins, value, why):
     assert why in said(plugins, value)
 
 
 @pytest.mark.parametrize("text", ["every:60s", "every:86400s", "before-walltime", "never"])
-def test_a_value_is_shown_as_users_write_it(text):
+def test_value_is_shown_as_users_write_it(text):
     assert CHECKPOINT.show(CHECKPOINT.parse(text)) == text
     assert CHECKPOINT.parse("Every:2M") == 120 < BEFORE_WALLTIME < NEVER
 
 
-def test_a_site_limits_how_often(plugins):
+def test_site_limits_the_interval(plugins):
     site = PLACE + '[options.checkpoint]\nmin = "every:10m"\n'
     text = said(plugins, "checkpoint=every:5m", site=site)
     assert "is less than allowed (limit: every:600s, set by [options.checkpoint] min" in text
@@ -134,7 +134,7 @@ def test_a_site_limits_how_often(plugins):
 
 @pytest.mark.parametrize("asked", [*ASKED, ""])
 @pytest.mark.parametrize("sites", ["", '[options.checkpoint]\ndefault = "every:1h"\n'])
-def test_what_a_job_needs_is_known_to_who_gives_it_guests(plugins, asked, sites):
+def test_requests_for_checkpoints_set_the_need_save(plugins, asked, sites):
     node = planned.PlannedNode.make(plugins, sites + PLACE)
     wanted = node.request("ram=1G", *filter(None, [asked]))
     assert wanted.needs == ({"save"} if asked or sites else set())

@@ -256,7 +256,7 @@ def loop_did(loop):
     return (loop.paths.state.parent / "did").read_text().splitlines()
 
 
-def test_all_of_a_job_is_saved_and_it_ends(loop, paths, done, top, shell):
+def test_all_guests_of_a_job_are_saved_and_the_job_ends(loop, paths, done, top, shell):
     job = started(paths)
     shell(job)
     assert ask(loop, job) == ""
@@ -279,9 +279,7 @@ def test_all_of_a_job_is_saved_and_it_ends(loop, paths, done, top, shell):
     assert done.did() == did, "once is enough"
 
 
-def test_a_job_that_went_on_with_a_checkpoint_has_its_disks_saved_again(
-    loop, paths, done, top, shell
-):
+def test_restored_job_has_its_disks_saved_again(loop, paths, done, top, shell):
     job = started(paths, disk_of=lambda path: restore.Disk(path, os.getuid()))
     shell(job)
     assert ask(loop, job) == ""
@@ -289,7 +287,9 @@ def test_a_job_that_went_on_with_a_checkpoint_has_its_disks_saved_again(
 
 
 @pytest.mark.parametrize("step", sparing.each(3, STEPS))
-def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, shell, step):
+def test_watcher_killed_at_each_step_still_makes_the_checkpoint(
+    loop, paths, done, top, shell, step
+):
     job = started(paths)
     left = shell(job)
     done.dies = step
@@ -304,7 +304,9 @@ def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, she
 
 
 @pytest.mark.parametrize("step", ["after disk", "after memory"])
-def test_another_watcher_makes_what_a_killed_one_has_begun(loop, paths, done, top, shell, step):
+def test_another_watcher_continues_a_checkpoint_of_a_killed_one(
+    loop, paths, done, top, shell, step
+):
     job = started(paths)
     shell(job)
     done.dies = step
@@ -323,7 +325,7 @@ FIRST = "42.srv.0-3"  # of a job that has had three phases
 STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 
-def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell, monkeypatch):
+def test_job_is_saved_and_resumed(loop, paths, done, top, shell, monkeypatch):
     """Before all of it is on disk, which may take longer than to write it."""
     job = started(paths)
     shell(job, FIRST)
@@ -365,7 +367,7 @@ def with_disk(job):
     return file, held
 
 
-def test_a_job_with_a_disk_of_its_users_is_saved_if_it_ends(loop, paths, done, top, shell):
+def test_job_with_a_user_disk_is_saved_only_if_it_ends(loop, paths, done, top, shell):
     """Which file that is and how is known by who serves it, and asked once the guests are gone."""
     job = started(paths)
     file, served = with_disk(job)
@@ -381,7 +383,7 @@ def test_a_job_with_a_disk_of_its_users_is_saved_if_it_ends(loop, paths, done, t
     assert found.disks == {"g0/disk-data": [at.st_ino, at.st_size, at.st_mtime_ns]}
 
 
-def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
+def test_unreadable_user_disk_is_reported_before_guests_are_paused(
     loop, paths, done, top, shell, monkeypatch
 ):
     """As one on a FUSE mount of its user's, which says no to root."""
@@ -398,7 +400,7 @@ def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
     assert not Store(top, job.uid).part(job.key).exists()
 
 
-def test_what_goes_while_room_is_counted_takes_none(tmp_path):
+def test_directory_removed_while_room_is_counted_takes_none(tmp_path):
     """Another user's, which is finished or dropped between the list of them and a look at it."""
     assert stored.taken(tmp_path / "gone") == (0, 0)
 
@@ -407,9 +409,7 @@ def told(job):
     return job.kept.read("log.jsonl").decode()
 
 
-def test_one_that_is_suspended_while_it_is_saved_stays_still(
-    loop, paths, done, top, shell, monkeypatch
-):
+def test_job_suspended_during_a_checkpoint_stays_paused(loop, paths, done, top, shell, monkeypatch):
     job = started(paths)
     shell(job, FIRST)
     stopped, on_step = job.run_dir(0).parent / "stopped", checkpoint.on_step
@@ -426,7 +426,7 @@ def test_one_that_is_suspended_while_it_is_saved_stays_still(
 
 
 @pytest.mark.parametrize("step", sparing.each(3, [*STAYS, "wait 3600", "wait 0"]))
-def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, shell, step):
+def test_watcher_killed_at_each_step_still_resumes_the_job(loop, paths, done, top, shell, step):
     job = started(paths)
     shell(job, FIRST)
     done.dies = step
@@ -438,7 +438,7 @@ def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, she
 
 
 @pytest.mark.parametrize("step", ["after disk", "after memory", "after manifest"])
-def test_another_watcher_has_a_job_go_on_that_was_saved(loop, paths, done, top, shell, step):
+def test_another_watcher_resumes_a_job_that_was_saved(loop, paths, done, top, shell, step):
     job = started(paths)
     shell(job, FIRST)
     done.dies = step
@@ -453,7 +453,7 @@ def test_another_watcher_has_a_job_go_on_that_was_saved(loop, paths, done, top, 
     shut(later)
 
 
-def test_the_next_one_has_another_id(loop, paths, done, top, shell):
+def test_next_checkpoint_has_another_id(loop, paths, done, top, shell):
     job = started(paths)
     for name in (FIRST, "42.srv.0-5"):
         left = shell(job, name)
@@ -477,7 +477,7 @@ def asks_for(job, paths, wanted):
 
 
 @pytest.mark.parametrize("step", ["", "after manifest"])
-def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
+def test_periodic_checkpoint_is_made_and_the_job_resumed(loop, paths, done, top, shell, step):
     job = started(paths)
     old = Store(top, job.uid)
     for at, name in enumerate(("42.srv.0-0", "42.srv.0-1")):
@@ -494,7 +494,7 @@ def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
     assert done.did().count("wait 0") == 1, "once in that time"
 
 
-def test_a_job_saves_itself_before_its_walltime_ends_and_ends(loop, paths, done, top, shell):
+def test_checkpoint_before_walltime_is_made_and_the_job_ends(loop, paths, done, top, shell):
     job = started(paths)
     asks_for(job, paths, "before-walltime")
     shell(job)
@@ -502,14 +502,14 @@ def test_a_job_saves_itself_before_its_walltime_ends_and_ends(loop, paths, done,
     assert Store(top, job.uid).has(job.key)
 
 
-def test_one_that_cannot_be_saved_when_it_wants_goes_on(loop, paths, done):
+def test_job_that_cannot_be_saved_periodically_continues(loop, paths, done):
     job = started(paths, unsaveable=["PciDevice"])
     plan = asks_for(job, paths, "every:1h")
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
     assert done.did() == [] and phase(job) == "run"
 
 
-def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done, top, shell):
+def test_failed_checkpoint_is_removed_and_the_job_resumed(loop, paths, done, top, shell):
     job = started(paths)
     shell(job, FIRST)
     done.fails = job.uuids[1]
@@ -520,13 +520,13 @@ def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done,
     assert not (job.run_dir(0) / "tell.fifo").exists()
 
 
-def test_one_whose_job_shell_does_not_tell_goes_on(loop, paths, done, top):
+def test_silent_job_shell_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top):
     job = started(paths)
     assert "the job shell has not sent" in ask(loop, job, "save")
     assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
-def test_killed_before_the_guest_waits_it_is_told_again(loop, paths, done, top, shell):
+def test_watcher_killed_before_the_guest_waits_repeats_the_order(loop, paths, done, top, shell):
     """Else the stream would break with nobody who waits, and the job would be lost."""
     job = started(paths)
     shell(job)
@@ -535,7 +535,7 @@ def test_killed_before_the_guest_waits_it_is_told_again(loop, paths, done, top, 
     assert done.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
 
 
-def test_killed_when_the_guest_is_to_wait_no_longer_it_is_told_again(loop, paths, done, shell):
+def test_watcher_killed_before_the_guest_stops_waiting_repeats_the_order(loop, paths, done, shell):
     job = started(paths)
     shell(job)
     done.fails, done.dies = "all", "wait 0"
@@ -543,7 +543,7 @@ def test_killed_when_the_guest_is_to_wait_no_longer_it_is_told_again(loop, paths
     assert goes_on(loop, job) and "died wait 0" in done.did()
 
 
-def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, top, shell):
+def test_full_disk_fails_the_checkpoint_and_the_job_continues(loop, paths, done, top, shell):
     job = started(paths)
     shell(job)
     done.fails = "all"
@@ -554,7 +554,7 @@ def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, to
     assert "cancelled" not in done.did()
 
 
-def test_a_job_of_which_one_guest_cannot_be_saved_goes_on(loop, paths, done, top, shell):
+def test_failure_of_one_guest_resumes_all_guests(loop, paths, done, top, shell):
     """Also if it was to end, and the other one was saved."""
     job = started(paths)
     shell(job)
@@ -570,7 +570,7 @@ def no_space(path, *_args, **_more):
     Path(path).write_bytes(_args[0])
 
 
-def test_without_room_for_the_session_no_job_hangs(loop, paths, done, top, shell, monkeypatch):
+def test_session_without_room_does_not_block_the_job(loop, paths, done, top, shell, monkeypatch):
     """Its guests are gone then: a job shell that is never told would wait until its walltime."""
     job = started(paths)
     shell(job)
@@ -581,9 +581,7 @@ def test_without_room_for_the_session_no_job_hangs(loop, paths, done, top, shell
     assert not (job.run_dir(0) / "leave.fifo").exists()
 
 
-def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_stands_still(
-    loop, paths, done, shell, monkeypatch
-):
+def test_failing_tool_is_reported_before_guests_are_paused(loop, paths, done, shell, monkeypatch):
     def fails(_cpu):
         raise HostFault("libvirtd --version: timed out after 10 s")
 
@@ -594,7 +592,7 @@ def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_stands_still(
     assert phase(job) == "run" and done.did() == []
 
 
-def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(
+def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
     loop, paths, done, shell, monkeypatch
 ):
     """QEMU waits for it, a worker of libvirtd's for QEMU, and the epilogue for the job's lock."""
@@ -618,7 +616,7 @@ def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(
     assert goes_on(loop, job)
 
 
-def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
+def test_job_suspended_by_its_batch_system_during_a_save_is_saved(
     loop, paths, done, top, monkeypatch, shell
 ):
     """Its job shell, which was stopped, says its part when it goes on; its guests are gone."""
@@ -654,7 +652,7 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
 
 
 @pytest.mark.parametrize("word", ["checkpoint", "suspend", "resume"])
-def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
+def test_concurrent_request_is_refused_and_does_not_get_the_answer(
     loop, paths, done, shell, monkeypatch, word
 ):
     """Else who has asked first waits for an hour."""
@@ -676,7 +674,7 @@ def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
     eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
 
 
-def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monkeypatch):
+def test_job_with_too_many_requests_is_not_saved(loop, paths, done, monkeypatch):
     """It would be told to wait, and then run on until its user gives up."""
     job = started(paths)
     monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
@@ -685,7 +683,9 @@ def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monke
     assert done.did() == [] and phase(job) == "run"
 
 
-def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, shell, monkeypatch):
+def test_checkpoint_that_takes_too_long_is_not_retried_forever(
+    loop, paths, done, shell, monkeypatch
+):
     """Each try has an hour, in which no epilogue can release the job."""
     job = started(paths)
     shell(job)
@@ -701,7 +701,9 @@ def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, shel
     assert goes_on(loop, job)
 
 
-def test_an_earlier_jobs_checkpoint_is_not_taken_for_this_ones(loop, paths, done, top, shell):
+def test_checkpoint_of_an_earlier_job_with_this_id_is_not_overwritten(
+    loop, paths, done, top, shell
+):
     """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
     job = started(paths)
     store = Store(top, job.uid)
@@ -713,7 +715,7 @@ def test_an_earlier_jobs_checkpoint_is_not_taken_for_this_ones(loop, paths, done
     assert store.has(FIRST)
 
 
-def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, done, top, shell):
+def test_files_of_an_earlier_attempt_are_replaced(loop, paths, done, top, shell):
     """A disk of then with memory of now would be a broken file system."""
     job = started(paths)
     shell(job)
@@ -726,7 +728,7 @@ def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, don
     assert (place / "session").read_bytes() == b"session"
 
 
-def test_one_whose_job_shell_says_nothing_goes_on(loop, paths, done, top):
+def test_job_shell_without_an_answer_fails_the_checkpoint(loop, paths, done, top):
     job = started(paths)
     assert "the job shell has not sent" in ask(loop, job)
     assert goes_on(loop, job) and "cancelled" not in done.did()
@@ -734,7 +736,7 @@ def test_one_whose_job_shell_says_nothing_goes_on(loop, paths, done, top):
 
 
 @pytest.mark.parametrize("word", ["checkpoint", "save"])
-def test_one_whose_script_does_not_run_goes_on(loop, paths, done, top, shell, word):
+def test_job_whose_script_is_not_running_is_not_saved(loop, paths, done, top, shell, word):
     """Its prologue runs, or an epilogue: another job shell could not go on with that."""
     job = started(paths)
     shell(job, tells=b"")
@@ -746,7 +748,7 @@ def test_one_whose_script_does_not_run_goes_on(loop, paths, done, top, shell, wo
     assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
 
 
-def test_one_whose_job_shell_dies_meanwhile_ends_without_a_checkpoint(
+def test_job_shell_that_dies_during_a_save_ends_the_job_without_a_checkpoint(
     loop, paths, done, top, shell
 ):
     job = started(paths)
@@ -756,7 +758,7 @@ def test_one_whose_job_shell_dies_meanwhile_ends_without_a_checkpoint(
     assert list((top / str(job.uid)).iterdir()) == []
 
 
-def test_who_has_asked_may_end_before_the_job_does(loop, paths, done, top, shell, monkeypatch):
+def test_requester_may_end_before_the_job(loop, paths, done, top, shell, monkeypatch):
     """On Slurm that is a step of the job."""
     monkeypatch.setattr(checkpoint, "_GONE", LONG)
     job = started(paths)
@@ -791,7 +793,9 @@ def fifo(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", [b"", b"\nhalf of a sess", b"its end\n", b"{" * 65536])
-def test_who_leaves_no_whole_line_keeps_root_neither_busy_nor_for_ever(fifo, monkeypatch, part):
+def test_incomplete_line_of_a_job_shell_is_read_with_a_timeout_and_without_polling(
+    fifo, monkeypatch, part
+):
     reads = []
     monkeypatch.setattr(
         session,
@@ -806,7 +810,7 @@ def test_who_leaves_no_whole_line_keeps_root_neither_busy_nor_for_ever(fifo, mon
     assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
 
 
-def test_who_writes_without_end_is_not_read_without_end(fifo):
+def test_endless_writer_is_read_with_a_timeout(fifo):
     over = threading.Event()
 
     def drips():
@@ -822,7 +826,7 @@ def test_who_writes_without_end_is_not_read_without_end(fifo):
     thread.join()
 
 
-def test_a_line_after_one_that_was_cut_off_is_whole(fifo):
+def test_line_after_a_cut_line_is_complete(fifo):
     parts = (b"\nhalf of a sess", b"", b"\nsession\n")
     thread = threading.Thread(target=writes, args=(fifo, *parts))
     thread.start()
@@ -830,7 +834,7 @@ def test_a_line_after_one_that_was_cut_off_is_whole(fifo):
     thread.join()
 
 
-def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
+def test_checkpoint_without_enough_free_space_is_not_started(loop, paths, done, monkeypatch, top):
     job = started(paths)
     free = SimpleNamespace(free=600 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
@@ -839,7 +843,7 @@ def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
     assert not any(line.startswith("saved") for line in done.did())
 
 
-def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
+def test_checkpoint_above_the_quota_of_the_user_is_refused(paths, done, top):
     loop = made(paths, Settings(checkpoints=str(top), checkpoint_quota=700))
     job = started(paths)
     old = top / str(job.uid) / "41.srv.0"
@@ -851,7 +855,7 @@ def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
     shut(loop)
 
 
-def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done, top):
+def test_checkpoint_of_too_many_jobs_of_a_user_is_refused(paths, done, top):
     """Each has addresses that nobody else gets meanwhile."""
     loop = made(paths, Settings(checkpoints=str(top), max_checkpointed_jobs=2))
     job = started(paths)
@@ -869,7 +873,7 @@ def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done,
     shut(loop)
 
 
-def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
+def test_space_reserved_for_other_users_is_not_used(paths, done, monkeypatch, top):
     """Two are saved at once, of two users: each would fit alone."""
     free = SimpleNamespace(free=1000 << 20)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
@@ -888,7 +892,7 @@ def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
     room.require_room(mine, mine.part(two.key), guests, settings)
 
 
-def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
+def test_reservations_of_a_dead_node_expire(paths, done, top):
     """The place is all nodes'; that node removes it when it is back."""
     job = started(paths)
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, job).guests]
@@ -908,9 +912,7 @@ def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
         assert store.used() == 0
 
 
-def test_what_becomes_larger_than_was_expected_is_not_kept(
-    loop, paths, done, top, shell, monkeypatch
-):
+def test_checkpoint_larger_than_reserved_is_removed(loop, paths, done, top, shell, monkeypatch):
     """The state of a daemon with very many open files is in a guest's memory, too."""
     monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
@@ -919,7 +921,7 @@ def test_what_becomes_larger_than_was_expected_is_not_kept(
     assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
-def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top, shell):
+def test_concurrent_checkpoints_of_a_user_share_the_quota(paths, done, top, shell):
     """Each would fit alone; what one may become counts before it is written."""
     settings = Settings(checkpoints=str(top), checkpoint_quota=700)
     one, two = started(paths), started(paths, job_id="43.srv")
@@ -952,26 +954,26 @@ def shut(loop):
         ({"unsaveable": None}, "cannot save jobs"),
     ],
 )
-def test_what_cannot_be_saved_is_said_and_goes_on(loop, paths, done, facts, said):
+def test_job_that_cannot_be_saved_continues_with_a_reason(loop, paths, done, facts, said):
     job = started(paths, **facts)
     assert said in ask(loop, job)
     loop.look()
     assert done.did() == [] and phase(job) == "run"
 
 
-def test_a_site_without_a_place_has_none(paths, done):
+def test_site_without_a_checkpoint_directory_refuses(paths, done):
     loop = made(paths, Settings())
     assert "checkpoints are disabled" in ask(loop, started(paths))
     shut(loop)
 
 
-def test_a_job_that_stands_still_is_to_go_on_first(loop, paths, done):
+def test_suspended_job_must_be_resumed_before_a_checkpoint(loop, paths, done):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
     assert "resume it first" in ask(loop, job)
 
 
-def test_a_manifest_says_what_was_written(loop, paths, done, shell, top):
+def test_manifest_is_read_back_and_checked(loop, paths, done, shell, top):
     job = started(paths, guests=1)
     shell(job)
     ask(loop, job)
@@ -991,7 +993,7 @@ def test_a_manifest_says_what_was_written(loop, paths, done, shell, top):
         store.read("1")
 
 
-def test_a_disks_holes_stay_holes(tmp_path):
+def test_holes_of_a_disk_are_preserved(tmp_path):
     source, to = tmp_path / "a", tmp_path / "b"
     with source.open("wb") as file:
         file.write(b"begin")
@@ -1004,7 +1006,7 @@ def test_a_disks_holes_stay_holes(tmp_path):
     assert to.stat().st_blocks * 512 < 1 << 20
 
 
-def test_a_disk_is_copied_to_another_file_system(tmp_path, monkeypatch):
+def test_disk_is_copied_to_another_file_system(tmp_path, monkeypatch):
     """copy_file_range(2) has refused that since Linux 5.19."""
     here = tmp_path / "a"
     with here.open("wb") as file:
@@ -1021,7 +1023,7 @@ def test_a_disk_is_copied_to_another_file_system(tmp_path, monkeypatch):
     assert (tmp_path / "b").read_bytes() == here.read_bytes()
 
 
-def test_only_a_file_that_libvirt_has_finished_is_whole(tmp_path):
+def test_only_memory_files_finished_by_libvirt_are_complete(tmp_path):
     file = tmp_path / "m"
     assert not tools.is_whole(file)
     file.write_bytes(b"LibvirtQemudPart")
@@ -1097,7 +1099,7 @@ def of(did, *words):
     return [index for index, line in enumerate(did) if line.split()[0] in words]
 
 
-def test_two_nodes_save_a_job_together_and_it_ends(both, done, top, shell):
+def test_two_nodes_save_a_job_together_and_the_job_ends(both, done, top, shell):
     shell(both.job)
     assert both.ask() == ""
     eventually(lambda: both.look() or "cancelled" in done.did())
@@ -1119,7 +1121,7 @@ def test_two_nodes_save_a_job_together_and_it_ends(both, done, top, shell):
     assert phase(both.other) == "paused" and done.did() == did, "once is enough"
 
 
-def test_two_nodes_save_a_job_together_and_it_goes_on(both, done, top, shell):
+def test_two_nodes_save_a_job_together_and_the_job_resumes(both, done, top, shell):
     shell(both.job, FIRST)
     assert both.ask("save") == "" and both.all_run()
     eventually(lambda: both.look() or "wait 0" in done.did())
@@ -1130,7 +1132,7 @@ def test_two_nodes_save_a_job_together_and_it_goes_on(both, done, top, shell):
     assert both.ask("save") == "", "and again"
 
 
-def test_two_nodes_save_a_job_together_when_it_wants(both, done, shell):
+def test_two_nodes_save_a_job_together_periodically(both, done, shell):
     """What it has asked for each of its nodes knows; the first one sees to it."""
     shell(both.job, FIRST)
     plans = [
@@ -1154,7 +1156,9 @@ FIRSTS = ("session", "finish", "end")  # steps of the first node alone
         + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
     ),
 )
-def test_who_saves_is_killed_at_each_step_on_either_node(both, done, top, shell, step, node):
+def test_watcher_killed_at_each_step_on_either_node_still_saves_the_job(
+    both, done, top, shell, step, node
+):
     shell(both.job)
     done.dies, done.on = step, node
     assert both.ask() == ""
@@ -1176,7 +1180,7 @@ def test_who_saves_is_killed_at_each_step_on_either_node(both, done, top, shell,
         ),
     ],
 )
-def test_a_node_killed_for_good_leaves_none_and_no_guest_still(
+def test_dead_node_leaves_no_checkpoint_and_no_paused_guest(
     both, done, top, shell, monkeypatch, step, node
 ):
     """The other one goes on when its time is up, this one with its next watcher."""
@@ -1202,7 +1206,7 @@ def test_a_node_killed_for_good_leaves_none_and_no_guest_still(
     assert both.ask("save") == "", "another one can be made"
 
 
-def test_a_first_node_that_is_killed_when_its_guest_has_ended_is_waited_for(
+def test_killed_first_node_is_awaited_after_its_guest_has_ended(
     both, done, top, shell, monkeypatch
 ):
     """No other node gives up then: the job could neither go on nor be gone on with."""
@@ -1225,7 +1229,7 @@ def test_a_first_node_that_is_killed_when_its_guest_has_ended_is_waited_for(
     assert len(store.read(both.job.key).guests) == 4
 
 
-def test_who_gives_up_as_the_first_guest_ends_takes_that_back(top, both):
+def test_late_failure_of_a_node_is_withdrawn_when_a_guest_has_ended(top, both):
     """Either node may be the first to do its part."""
     store = Store(top, both.job.uid)
     n1, n2 = (Together(store, FIRST, ("n1", "n2"), number) for number in (0, 1))
@@ -1242,14 +1246,14 @@ def test_who_gives_up_as_the_first_guest_ends_takes_that_back(top, both):
     assert not store.part(FIRST).exists()
 
 
-def test_files_that_other_nodes_rename_meanwhile_are_no_fault(tmp_path, monkeypatch):
+def test_files_renamed_by_other_nodes_are_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"1" * 4096)
     listed = [tmp_path / "gone", tmp_path / "a"]
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
     assert stored.taken(tmp_path) == (4096, 0)
 
 
-def test_a_node_that_fails_has_all_go_on_and_is_named(both, done, top, shell):
+def test_failing_node_is_named_and_all_guests_resume(both, done, top, shell):
     shell(both.job)
     done.fails = both.other.uuids[1]
     assert both.ask() == "n2: save domain: No space left on device"
@@ -1261,7 +1265,7 @@ def test_a_node_that_fails_has_all_go_on_and_is_named(both, done, top, shell):
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
 
 
-def test_a_node_that_does_not_answer_is_named(both, done, top, shell, monkeypatch):
+def test_unresponsive_node_is_named_and_all_guests_resume(both, done, top, shell, monkeypatch):
     monkeypatch.setattr(checkpoint, "_ANSWERS", 1.0)
     shell(both.job)
     both.dead = ("n2",)
@@ -1271,7 +1275,7 @@ def test_a_node_that_does_not_answer_is_named(both, done, top, shell, monkeypatc
     assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
 
 
-def test_a_node_with_other_tools_is_named(both, done, top, shell, monkeypatch):
+def test_node_with_other_tool_versions_is_named(both, done, top, shell, monkeypatch):
     def others(cpu=""):
         return {"QEMU": "10.0.13" if LOOKS[0] != "n2" else "10.0.14"}
 
@@ -1281,7 +1285,7 @@ def test_a_node_with_other_tools_is_named(both, done, top, shell, monkeypatch):
     assert said.startswith("n2: a job on both this node and n1 cannot be saved") and both.all_run()
 
 
-def test_what_others_may_have_made_asks_for_nothing(both, done):
+def test_request_file_that_others_can_write_is_ignored(both, done):
     part = Store(both.top, both.job.uid).make(both.job.key)
     (part / "asks.json").write_text('{"ends": true, "tools": {}}')
     part.chmod(0o777)
@@ -1299,7 +1303,7 @@ def test_what_others_may_have_made_asks_for_nothing(both, done):
     assert looks[-1] == (both.job.key, True)
 
 
-def test_it_is_saved_from_its_first_node(both, done):
+def test_checkpoint_must_be_requested_on_the_first_node(both, done):
     path = request.path_of(both.places[1], both.other.key)
     said = []
     asks = threading.Thread(
@@ -1312,7 +1316,7 @@ def test_it_is_saved_from_its_first_node(both, done):
     assert said == ["the job can only be saved from its first node, or from a submit host"]
 
 
-def test_no_two_nodes_are_saved_where_the_batch_system_does_not_know_all(both, done, monkeypatch):
+def test_several_nodes_are_not_saved_if_the_batch_system_sees_only_one(both, done, monkeypatch):
     batch = SimpleNamespace(knows_all_nodes=False)
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
     assert "jobs on several nodes cannot be saved on this batch system" in both.ask()

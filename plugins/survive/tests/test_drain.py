@@ -78,7 +78,7 @@ def logged(job):
     return job.kept.read("log.jsonl").decode()
 
 
-def test_a_job_is_saved_and_only_then_requeued_and_another_is_left_and_told(node):
+def test_drained_job_is_saved_then_requeued_and_another_is_left_running(node):
     jobs = [started(node), started(node, "43.srv", asked="")]
     first, second = of(node).run()
     assert first == Done("42.srv", "ada", REQUEUED, "saved as checkpoint 42.srv.0-7")
@@ -96,7 +96,7 @@ def test_a_job_is_saved_and_only_then_requeued_and_another_is_left_and_told(node
     assert Last.read(node.paths).left == ("43.srv",) and Last.read(node.paths).at > 0
 
 
-def test_the_spare_nodes_come_first_in_their_order(node):
+def test_spare_nodes_are_tried_in_their_order(node):
     started(node)
     node.fails("migrate-n3", "n3 has no room")
     (done,) = of(node, spare_nodes=("n3", "n4")).run()
@@ -104,7 +104,7 @@ def test_the_spare_nodes_come_first_in_their_order(node):
     assert node.did()[1:] == ["migrate --to n3 -- 42.srv", "migrate --to n4 -- 42.srv"]
 
 
-def test_what_no_spare_node_takes_is_requeued_and_what_cannot_be_says_all_reasons(node):
+def test_job_that_cannot_be_migrated_is_requeued_or_left_with_all_reasons(node):
     started(node)
     started(node, "43.srv", asked="")
     node.fails("migrate-n3", "n3 has no room")
@@ -114,7 +114,7 @@ def test_what_no_spare_node_takes_is_requeued_and_what_cannot_be_says_all_reason
 
 
 @pytest.mark.parametrize("error", [HostFault("no server"), Refused("knows no such thing")])
-def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
+def test_drain_refused_by_the_batch_system_changes_nothing(node, error):
     started(node)
     node.refuses["drain"] = error
     with pytest.raises(type(error)):
@@ -123,7 +123,7 @@ def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
     assert Last.read(node.paths) == Last()
 
 
-def test_a_node_that_is_ill_is_drained_only_where_few_others_are(node):
+def test_unhealthy_node_is_drained_only_below_max_drained_nodes(node):
     started(node)
     node.others = {"n2": "x", "n3": "x"}
     with pytest.raises(Refused, match="2 other nodes"):
@@ -137,7 +137,7 @@ def test_a_node_that_is_ill_is_drained_only_where_few_others_are(node):
     ]
 
 
-def test_a_job_that_is_not_saved_is_not_requeued(node):
+def test_job_whose_checkpoint_failed_is_not_requeued(node):
     started(node)
     node.fails("checkpoint---", "no room")
     (done,) = of(node).run()
@@ -145,7 +145,7 @@ def test_a_job_that_is_not_saved_is_not_requeued(node):
     assert node.did()[1:] == ["checkpoint --this-node -- 42.srv"]
 
 
-def test_a_job_that_its_batch_system_does_not_requeue_goes_on(node):
+def test_job_whose_requeue_failed_continues(node):
     job = started(node)
     node.refuses["requeue"] = HostFault("scontrol: Requested operation is presently disabled")
     (done,) = of(node).run()
@@ -154,7 +154,7 @@ def test_a_job_that_its_batch_system_does_not_requeue_goes_on(node):
     assert "presently disabled" in logged(job)
 
 
-def test_whose_start_from_the_beginning_is_not_lost_work(node):
+def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
     """Neither by its user's word, nor because no other node sees its checkpoints."""
     started(node, begins_again=True)
     (done,) = of(node).run()
@@ -165,14 +165,14 @@ def test_whose_start_from_the_beginning_is_not_lost_work(node):
     assert not [line for line in node.did() if not line.startswith("drain")]
 
 
-def test_a_job_whose_guests_end_is_let_alone(node):
+def test_job_whose_guests_are_ending_is_skipped(node):
     job = started(node)
     job.journal.phase("teardown")
     (done,) = of(node, spare_nodes=("n3",)).run()
     assert (done.done, done.why) == (LEFT, "its guests are starting or ending")
 
 
-def test_a_dry_run_does_nothing(node):
+def test_dry_run_changes_nothing(node):
     started(node)
     started(node, "43.srv", asked="")
     first, second = of(node).planned()
@@ -187,7 +187,7 @@ def test_a_dry_run_does_nothing(node):
     assert node.did() == []
 
 
-def test_a_job_for_which_no_command_can_be_called_holds_up_no_other(node, monkeypatch):
+def test_job_whose_command_cannot_run_does_not_stop_others(node, monkeypatch):
     for number in ("41", "42", "43"):
         started(node, f"{number}.srv")
     called = drain.service.vmgr
@@ -202,7 +202,7 @@ def test_a_job_for_which_no_command_can_be_called_holds_up_no_other(node, monkey
     assert Last.read(node.paths).left == ("42.srv",)
 
 
-def test_two_at_once_are_refused(node):
+def test_concurrent_drains_are_refused(node):
     lock = take_lock(node.paths.run / "survive-drain.lock", 0.0)
     try:
         with pytest.raises(HostFault, match="held by another process"):
@@ -213,7 +213,7 @@ def test_two_at_once_are_refused(node):
 
 
 @pytest.mark.parametrize("every", [3600, NEVER])
-def test_resume_none_is_noted_when_the_job_starts(node, every):
+def test_resume_none_is_recorded_at_the_start(node, every):
     job = running_journal.Job(node.paths)
     first = SimpleNamespace(
         request={CHECKPOINT: every, RESUME: "none"},
@@ -226,7 +226,7 @@ def test_resume_none_is_noted_when_the_job_starts(node, every):
 
 
 @pytest.mark.parametrize(("left", "code"), [(False, 0), (True, 1)])
-def test_the_command_says_what_was_done(node, monkeypatch, left, code):
+def test_drain_command_prints_results(node, monkeypatch, left, code):
     started(node, asked="" if left else "3600")
     monkeypatch.setattr(drain_command.os, "geteuid", lambda: 0)
     monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason, **_: of(node, reason))

@@ -73,7 +73,7 @@ def drained(node, times):
     eventually(lambda: node.its.look() or node.its._drain is None)
 
 
-def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node, caplog):
+def test_two_consecutive_failures_drain_the_node_with_the_last_output(node, caplog):
     node.says(1, "looks\nits disk is slow\n")
     ask(node)
     node.says(0)
@@ -91,7 +91,7 @@ def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node,
     assert node.drained()[0] == f"drain --in-turn --reason its disk is slow -- {name}"
 
 
-def test_it_is_not_drained_twice_an_hour(node, monkeypatch):
+def test_node_is_drained_at_most_once_an_hour(node, monkeypatch):
     Last(time.time() - 10, "x").write(node.paths)
     node.says(1)
     ask(node, 3)
@@ -101,7 +101,7 @@ def test_it_is_not_drained_twice_an_hour(node, monkeypatch):
     drained(node, 1)
 
 
-def test_a_drain_that_was_killed_while_it_asked_is_taken_back(node):
+def test_killed_drain_request_is_withdrawn(node):
     node.drains.write_text(f'#!/bin/sh\nprintf "{ASKS}ill" > {node.asks}\nkill -9 $$\n')
     node.says(1)
     ask(node, 2)
@@ -116,7 +116,7 @@ def test_a_drain_that_was_killed_while_it_asked_is_taken_back(node):
     eventually(lambda: again.look() or not node.asks.exists())
 
 
-def test_failures_count_also_with_another_watcher(node):
+def test_failures_are_counted_across_watchers(node):
     node.says(1)
     ask(node)
     node.its = Health(node.paths, Path("/etc/x"), node.settings)
@@ -124,7 +124,7 @@ def test_failures_count_also_with_another_watcher(node):
     drained(node, 1)
 
 
-def test_it_is_asked_no_more_often_than_the_site_wants(node):
+def test_health_command_runs_at_most_once_per_interval(node):
     node.its._said = Said(time.time(), 0, "")
     node.its._settings = Settings(
         health_command=node.settings.health_command, health_interval=600.0
@@ -136,7 +136,7 @@ def test_it_is_asked_no_more_often_than_the_site_wants(node):
     eventually(lambda: node.its.look() or node.its._child is None)
 
 
-def test_a_command_that_hangs_is_a_failure_and_leaves_nothing(node, monkeypatch):
+def test_hanging_command_is_a_failure_and_is_killed(node, monkeypatch):
     monkeypatch.setattr(health, "TIME", 0.2)
     Path(node.settings.health_command).write_text("#!/bin/sh\nsleep 600\n")
     ask(node)
@@ -144,7 +144,7 @@ def test_a_command_that_hangs_is_a_failure_and_leaves_nothing(node, monkeypatch)
     assert "timed out after" in Said.read(node.paths).said
 
 
-def test_a_command_that_others_can_change_is_not_asked_and_nothing_is_drained(node, monkeypatch):
+def test_command_that_others_can_write_is_not_run(node, monkeypatch):
     def refuse(path, **_):
         raise health.VtorqueError(f"{path} can be written by others")
 
@@ -167,7 +167,7 @@ class _Site:
         return self._settings
 
 
-def test_doctor_says_what_the_command_said_and_when_it_was_drained(node):
+def test_doctor_reports_the_last_failure_and_drain(node):
     assert [each.status for each in health.check(_Site(node))] == ["ok"]
     node.says(1, "its disk is slow")
     ask(node)
@@ -180,7 +180,7 @@ def test_doctor_says_what_the_command_said_and_when_it_was_drained(node):
     assert [each.status for each in health.check(_Site(node))] == ["ok"]
 
 
-def test_of_doctor_what_has_failed_counts(tmp_path):
+def test_failed_doctor_findings_make_the_node_unhealthy(tmp_path):
     findings = [
         {"check": "libvirt", "status": "failed", "message": "no answer"},
         {"check": "network", "status": "warning", "message": "x"},
@@ -197,6 +197,6 @@ def test_of_doctor_what_has_failed_counts(tmp_path):
 @pytest.mark.parametrize("bad", [{"health_command": "well"}, {"health_command": "/a/../b"},
                                  {"health_interval": 0.0},
                                  {"drain_parallelism": 0}, {"max_drained_nodes": 0}])  # fmt: skip
-def test_settings_that_could_not_work(bad):
+def test_invalid_settings_are_refused(bad):
     with pytest.raises(ValueError, match="write "):
         Settings(**bad)

@@ -70,7 +70,7 @@ def logged(node):
     return node.job.kept.read("log.jsonl").decode()
 
 
-def test_a_held_job_is_saved_and_only_then_started_again_once(node):
+def test_held_job_is_saved_and_then_requeued_once(node):
     look(node)
     assert node.did() == []
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_held_job_is_saved_and_only_then_started_again_once(node):
     ("what", "says"),
     [("no-room", "not saved: no room"), ("no-rerun", "not requeued: qrerun: Job is not")],
 )
-def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
+def test_failed_save_or_requeue_is_logged_and_the_job_continues(node, what, says):
     node.fails(what)
     look(node, "42.srv")
     assert "requeue 42.srv" not in node.did()
@@ -97,13 +97,13 @@ def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
     assert not node.store.is_held(SAVED), "no later start goes on with it unasked"
 
 
-def test_whose_start_from_the_beginning_is_not_lost_work(node):
+def test_job_that_would_start_from_the_beginning_is_not_requeued(node):
     node.job.kept.add_facts(begins_again=True)
     look(node, "42.srv")
     assert node.did() == [] and "from the beginning (resume=none)" in logged(node)
 
 
-def test_the_batch_system_is_asked_for_both_at_once(node):
+def test_batch_system_is_queried_once_for_life_and_holds(node):
     batch = watcher.Batch(Path("/etc/x"), 0.0)
     eventually(lambda: batch.told(["42.srv", "43.srv"], soon=True))
     assert batch.told(["42.srv", "43.srv"], soon=False)["43.srv"] is Life.ALIVE

@@ -50,7 +50,7 @@ def wishes(paths, store):
     found.close()
 
 
-def test_a_user_sees_theirs(paths, store):
+def test_user_lists_only_own_checkpoints(paths, store):
     for at, name in enumerate(("42.srv.0-3", "42.srv.0-5", "41.srv.0")):
         made(store, name, at)
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
@@ -87,7 +87,7 @@ def asked(paths, wishes, name):
     return said[0]
 
 
-def test_a_user_removes_theirs_and_no_other(paths, store, wishes):
+def test_user_removes_only_own_checkpoints(paths, store, wishes):
     for name in ("42.srv.0-3", "42.srv.0-5"):
         made(store, name)
     other = dataclasses.replace(store, uid=UID + 1)
@@ -116,7 +116,7 @@ def test_a_user_removes_theirs_and_no_other(paths, store, wishes):
         b"x" * 4087 + b"\n42.srv.0-71\n",
     ],
 )
-def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
+def test_invalid_removal_request_removes_nothing(paths, store, wishes, said):
     made(store, "42.srv.0")
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
     made(store, "42.srv.0-7")
@@ -134,7 +134,7 @@ def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
     )
 
 
-def test_without_a_watcher_it_is_said(paths, store, monkeypatch):
+def test_missing_watcher_is_reported(paths, store, monkeypatch):
     made(store, "42.srv.0")
     listing.publish(paths, store)
     monkeypatch.setattr(listing, "_BEGINS", 0.0)
@@ -142,7 +142,7 @@ def test_without_a_watcher_it_is_said(paths, store, monkeypatch):
         listing.ask(paths, UID, "42.srv.0", 1.0)
 
 
-def test_a_watcher_that_a_job_has_just_begun_with_is_waited_for(paths, store, monkeypatch):
+def test_starting_watcher_is_awaited(paths, store, monkeypatch):
     """It begins while the job's guests boot; the job may be quicker."""
     made(store, "42.srv.0")
     listing.publish(paths, store)
@@ -166,7 +166,7 @@ def test_a_watcher_that_a_job_has_just_begun_with_is_waited_for(paths, store, mo
     os.close(reads[0])
 
 
-def test_a_removal_that_was_broken_off_leaves_no_checkpoint_and_is_finished(paths, store):
+def test_interrupted_removal_is_hidden_and_finished_later(paths, store):
     made(store, "42.srv.0")
     made(store, "43.srv.0")
     (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
@@ -180,7 +180,7 @@ def test_a_removal_that_was_broken_off_leaves_no_checkpoint_and_is_finished(path
         listing.remove(store, "43.srv.0")
 
 
-def test_the_command_lists_and_removes(paths, store, monkeypatch):
+def test_checkpoints_command_lists_and_removes(paths, store, monkeypatch):
     made(store, "42.srv.0")
     listing.publish(paths, store)
     monkeypatch.setattr(checkpoints_command.service, "paths", lambda _: paths)

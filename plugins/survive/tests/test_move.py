@@ -1,4 +1,4 @@
-"""Guests that go from node to node: two nodes' journals and files, real processes that are killed.
+"""Migration of guests: journals and files of two nodes, and real processes that are killed.
 
 libvirt, the batch system and the way between the nodes are doubles. With real guests on Debian 13:
 tests/e2e/slurm/test_slurm_move.py.
@@ -409,7 +409,7 @@ def is_the_sources(world):
     [("leave", HostFault("scontrol: exit 1: the DB index is being set")),
      ("over", Refused("the job's name has line ends"))],
 )  # fmt: skip
-def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(
+def test_failed_release_of_the_source_node_does_not_undo_the_migration(
     world, monkeypatch, asked, error
 ):
     def says_no(*_):
@@ -420,7 +420,7 @@ def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(
     assert world.n3.state() == "runs" and world.n2.journal() is None
 
 
-def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypatch):
+def test_resources_left_on_the_source_are_reported_and_released_later(world, monkeypatch):
     def fails(*_):
         raise HostFault("some resources of job 42 are not released")
 
@@ -435,20 +435,20 @@ def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypa
     assert found == ["0 jobs are suspended: none"]
 
 
-def test_a_guest_moves(world):
+def test_guest_is_migrated(world):
     assert migrate(world) == ""
     assert is_the_targets(world)
     assert world.did() == ["release n2", f"let go {JOB} n2", f"leave {JOB} n2"]
 
 
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
-def test_one_that_does_not_come_there_goes_on_here(world, ends):
+def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
     world.ends = ends
     assert migrate(world) == "the guests are still on n2: migrate domain: the connection is broken"
     assert is_the_sources(world)
 
 
-def test_a_job_that_ends_while_its_guest_is_sent_does_not_wait_for_that(world, monkeypatch):
+def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
     """Its epilogue does, for the job's lock."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: (world.top / "broken-off").touch())
@@ -457,7 +457,7 @@ def test_a_job_that_ends_while_its_guest_is_sent_does_not_wait_for_that(world, m
     assert is_the_sources(world)
 
 
-def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(world, monkeypatch):
+def test_job_that_ends_during_the_preparation_cancels_it(world, monkeypatch):
     """What it would wait for is the start of guests there, for minutes."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
     answers, says = os.pipe()
@@ -473,7 +473,7 @@ def test_a_job_that_ends_while_the_other_node_gets_ready_does_not_wait_either(wo
     os.close(says)
 
 
-def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkeypatch):
+def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
     """That takes libvirt a moment, in which the time for it is over."""
     (job,) = Running(world.n2.paths).jobs()
     job.guests[0].run_dir.mkdir(parents=True, exist_ok=True)
@@ -494,7 +494,7 @@ def test_what_serves_a_guest_that_libvirt_breaks_off_to_send_lives(world, monkey
         assert daemon.poll() is None
 
 
-def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
+def test_canceled_placeholder_job_is_reported(world):
     assert migrate(world) == ""
     checks = lambda: [each.message for each in health.suspended(world.n3.here.site)]  # noqa: E731
     assert watch(world, "n3") == "" and not any("placeholder" in each for each in checks())
@@ -509,13 +509,13 @@ def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
     assert not any("placeholder" in each for each in checks())
 
 
-def test_one_that_runs_there_is_ended_here(world):
+def test_guest_that_runs_on_the_destination_is_ended_on_the_source(world):
     world.ends = "not told"
     assert migrate(world) == ""
     assert is_the_targets(world)
 
 
-def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(world):
+def test_start_killed_after_the_arrival_is_completed(world):
     world.starts = False
     assert migrate(world) == ""
     assert is_the_targets(world)
@@ -536,7 +536,7 @@ def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(wo
     ],
 )
 @pytest.mark.parametrize("step", sparing.each(3, STEPS))
-def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
+def test_kill_at_each_step_leaves_the_guest_on_exactly_one_node(world, step, ends):
     """The table of steps and kills: who has the guest once the next watcher has looked."""
     world.dies, world.ends = step, ends
     migrate(world)
@@ -550,9 +550,7 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
 
 @pytest.mark.parametrize("ends", ["well", "not told"])
 @pytest.mark.parametrize("step", sparing.each(3, [*STEPS[:5], "still", *STEPS[5:]]))
-def test_killed_at_each_step_one_with_its_own_disk_runs_only_where_all_of_that_is(
-    disked, step, ends
-):
+def test_kill_at_each_step_runs_a_guest_only_where_its_disk_is_complete(disked, step, ends):
     """It stands still on both if libvirtd ends before it has said that it is there: it stays."""
     disked.dies, disked.ends = step, ends
     migrate(disked)
@@ -562,7 +560,7 @@ def test_killed_at_each_step_one_with_its_own_disk_runs_only_where_all_of_that_i
 
 
 @pytest.mark.parametrize("ends", ["fails", "not told", "stands still"])
-def test_one_with_its_own_disk_goes_on_here_also_if_the_other_node_is_lost(
+def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
     disked, monkeypatch, ends
 ):
     """That has it go on only when told that it is here no more. Its clock is set."""
@@ -585,7 +583,7 @@ def test_one_with_its_own_disk_goes_on_here_also_if_the_other_node_is_lost(
     assert is_the_sources(disked)
 
 
-def test_one_with_its_own_disk_that_libvirt_leaves_here_goes_on_here(disked):
+def test_guest_with_a_disk_that_libvirt_kept_paused_is_resumed_on_the_source(disked):
     """It warns of that alone ("Guest probably left in 'paused' state on source")."""
     disked.ends = "left"
     assert (
@@ -595,7 +593,7 @@ def test_one_with_its_own_disk_that_libvirt_leaves_here_goes_on_here(disked):
     assert is_the_sources(disked)
 
 
-def test_one_of_a_job_that_has_ended_does_not_go_on_there(disked):
+def test_arrived_guest_of_an_ended_job_is_not_resumed(disked):
     disked.dies = "sent"
     migrate(disked)
     assert (disked.n2.state(), disked.n3.state()) == ("", "still")
@@ -604,7 +602,7 @@ def test_one_of_a_job_that_has_ended_does_not_go_on_there(disked):
     assert disked.n3.state() == ""
 
 
-def test_what_libvirt_is_still_at_there_comes(disked, monkeypatch):
+def test_unfinished_arrival_is_awaited(disked, monkeypatch):
     """It says so by an error (only the source has figures of a migration)."""
     disked.dies = "sent"
     migrate(disked)
@@ -622,7 +620,7 @@ def test_what_libvirt_is_still_at_there_comes(disked, monkeypatch):
     assert is_the_targets(disked)
 
 
-def test_one_that_nobody_has_go_on_there_does_so_once_that_node_is_asked(disked, monkeypatch):
+def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypatch):
     """The way between the nodes is lost when libvirt is done."""
     migrates, lost = disked.migrate, disked.top / "lost-n3"
 
@@ -641,13 +639,13 @@ def test_one_that_nobody_has_go_on_there_does_so_once_that_node_is_asked(disked,
 
 
 @pytest.mark.parametrize("ends", ["fails", "stands still"])
-def test_one_with_its_own_disk_that_does_not_go_runs_on_here(disked, ends):
+def test_failed_migration_of_a_guest_with_a_disk_resumes_the_guest(disked, ends):
     disked.ends = ends
     assert migrate(disked) == "the guests are still on n2: migrate domain: the connection is broken"
     assert is_the_sources(disked)
 
 
-def test_all_guests_of_a_node_move_at_once(two):
+def test_all_guests_of_a_node_migrate_together(two):
     assert migrate(two) == ""
     assert two.n2.states() == ["", ""] and two.n2.journal() is None
     assert two.n3.states() == ["runs", "runs"] and two.n3.phase() == "run"
@@ -672,7 +670,7 @@ def is_in_part(two):
 
 @pytest.mark.parametrize("other", ["fails", "stands still"])
 @pytest.mark.parametrize("first", ["well", "not told"])
-def test_if_one_of_two_does_not_go_it_stays_and_runs(two, first, other):
+def test_guest_whose_migration_fails_keeps_running_if_another_migrated(two, first, other):
     two.ends = (first, other)
     said = "only 1 of the guests have migrated to n3: migrate domain: the connection is broken"
     assert migrate(two) == said
@@ -690,35 +688,35 @@ def test_if_one_of_two_does_not_go_it_stays_and_runs(two, first, other):
 
 
 @pytest.mark.parametrize("step", ["settled", "asked", "after part"])
-def test_who_parts_two_guests_is_killed(two, step):
+def test_watcher_killed_while_two_guests_are_split_continues(two, step):
     two.dies, two.ends = step, ("well", "stands still")
     migrate(two)
     watch(two)
     assert f"died {step}" in two.did() and is_in_part(two)
 
 
-def test_if_neither_of_two_goes_both_go_on(two):
+def test_two_guests_resume_if_neither_migrates(two):
     two.ends = ("fails", "stands still")
     assert migrate(two).startswith("the guests are still on n2")
     assert (two.n2.states(), two.n2.phase()) == (["runs", "runs"], "run")
     assert two.n3.journal() is None and Move.read(two.n2.paths, KEY) is None
 
 
-def test_what_libvirt_has_left_there_of_one_of_two_is_ended(two):
+def test_paused_arrival_of_a_failed_migration_is_destroyed(two):
     two.ends = ("well", "fails")
     two.n3.domain_of(two.job.uuids[1]).write_text("still")
     migrate(two)
     assert is_in_part(two)
 
 
-def test_if_the_other_of_two_has_ended_by_itself_nothing_stays(two):
+def test_ended_second_guest_leaves_nothing(two):
     two.ends = ("well", "ended")
     assert migrate(two) == ""
     assert f"leave {JOB} n2" in two.did() and two.n2.journal() is None
     assert not Move.read(two.n2.paths, KEY).part
 
 
-def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
+def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch):
     given_up = two.top / "broken-off"
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
 
@@ -732,7 +730,7 @@ def test_what_was_wrong_is_said_and_not_what_it_led_to(two, monkeypatch):
     assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
 
 
-def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, monkeypatch):
+def test_queued_guest_is_not_sent_after_a_failure(two, monkeypatch):
     """Other users' starts have all of libvirt's workers but one."""
     worker = threading.Lock()
 
@@ -746,7 +744,7 @@ def test_one_that_waits_for_libvirt_is_not_sent_when_another_has_failed(two, mon
     assert len([line for line in two.did() if line.startswith("sent")]) == 1
 
 
-def test_when_one_of_two_does_not_go_the_other_is_sent_no_further(two, monkeypatch):
+def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two, monkeypatch):
     given_up = two.top / "broken-off"
     monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
     two.ends = ("fails", "broken off")
@@ -755,7 +753,7 @@ def test_when_one_of_two_does_not_go_the_other_is_sent_no_further(two, monkeypat
 
 
 @pytest.mark.parametrize(("ends", "step"), [("well", "sent"), ("stands still", "after mark")])
-def test_the_command_again_goes_on_where_it_was_killed(world, ends, step):
+def test_repeated_command_continues_a_killed_migration(world, ends, step):
     world.dies, world.ends = step, ends
     migrate(world)
     world.ends = "well"
@@ -763,7 +761,7 @@ def test_the_command_again_goes_on_where_it_was_killed(world, ends, step):
     assert is_the_targets(world)
 
 
-def test_one_that_came_back_and_cannot_leave_again_is_not_taken_for_gone(world):
+def test_guest_that_returned_and_cannot_migrate_again_is_kept(world):
     address = (("address", "10.0.0.9"),)
     uuid, uri = world.uuid, world.n2.uri
     guests = {uuid: address}
@@ -777,7 +775,7 @@ def test_one_that_came_back_and_cannot_leave_again_is_not_taken_for_gone(world):
     assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
 
 
-def test_while_the_other_node_cannot_be_asked_it_stands_still(world):
+def test_guest_stays_paused_while_the_destination_does_not_answer(world):
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
     world.lost.add("n3")
@@ -790,7 +788,7 @@ def test_while_the_other_node_cannot_be_asked_it_stands_still(world):
     assert is_the_sources(world)
 
 
-def test_what_is_on_its_way_is_waited_for(world):
+def test_guest_in_transfer_is_awaited(world):
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
     world.n3.domain.write_text("still")
@@ -801,7 +799,7 @@ def test_what_is_on_its_way_is_waited_for(world):
     assert is_the_sources(world)
 
 
-def test_what_libvirt_has_left_there_is_ended_while_it_runs_here(world):
+def test_paused_arrival_is_destroyed_while_the_guest_runs_on_the_source(world):
     """Its libvirtd was killed when the other one had just made the domain (seen with 11.3)."""
     world.ends, world.dies = "fails", "sent"
     migrate(world)
@@ -810,7 +808,7 @@ def test_what_libvirt_has_left_there_is_ended_while_it_runs_here(world):
     assert is_the_sources(world)
 
 
-def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
+def test_guest_that_ran_and_ended_on_the_destination_is_not_resumed(world):
     world.ends, world.dies = "not told", "sent"
     migrate(world)
     complete_arrival(world.n3, [world.uuid])
@@ -819,7 +817,7 @@ def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
     assert (world.n2.state(), world.n2.journal()) == ("", None)
 
 
-def test_if_both_should_run_neither_is_ended(world):
+def test_guest_running_on_both_nodes_is_reported_and_kept(world):
     world.ends, world.dies = "well", "sent"
     migrate(world)
     world.n2.domain.write_text("runs")
@@ -827,7 +825,7 @@ def test_if_both_should_run_neither_is_ended(world):
     assert (world.n2.state(), world.n3.state()) == ("runs", "runs")
 
 
-def test_what_was_left_undone_here_does_not_end_a_guest_that_has_come_back(world):
+def test_unfinished_release_does_not_end_a_returned_guest(world):
     world.dies = "after release"
     migrate(world)
     assert Move.read(world.n2.paths, KEY).phase == move_record.GONE
@@ -839,7 +837,7 @@ def test_what_was_left_undone_here_does_not_end_a_guest_that_has_come_back(world
     assert world.did() == did, "not even its node is given back"
 
 
-def test_a_guest_that_comes_back_does_not_find_anybody_at_work_on_its_move(world):
+def test_returning_guest_waits_for_the_lock_of_its_last_migration(world):
     world.dies = "after release"
     migrate(world)
     lock = take_lock(world.n2.paths.state / f"moves/{KEY}.lock", 0.0)
@@ -852,7 +850,7 @@ def test_a_guest_that_comes_back_does_not_find_anybody_at_work_on_its_move(world
     assert claim.items == ("10.0.0.9",), "until it is here"
 
 
-def test_a_job_that_ends_before_its_guest_was_sent_leaves_nothing_there(world):
+def test_job_that_ends_before_the_transfer_leaves_nothing_on_the_destination(world):
     world.dies = "ready"
     migrate(world)
     ends(world)
@@ -861,7 +859,7 @@ def test_a_job_that_ends_before_its_guest_was_sent_leaves_nothing_there(world):
     assert Move.read(world.n2.paths, KEY) is None
 
 
-def test_a_job_that_ends_while_it_is_sent_leaves_nothing_either(world):
+def test_job_that_ends_during_the_transfer_leaves_nothing(world):
     world.dies, world.starts = "sent", False
     migrate(world)
     ends(world)
@@ -872,7 +870,7 @@ def test_a_job_that_ends_while_it_is_sent_leaves_nothing_either(world):
     assert Move.read(world.n2.paths, KEY) is None
 
 
-def test_what_has_not_come_is_released_there_too_when_its_job_has_ended(world):
+def test_prepared_arrival_is_released_when_its_job_has_ended(world):
     """The node that was to send it has no power any more."""
     world.dies = "ready"
     migrate(world)
@@ -881,7 +879,7 @@ def test_what_has_not_come_is_released_there_too_when_its_job_has_ended(world):
     assert watch(world, "n3") == "" and world.n3.journal() is None
 
 
-def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
+def test_migration_record_is_kept_while_the_destination_does_not_answer(world):
     world.dies = "ready"
     migrate(world)
     ends(world)
@@ -890,7 +888,7 @@ def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
     assert Move.read(world.n2.paths, KEY).phase == move_record.EITHER
 
 
-def test_a_job_that_starts_again_finds_its_address_free(world):
+def test_requeued_job_can_use_the_reserved_address(world):
     assert migrate(world) == ""
     again, other = (SimpleNamespace(job=SimpleNamespace(id=of)) for of in (JOB, "43"))
     assert [*move_record.taken_along([again], world.n2.paths)] == []
@@ -898,7 +896,7 @@ def test_a_job_that_starts_again_finds_its_address_free(world):
 
 
 @pytest.mark.parametrize("life", Life)
-def test_a_start_forgets_guests_that_have_gone_and_whose_job_has_ended(world, monkeypatch, life):
+def test_start_removes_records_of_migrated_guests_of_ended_jobs(world, monkeypatch, life):
     """The last job's release has ended the watcher that would have done so."""
     assert migrate(world) == ""
     adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
@@ -912,7 +910,7 @@ def settled(world, uuid, key=KEY):
     return arrival.settled(world.n3.here, JOB, key, "n3", {uuid: ""})[uuid]
 
 
-def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
+def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
     """Two nodes of a job are drained at once, to one spare node: the second one asks for its."""
     arrives(world.n3, {"nodes": ["n1", "n3", "n4"]})
     assert settled(world, "of n4's guest") == "none"
@@ -927,7 +925,7 @@ def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
     assert world.n3.phase() == "run" and world.did() == []
 
 
-def test_while_a_start_is_at_work_there_nobody_says_that_there_is_none(world):
+def test_destination_reports_none_only_after_its_start_has_ended(world):
     """It may hold the node before any journal says so."""
     lock = take_lock(world.n3.paths.job_lock(JOB), 0.0)
     try:
@@ -939,7 +937,7 @@ def test_while_a_start_is_at_work_there_nobody_says_that_there_is_none(world):
     assert world.did() == [f"let go {JOB} n3"]
 
 
-def test_what_has_come_is_released_when_its_job_has_ended(world):
+def test_arrived_guest_is_released_when_its_job_has_ended(world):
     assert migrate(world) == ""
     assert watch(world, "n3") == ""
     assert world.n3.phase() == "run"
@@ -950,7 +948,7 @@ def test_what_has_come_is_released_when_its_job_has_ended(world):
     assert [*move_record.taken_along([], world.n2.paths)] == []
 
 
-def test_what_was_to_come_is_released_too_when_its_job_has_ended(world):
+def test_expected_guest_is_released_when_its_job_has_ended(world):
     """Nobody says any more that it does not come: the other node is gone, or was never asked."""
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
@@ -959,9 +957,7 @@ def test_what_was_to_come_is_released_too_when_its_job_has_ended(world):
     assert watch(world, "n3") == "" and world.n3.journal() is None
 
 
-def test_the_batch_system_is_asked_once_for_all_and_one_that_fails_holds_up_no_other(
-    world, monkeypatch
-):
+def test_batch_system_is_queried_once_and_a_failing_job_does_not_stop_others(world, monkeypatch):
     """And whether this attempt of a job is over only now and then: that is a question for each."""
     assert migrate(world) == ""
     asked = []
@@ -981,14 +977,14 @@ def test_the_batch_system_is_asked_once_for_all_and_one_that_fails_holds_up_no_o
     assert world.n3.journal() is None
 
 
-def test_an_attempt_that_is_over_is_released_though_its_job_has_begun_anew(world, monkeypatch):
+def test_finished_attempt_is_released_although_its_job_was_requeued(world, monkeypatch):
     assert migrate(world) == ""
     monkeypatch.setattr(Batch, "over", lambda *_: True)
     assert watch(world, "n3") == ""
     assert world.n3.journal() is None
 
 
-def test_the_watcher_begins_what_is_to_be_done_once(world):
+def test_watcher_starts_a_pending_step_once(world):
     world.dies = "after send"
     migrate(world)
     moves = move_watch.Moves(Path("/etc/x"), every=0.0)
@@ -1000,7 +996,7 @@ def test_the_watcher_begins_what_is_to_be_done_once(world):
     assert is_the_targets(world)
 
 
-def test_the_watcher_begins_nothing_while_somebody_is_at_work_on_it(world):
+def test_watcher_starts_nothing_while_the_migration_is_locked(world):
     world.dies = "after send"
     migrate(world)
     moves = move_watch.Moves(Path("/etc/x"), every=0.0)
@@ -1009,7 +1005,7 @@ def test_the_watcher_begins_nothing_while_somebody_is_at_work_on_it(world):
     assert not moves._work
 
 
-def test_a_lock_that_cannot_be_made_keeps_the_watcher_from_nothing_else(world):
+def test_lock_that_cannot_be_created_does_not_stop_the_watcher(world):
     """The move's own process says so."""
     world.dies = "after send"
     migrate(world)
@@ -1019,13 +1015,13 @@ def test_a_lock_that_cannot_be_made_keeps_the_watcher_from_nothing_else(world):
     assert "Is a directory" in watch(world)
 
 
-def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):
+def test_other_nodes_of_the_job_are_notified_of_the_new_node(world):
     first = begun(world.nodes["n1"])
     assert migrate(world) == ""
     assert first.kept.facts()["nodes"] == ["n1", "n3"]
 
 
-def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, monkeypatch):
+def test_first_node_records_guests_on_nodes_outside_the_allocation(world, monkeypatch):
     """And forgets it when that has gone on."""
     first = begun(world.nodes["n1"])
     assert migrate(world) == ""
@@ -1051,14 +1047,14 @@ def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, mo
     assert first.kept.facts()["elsewhere"] == there
 
 
-def test_a_guest_that_may_still_come_is_not_said_to_be_there(world):
+def test_guest_that_may_still_arrive_is_not_recorded(world):
     first = begun(world.nodes["n1"])
     arrives(world.n3, {"nodes": ["n1", "n3"]})
     assert watch(world, "n3") == ""
     assert "elsewhere" not in first.kept.facts()
 
 
-def test_a_guest_elsewhere_does_as_the_owner_asks_on_the_first_node(world, monkeypatch):
+def test_guest_on_another_node_follows_requests_of_the_owner(world, monkeypatch):
     first = begun(world.nodes["n1"], elsewhere={"n3": {}, "n4": {}})
     world.lost.add("n4")
     arrives(world.n3, {"nodes": ["n1", "n3"]})
@@ -1085,14 +1081,14 @@ def test_a_guest_elsewhere_does_as_the_owner_asks_on_the_first_node(world, monke
         ({"immovable": None}, "n3", "a version of vTorque that cannot migrate"),
     ],
 )
-def test_what_cannot_be_moved_is_refused(world, facts, to, why):
+def test_migration_that_is_not_supported_is_refused(world, facts, to, why):
     world.job.kept.add_facts(**facts)
     with pytest.raises(Refused, match=why):
         move.migrate(world.n2.here, JOB, to)
     assert is_the_sources(world)
 
 
-def test_a_refused_move_leaves_no_file(world, monkeypatch):
+def test_refused_migration_leaves_no_file(world, monkeypatch):
     def refuses(*_):
         raise Refused("its guest has a disk")
 
@@ -1101,7 +1097,7 @@ def test_a_refused_move_leaves_no_file(world, monkeypatch):
     assert not list((world.n2.paths.state / "moves").iterdir())
 
 
-def test_a_site_has_to_want_it(world):
+def test_migration_needs_remote_command(world):
     world.settings = Settings()
     with pytest.raises(
         Refused, match=r"migration .* is disabled .*\(\[plugin.survive\] remote_command is empty\)"
@@ -1109,18 +1105,18 @@ def test_a_site_has_to_want_it(world):
         move.migrate(world.n2.here, JOB, "n3")
 
 
-def test_a_way_without_a_node_is_refused():
+def test_remote_command_without_the_node_placeholder_is_refused():
     with pytest.raises(ValueError, match="it must contain "):
         Settings(remote_command="ssh n1")
 
 
-def test_a_job_that_stands_still_is_refused(world):
+def test_suspended_job_is_refused(world):
     world.job.journal.phase("paused")
     with pytest.raises(Refused, match="the job is suspended"):
         move.migrate(world.n2.here, JOB, "n3")
 
 
-def test_elsewhere_it_says_where(world, monkeypatch):
+def test_command_on_another_node_names_the_right_nodes(world, monkeypatch):
     known = SimpleNamespace(jobs=lambda: [SimpleNamespace(id=JOB, nodes=("n1", "n2"))])
     batch = SimpleNamespace(submitter=lambda _: known)
     monkeypatch.setattr(move.service, "batch_system", lambda _: (None, batch))
@@ -1135,12 +1131,12 @@ def test_elsewhere_it_says_where(world, monkeypatch):
                  b'{"ask": "gone", "job": "4", "key": "../4", "node": "n2", "to": "n3"}',
                  b'{"ask": "gone", "job": "4", "key": "42.0", "node": "n2", "to": "n3"}']
 )  # fmt: skip
-def test_what_no_node_asks_is_refused(world, question):
+def test_invalid_question_is_refused(world, question):
     with pytest.raises(UsageError):
         arrival.answer(world.n3.here, question, *NOTHING)
 
 
-def test_a_word_that_a_shell_could_take_for_something_is_not_sent():
+def test_word_with_shell_characters_is_not_sent():
     with pytest.raises(Refused, match="not safe for a shell"):
         reach.argv(Settings(remote_command="ssh {node}"), "n3", ("a;b",))
     assert reach.argv(Settings(remote_command="ssh -x {node}"), "n3", ("a",)) == [

@@ -1,4 +1,4 @@
-"""A guest's own disk on its way: real files, a pipe; where QEMU is asked for there is a double."""
+"""Transfer of a guest's disk: real files, a pipe, and a double for QEMU."""
 
 import io
 import itertools
@@ -51,19 +51,19 @@ def receive(disk, monkeypatch):
 TWICE = (part(0, b"one"), part(MIB, b"two"), part(2 * MIB), part(MIB, b"2"), part(MIB + 2))
 
 
-def test_it_goes_on_there_with_all_of_it_when_that_is_said(receive):
+def test_guest_is_resumed_after_its_disk_is_complete(receive):
     assert receive(*TWICE, b"!") == ("here", b"\n\n", [b"one".ljust(MIB, b"\0") + b"2w"])
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_who_ends_before_has_nothing_go_on(receive, count):
+def test_disconnected_sender_resumes_nothing(receive, count):
     whole = b"".join(TWICE)
     said, _, resumed = receive(whole[: len(whole) * count // 5])
     assert (said, resumed) == ("the sender disconnected before the disk was complete", [])
 
 
 @pytest.mark.parametrize(("uuid", "does"), [("8", ""), ("7", "still"), ("7", "runs")])
-def test_one_that_is_here_or_does_not_come_is_not_written(receive, disk, uuid, does):
+def test_disk_of_a_present_or_unexpected_guest_is_not_written(receive, disk, uuid, does):
     disk.write_bytes(b"has")
     assert receive(*TWICE, b"!", uuid=uuid, does=does) == (
         "no guest on this node waits for this disk",
@@ -73,7 +73,7 @@ def test_one_that_is_here_or_does_not_come_is_not_written(receive, disk, uuid, d
     assert disk.read_bytes() == b"has"
 
 
-def test_one_that_is_awaited_no_more_does_not_go_on(receive):
+def test_guest_that_is_no_longer_awaited_is_not_resumed(receive):
     """Its owner may have had it stand still meanwhile."""
     assert receive(*TWICE, b"!", awaits=1) == (
         "the migration was canceled: the guest is not resumed",
@@ -84,11 +84,11 @@ def test_one_that_is_awaited_no_more_does_not_go_on(receive):
 
 
 @pytest.mark.parametrize("wrong", [struct.pack(">QQ", 0, MIB + 1), struct.pack(">QQ", 1 << 45, 0)])
-def test_what_is_no_part_of_a_disk_is_refused(receive, wrong):
+def test_invalid_part_of_a_disk_is_refused(receive, wrong):
     assert receive(wrong)[0] == "invalid data instead of a disk"
 
 
-def test_it_is_no_link(receive, disk, tmp_path):
+def test_disk_that_is_a_link_is_refused(receive, disk, tmp_path):
     disk.rename(tmp_path / "other")
     disk.symlink_to(tmp_path / "other")
     assert "Too many levels of symbolic links" in receive(part(0))[0]
@@ -98,7 +98,7 @@ def changed(file, had):
     return b"".join(move_disk._changed(file.fileno(), had))
 
 
-def test_only_what_has_changed_is_sent_again_also_where_a_hole_is_now(disk):
+def test_only_changed_parts_and_new_holes_are_sent_again(disk):
     had = {}
     with disk.open("w+b") as file:
         file.write(b"a" * MIB)
@@ -126,7 +126,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("answers", "still"), [((), False), (("",), True)])
-def test_one_whose_job_ends_waits_for_no_answer(disk, answers, still):
+def test_transfer_of_an_ending_job_does_not_wait_for_an_answer(disk, answers, still):
     disk.write_bytes(b"a")
     argv = [sys.executable, "-c", ANSWERS, *answers]
     stood, asked = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ def test_one_whose_job_ends_waits_for_no_answer(disk, answers, still):
     assert asked.is_set()
 
 
-def test_what_is_wrong_there_is_said(disk):
+def test_error_of_the_receiver_is_reported(disk):
     disk.write_bytes(b"a")
     argv = [sys.executable, "-c", "raise SystemExit('noise\\nno room')"]
     with (
@@ -154,7 +154,7 @@ def test_what_is_wrong_there_is_said(disk):
         raise AssertionError
 
 
-def test_a_way_that_is_a_script_is_ended_with_what_it_has_started(disk):
+def test_remote_script_is_killed_with_its_children(disk):
     disk.write_bytes(b"a")
     with (
         pytest.raises(HostFault, match="no answer in time"),
@@ -163,7 +163,7 @@ def test_a_way_that_is_a_script_is_ended_with_what_it_has_started(disk):
         raise AssertionError
 
 
-def test_what_is_cut_and_grows_again_is_sent_again(disk):
+def test_truncated_and_regrown_part_is_sent_again(disk):
     had = {}
     with disk.open("w+b") as file:
         file.write(b"a" * 2 * MIB)

@@ -1,4 +1,4 @@
-"""Jobs that have themselves saved: when, which are kept, and what is refused."""
+"""Periodic checkpoints: times, checkpoints that are kept, and refused values."""
 
 import dataclasses
 import os
@@ -48,7 +48,7 @@ def at(now, job, paths, seconds, **settings):
     return periodic.due(paths, job, Settings(**settings))
 
 
-def test_every_so_often_from_its_start_on(paths, now):
+def test_every_counts_from_the_start_and_from_the_last_checkpoint(paths, now):
     job = running(paths, "every:1h")
     assert at(now, job, paths, 3599) is None
     assert at(now, job, paths, 3600) is False, "and it goes on"
@@ -60,7 +60,7 @@ def test_every_so_often_from_its_start_on(paths, now):
     )
 
 
-def test_before_the_walltime_ends_it_ends_once(paths, now):
+def test_before_walltime_is_due_once_per_interval(paths, now):
     job = running(paths, "before-walltime", walltime="02:00:00")
     assert at(now, job, paths, 6899) is None
     assert at(now, job, paths, 6900) is True
@@ -70,27 +70,27 @@ def test_before_the_walltime_ends_it_ends_once(paths, now):
     assert at(now, job, paths, 6960) is True, "and is again: it still has its walltime"
 
 
-def test_a_short_walltime_leaves_half_for_work(paths, now):
+def test_short_walltime_leaves_half_for_work(paths, now):
     job = running(paths, "before-walltime", walltime="60")
     assert at(now, job, paths, 29) is None and at(now, job, paths, 30) is True
 
 
-def test_a_long_boot_leaves_the_script_half_of_the_rest(paths, now):
+def test_long_boot_leaves_the_script_half_of_the_rest(paths, now):
     job = running(paths, "before-walltime", begun=40.0, walltime="60")
     assert at(now, job, paths, 49) is None and at(now, job, paths, 50) is True
 
 
 @pytest.mark.parametrize("walltime", [{}, {"walltime": ""}, {"walltime": "UNLIMITED"}])
-def test_without_a_walltime_nothing_is_before_it(paths, now, walltime):
+def test_before_walltime_without_a_walltime_is_never_due(paths, now, walltime):
     job = running(paths, "before-walltime", **walltime)
     assert at(now, job, paths, 1e9) is None
 
 
-def test_who_has_not_asked_is_left_alone(paths, now):
+def test_job_without_the_option_is_never_due(paths, now):
     assert at(now, running(paths, ""), paths, 1e9) is None
 
 
-def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
+def test_only_the_last_checkpoints_of_a_job_are_kept(paths, tmp_path):
     job, top = running(paths, "every:1h"), tmp_path / "checkpoints"
     top.mkdir(mode=0o700)
     store = Store(top, os.getuid())
@@ -111,6 +111,6 @@ def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["1h", "every:", "every:1y", "always"])
-def test_what_is_no_time_is_refused(text):
+def test_invalid_time_is_refused(text):
     with pytest.raises(ValueError, match=r"is invalid|is not a"):
         CHECKPOINT.parse(text)

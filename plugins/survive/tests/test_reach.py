@@ -1,4 +1,4 @@
-"""The way from node to node: real processes in place of ssh, and what they say."""
+"""Communication between nodes: real processes in place of ssh, and their answers."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def way(tmp_path):
     return leads
 
 
-def test_what_another_node_says(way):
+def test_answer_of_another_node_is_parsed(way):
     echo = way("print(json.dumps({'answer': [sys.argv[1:3], json.load(sys.stdin)]}))")
     (node, _), what = reach.ask(CONFIG, echo, "n3", {"ask": "settle"})
     assert (node, what) == ("n3", {"ask": "settle"})
@@ -44,18 +44,18 @@ def test_what_another_node_says(way):
         ("print('{}')", "n3 did not answer the request: 'answer'"),
     ],
 )
-def test_what_is_no_answer_is_said(way, body, why):
+def test_invalid_answer_is_reported(way, body, why):
     with pytest.raises(HostFault, match=why):
         reach.ask(CONFIG, way(body), "n3", {})
 
 
-def test_one_that_does_not_answer_is_not_waited_for(way, monkeypatch):
+def test_unresponsive_node_times_out(way, monkeypatch):
     monkeypatch.setattr(reach, "_ANSWER", 0.2)
     with pytest.raises(HostFault, match="no answer within"):
         reach.ask(CONFIG, way("import time; time.sleep(600)"), "n3", {})
 
 
-def test_a_socket_behind_which_is_the_other_nodes_libvirtd(way, tmp_path):
+def test_bridge_connects_to_libvirtd_of_another_node(way, tmp_path):
     carries = way("print(sys.argv[1:], flush=True)\nsys.stdout.write(sys.stdin.readline())")
     place = tmp_path / "bridge"
     with reach.Bridge(carries, "n3", "qemu:///system", place) as bridge:
@@ -69,7 +69,7 @@ def test_a_socket_behind_which_is_the_other_nodes_libvirtd(way, tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["qemu+ssh://n3/system", "qemu:///system?socket=x", "/run/libvirt"])
-def test_libvirts_other_ways_are_refused(tmp_path, uri):
+def test_unsupported_libvirt_uri_is_refused(tmp_path, uri):
     with pytest.raises(Refused, match="migrated with a URI like qemu:///system"):
         reach.Bridge(Settings(remote_command="ssh {node}"), "n3", uri, tmp_path / "bridge")
 
@@ -90,7 +90,7 @@ def receiver(way, monkeypatch):
     return receives
 
 
-def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
+def test_receiver_returns_xml_and_waits_for_the_end(receiver):
     lines = "print(json.dumps({'xml': {'a': told['job']}}), flush=True)\nprint('{\"here\": true}')"
     with receiver(lines) as xml:
         assert xml == {"a": "42"}
@@ -111,7 +111,7 @@ def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
         ("print(json.dumps({'xml': {'b': 'x'}}))", HostFault, "n3 did not send valid domain XML"),
     ],
 )
-def test_one_that_does_not_receive_says_why(receiver, body, error, why):
+def test_receiver_that_fails_to_prepare_reports_the_reason(receiver, body, error, why):
     with pytest.raises(error, match=why), receiver(body):
         raise AssertionError
 
@@ -120,6 +120,6 @@ def test_one_that_does_not_receive_says_why(receiver, body, error, why):
     "print(json.dumps({'xml': {'a': 'x'}}), flush=True)\nprint('{\"failed\": \"silent\"}')",
     "print('{\"xml\": {\"a\": \"x\"}}\\n{\"failed\": \"silent\"}')",  # both are read at once
 ])  # fmt: skip
-def test_what_fails_there_later_is_said_too(receiver, lines):
+def test_receiver_that_fails_later_reports_the_reason(receiver, lines):
     with pytest.raises(Refused, match="n3: silent"), receiver(lines) as xml:
         assert xml == {"a": "x"}

@@ -1,4 +1,4 @@
-"""What a job's owner can send to root's watcher: one of two words, and nothing is waited for."""
+"""Requests of a job's owner to root's watcher: two words, read without waiting."""
 
 import os
 import threading
@@ -46,7 +46,7 @@ def served(descriptor, job, text):
 
 
 @pytest.mark.parametrize("text", ["", "it has ended"])
-def test_a_word_is_answered(job, listening, text):
+def test_request_is_answered(job, listening, text):
     path, descriptor = listening
     said = []
     thread = threading.Thread(target=lambda: said.append(served(descriptor, job, text)))
@@ -56,7 +56,7 @@ def test_a_word_is_answered(job, listening, text):
     assert said == ["suspend"]
 
 
-def test_only_the_owner_can_write_to_it_and_another_watcher_finds_it(listening):
+def test_fifo_is_writable_by_the_owner_only_and_reused_by_another_watcher(listening):
     path, descriptor = listening
     assert path.stat().st_mode & 0o777 == 0o200 and path.stat().st_uid == os.getuid()
     again = request.listen(path)
@@ -78,7 +78,7 @@ def test_only_the_owner_can_write_to_it_and_another_watcher_finds_it(listening):
         b"\xff\n",
     ],
 )
-def test_anything_else_is_nothing_and_is_gone(listening, said):
+def test_invalid_input_is_discarded(listening, said):
     path, descriptor = listening
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, said)
@@ -89,7 +89,7 @@ def test_anything_else_is_nothing_and_is_gone(listening, said):
     os.close(user)
 
 
-def test_of_many_words_the_last_counts(listening):
+def test_last_of_many_requests_is_used(listening):
     path, descriptor = listening
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.write(user, f"suspend {TOKEN} 6\nresume {TOKEN[::-1]} 7\n".encode())
@@ -97,7 +97,7 @@ def test_of_many_words_the_last_counts(listening):
     os.close(user)
 
 
-def test_what_is_no_fifo_is_not_listened_to(tmp_path):
+def test_path_that_is_not_a_fifo_is_rejected(tmp_path):
     path = tmp_path / "suspend.fifo"
     path.write_text("")
     with pytest.raises(OSError, match="is not a FIFO"):
@@ -108,7 +108,7 @@ def test_what_is_no_fifo_is_not_listened_to(tmp_path):
         request.listen(path)
 
 
-def test_without_a_watcher_it_is_said_what_to_do(job):
+def test_missing_watcher_is_reported_with_a_fix(job):
     path = request.path_of(job.paths, job.key)
     for made in (False, True):
         if made:
@@ -117,7 +117,7 @@ def test_without_a_watcher_it_is_said_what_to_do(job):
             request.ask(path, job.kept, request.RESUME, 1.0, patience=0.1)
 
 
-def test_a_watcher_that_has_not_listened_yet_is_waited_for(job):
+def test_starting_watcher_is_awaited(job):
     path = request.path_of(job.paths, job.key)
     said = []
 
@@ -132,13 +132,13 @@ def test_a_watcher_that_has_not_listened_yet_is_waited_for(job):
     thread.join()
 
 
-def test_a_watcher_that_does_not_answer_is_said(job, listening):
+def test_watcher_that_does_not_answer_is_reported(job, listening):
     path, _ = listening
     with pytest.raises(HostFault, match="did not answer in time"):
         request.ask(path, job.kept, request.RESUME, 0.1)
 
 
-def test_a_fifo_is_released_twice_and_after_half_a_create(tmp_path):
+def test_fifo_is_released_twice_and_after_a_partial_create(tmp_path):
     fifo = request.Fifo(str(tmp_path / "suspend.fifo"), os.getuid())
     fifo.create()
     with pytest.raises(HostFault, match="File exists"):
@@ -150,14 +150,14 @@ def test_a_fifo_is_released_twice_and_after_half_a_create(tmp_path):
     assert not Path(fifo.path).exists()
 
 
-def test_a_job_that_ends_before_anybody_listens_is_said(job):
+def test_job_that_ends_before_a_watcher_listens_is_reported(job):
     path = request.path_of(job.paths, job.key)
     threading.Timer(0.2, job.kept.add_facts, kwargs={"ended": 1.0}).start()
     with pytest.raises(HostFault, match="the job has ended"):
         request.ask(path, job.kept, request.RESUME, LONG, patience=LONG)
 
 
-def test_who_may_not_ask_is_told_so_at_once(job):
+def test_request_without_permission_fails_immediately(job):
     path = request.path_of(job.paths, job.key)
     path.symlink_to("elsewhere")
     with pytest.raises(HostFault, match="symbolic link"):

@@ -1,4 +1,4 @@
-"""A job that goes on with a checkpoint: whose it is, what must be as it was, its disk."""
+"""Restore of a job from a checkpoint: owner, required equality, disk."""
 
 import dataclasses
 import os
@@ -78,7 +78,7 @@ def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", 
     return list(hook(job=job, request=request, image=image, user=user, site=site))
 
 
-def test_its_guests_are_those_that_were_saved(saved, paths):
+def test_restored_guests_keep_name_uuid_address_and_memory(saved, paths):
     (source,) = asked(saved[0], paths)
     guest = source.identity
     assert (guest.name, guest.uuid) == (saved[1].guests[0].name, saved[1].guests[0].uuid)
@@ -88,7 +88,9 @@ def test_its_guests_are_those_that_were_saved(saved, paths):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number, monkeypatch):
+def test_each_node_restores_its_guests_of_a_multi_node_checkpoint(
+    saved, paths, number, monkeypatch
+):
     store, found = saved
     guests = (dataclasses.replace(found.guests[0], uuid=f"{rank}") for rank in range(4))
     name, node_ = "44.srv.0", f"n{number + 1}"
@@ -112,7 +114,7 @@ def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number, monk
 
 
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
-def test_there_is_no_other(saved, paths, name):
+def test_missing_or_unfinished_checkpoint_is_refused(saved, paths, name):
     store = saved[0]
     store.make("42.srv.0")  # one that is not finished
     if "/" in name or name.startswith("."):
@@ -123,13 +125,13 @@ def test_there_is_no_other(saved, paths, name):
         asked(store, paths, name=name)
 
 
-def test_another_users_is_not_to_be_seen(saved, paths):
+def test_checkpoint_of_another_user_is_refused(saved, paths):
     with pytest.raises(Refused, match="you have no checkpoint"):
         asked(saved[0], paths, uid=os.getuid() + 1)
 
 
 @pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
-def test_one_that_others_could_have_made_is_not_used(saved, paths, part):
+def test_checkpoint_that_others_could_have_written_is_refused(saved, paths, part):
     """What is in it is root's word to libvirt. The site's place may be missing on a node, and be
     made by a user where everybody can.
     """
@@ -142,7 +144,7 @@ def test_one_that_others_could_have_made_is_not_used(saved, paths, part):
     assert asked(store, paths)
 
 
-def test_a_link_in_its_place_is_not_followed_for_others(saved, paths, tmp_path):
+def test_link_to_a_directory_that_others_can_write_is_refused(saved, paths, tmp_path):
     store = saved[0]
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -153,7 +155,7 @@ def test_a_link_in_its_place_is_not_followed_for_others(saved, paths, tmp_path):
         asked(store, paths)
 
 
-def test_none_is_made_where_others_could_exchange_it(tmp_path):
+def test_checkpoint_is_not_made_in_a_directory_that_others_can_write(tmp_path):
     """A place like /tmp: root's and sticky, but the user's own directory is there before."""
     store = Store(tmp_path, os.getuid())
     store.directory.mkdir(mode=0o777)
@@ -162,7 +164,7 @@ def test_none_is_made_where_others_could_exchange_it(tmp_path):
         store.make(NAME)
 
 
-def test_who_has_the_uid_of_one_who_has_left_does_not_get_their_memory(saved, paths):
+def test_checkpoint_of_a_deleted_user_with_the_same_uid_is_refused(saved, paths):
     with pytest.raises(Refused, match="is a checkpoint of user ada"):
         asked(saved[0], paths, owner="bea")
 
@@ -176,7 +178,7 @@ def test_who_has_the_uid_of_one_who_has_left_does_not_get_their_memory(saved, pa
         ({"tools": {"QEMU": "10.0.13", "zstd": "1"}}, "with zstd 1, but this node has none"),
     ],
 )
-def test_what_is_not_as_it_was_is_refused(saved, paths, changed, said):
+def test_checkpoint_that_differs_from_the_node_is_refused(saved, paths, changed, said):
     store, found = saved
     (store.directory / NAME / "manifest.json").write_bytes(
         dataclasses.replace(found, **changed).encode()
@@ -185,7 +187,7 @@ def test_what_is_not_as_it_was_is_refused(saved, paths, changed, said):
         asked(store, paths)
 
 
-def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeypatch):
+def test_restore_waits_until_the_saved_job_is_released(saved, paths, monkeypatch):
     """Its release ends the guests by their UUIDs."""
     store, found = saved
     job = running_journal.Job(paths, "42.srv")
@@ -202,7 +204,7 @@ def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeyp
     assert len(asked(store, paths)) == 1
 
 
-def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
+def test_disk_is_copied_once_and_released_twice(tmp_path, saved):
     source = saved[0].directory / NAME / "g0.disk"
     disk = restore.Disk(str(tmp_path / "root.qcow2"), os.getuid(), str(source))
     disk.release()
@@ -218,7 +220,7 @@ def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
         dataclasses.replace(disk, source="/none").create()
 
 
-def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, tmp_path):
+def test_disk_and_session_are_restored_before_the_guest(saved, paths, tmp_path):
     (was,) = asked(saved[0], paths)
     request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER, RESUME.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
@@ -247,7 +249,7 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
     assert Path(disk.source) == was.saved.memory.with_name("g0.disk")
 
 
-def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
+def test_job_that_this_node_cannot_save_is_refused_before_the_boot(paths):
     job = running_journal.Job(paths, "9.srv")
     whose = JobAttempt("9.srv", 0, "ada", os.getuid(), "n1")
     guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: 3600}), job=whose)
@@ -257,7 +259,7 @@ def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
         node.vtorque_pre_boot(job=starting)
 
 
-def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths):
+def test_processor_of_the_site_is_set_for_jobs_that_may_be_saved(saved, paths):
     site = Configured(paths, Settings(checkpoints="/srv", cpu_model="Westmere"))
     seen = {}
     for value in (NEVER, 3600):
@@ -269,7 +271,7 @@ def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths
     assert list(node.vtorque_render_domain(guest=going_on, site=site)) == [], "it has what it had"
 
 
-def test_guests_with_a_named_processor_go_on_on_another(monkeypatch):
+def test_named_processor_is_compatible_across_nodes(monkeypatch):
     monkeypatch.setattr(tools, "run_tool", lambda *_, **__: "10.0.13")
     named = tools.tools("Westmere")
     assert tools.cpu_model(named) == "Westmere" and named == tools.tools(tools.cpu_model(named))
@@ -280,7 +282,7 @@ def test_guests_with_a_named_processor_go_on_on_another(monkeypatch):
 AGAIN = BatchJob("42.srv", "ada", "n1", ("n1",), b"", attempt=1)
 
 
-def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, paths):
+def test_requeued_job_is_restored_from_its_last_checkpoint(saved, paths):
     store, found = saved
     later = dataclasses.replace(found, id="42.srv.1", made=2.0)
     others = dataclasses.replace(found, id="41.srv.0", made=3.0, job="41.srv")
@@ -299,7 +301,7 @@ def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, pat
     )
 
 
-def test_so_does_one_that_was_held_with_it_though_it_asks_for_none(saved, paths):
+def test_held_job_is_restored_even_without_checkpoint_options(saved, paths):
     store, found = saved
     store.hold(found.id)
     (guest,) = asked(store, paths, name="", job=AGAIN)
@@ -313,7 +315,7 @@ def test_so_does_one_that_was_held_with_it_though_it_asks_for_none(saved, paths)
     assert guest.saved.memory.parent.name == later.id, "its last one, by whatever it was made"
 
 
-def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, caplog):
+def test_requeued_job_without_a_checkpoint_starts_from_the_beginning(saved, paths, caplog):
     unknown = dataclasses.replace(AGAIN, id="43.srv")
     assert asked(saved[0], paths, name="", job=unknown, checkpoint=3600) == []
     elsewhere = dataclasses.replace(AGAIN, node="n2", nodes=("n2",))
@@ -322,7 +324,7 @@ def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, capl
     assert "without a checkpoint" in said[0] and "with node n1" in said[1]
 
 
-def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path, caplog):
+def test_job_starts_from_the_beginning_after_two_failed_restores(saved, paths, tmp_path, caplog):
     store = saved[0]
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     for attempt in (1, 2):
@@ -352,7 +354,9 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
         ({}, OLD, "was made without a disk file"),
     ],
 )
-def test_a_disk_file_must_be_as_it_was(saved, tmp_path, monkeypatch, then, now, says):
+def test_user_disk_that_changed_since_the_checkpoint_is_refused(
+    saved, tmp_path, monkeypatch, then, now, says
+):
     found = dataclasses.replace(saved[1], disks=then)
     found = Manifest.decode(found.encode(), saved[0].directory / NAME)
     monkeypatch.setattr(tools, "disks", lambda run_dirs: list(run_dirs) and now)
@@ -365,7 +369,7 @@ def test_a_disk_file_must_be_as_it_was(saved, tmp_path, monkeypatch, then, now, 
         restore._require_disks(job, found)
 
 
-def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(saved):
+def test_last_checkpoint_is_found_by_attempt_and_number_despite_clocks(saved):
     store, found = saved
     for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
         store.make(name)
@@ -377,7 +381,7 @@ def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(sa
     assert store.of_job("43.srv") == []
 
 
-def test_a_checkpoint_of_an_earlier_job_with_this_id_is_not_taken(saved, paths, caplog):
+def test_checkpoint_of_an_earlier_job_with_this_id_is_not_used(saved, paths, caplog):
     """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
     store, found = saved
     first = JobAttempt("42.srv", 0, "ada", os.getuid(), "n1")

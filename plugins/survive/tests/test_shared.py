@@ -1,4 +1,4 @@
-"""A place for checkpoints that several nodes see: who has a guest, and whose its address is."""
+"""Checkpoints on a shared file system: owners of guests, and reserved addresses."""
 
 import dataclasses
 import errno
@@ -74,7 +74,7 @@ def alive(monkeypatch):
     return lives
 
 
-def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
+def test_job_acquires_the_guests_of_an_ended_job(store, site, alive):
     found = manifest(store)
     mine = shared.held(store, found, HERE, site)
     mine.create()
@@ -90,7 +90,7 @@ def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
 
 
 @pytest.mark.parametrize("life", [Life.ALIVE, Life.SUSPENDED, Life.UNKNOWN])
-def test_guests_of_a_job_that_may_run_elsewhere_are_nobodys(store, site, alive, life):
+def test_guests_of_a_job_that_may_still_run_are_a_host_fault(store, site, alive, life):
     found = manifest(store)
     alive["42.srv"] = life
     with pytest.raises(HostFault, match=r"in use by job 42.srv on n1") as raised:
@@ -98,7 +98,7 @@ def test_guests_of_a_job_that_may_run_elsewhere_are_nobodys(store, site, alive, 
     assert not raised.value.blames_node
 
 
-def test_of_two_jobs_that_go_on_with_it_one_has_it(store, site, alive):
+def test_second_job_that_restores_the_same_guests_is_refused(store, site, alive):
     found = manifest(store)
     other = JobAttempt("10.srv", 0, "ada", os.getuid(), "n3")
     mine, theirs = (shared.held(store, found, job, site) for job in (HERE, other))
@@ -116,7 +116,7 @@ def test_of_two_jobs_that_go_on_with_it_one_has_it(store, site, alive):
     assert json.loads(Path(mine.path).read_text())["job"] == "9.srv"
 
 
-def test_a_requeued_job_has_its_guests_again(store, site, alive):
+def test_requeued_job_acquires_its_guests_again(store, site, alive):
     """Its node may be dead, and the batch system knows the job still: it is this one."""
     found = manifest(store)
     alive["42.srv"] = Life.ALIVE
@@ -164,7 +164,7 @@ def waiting(gates, node, seconds=60.0):
     return thread, said
 
 
-def test_no_guest_runs_before_all_of_all_nodes_stand_there(gates):
+def test_no_guest_runs_before_all_nodes_are_ready(gates):
     begun = [waiting(gates, node) for node in (0, 0, 1)]
     time.sleep(0.5)
     assert [said for _, said in begun] == [[], [], []]
@@ -174,7 +174,7 @@ def test_no_guest_runs_before_all_of_all_nodes_stand_there(gates):
     assert [said for _, said in begun] == [["runs"]] * 4
 
 
-def test_nodes_seen_one_after_the_other_are_looked_at_once_more(gates, monkeypatch):
+def test_nodes_are_checked_again_before_the_guests_run(gates, monkeypatch):
     """One may have given up before another one came."""
     missing, looks = shared.Gate._missing_nodes, []
 
@@ -190,7 +190,7 @@ def test_nodes_seen_one_after_the_other_are_looked_at_once_more(gates, monkeypat
         assert "the job's guests on n1" in said[0]
 
 
-def test_nodes_that_go_on_with_different_checkpoints_do_not_run(gates):
+def test_nodes_with_different_checkpoints_do_not_run(gates):
     said = json.loads(Path(gates.files[1].path).read_text())
     Path(gates.files[1].path).write_text(json.dumps(said | {"checkpoint": "42.srv.0-7"}))
     thread, said = waiting(gates, 0)
@@ -198,7 +198,7 @@ def test_nodes_that_go_on_with_different_checkpoints_do_not_run(gates):
     assert "42.srv.0-7 on n2" in said[0]
 
 
-def test_who_waits_no_longer_is_not_waited_for(gates):
+def test_node_that_gave_up_is_not_awaited(gates):
     """The last guest comes when the other node has given up: it does not run either."""
     others = [waiting(gates, 0, 0.3) for _ in range(2)]
     for thread, said in others:
@@ -210,7 +210,7 @@ def test_who_waits_no_longer_is_not_waited_for(gates):
         assert "the job's guests on n1" in said[0]
 
 
-def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates, alive, monkeypatch):
+def test_failed_start_of_another_node_or_guest_is_reported(gates, alive, monkeypatch):
     monkeypatch.setattr(shared, "_LOOK", 0.2)
     first = [waiting(gates, 0) for _ in range(2)]
     time.sleep(0.3)
@@ -228,7 +228,9 @@ def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates, a
     assert said == ["fault: another guest of the job has failed"]
 
 
-def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypatch, tmp_path):
+def test_hanging_shared_directory_times_out_with_its_name(
+    store, site, alive, monkeypatch, tmp_path
+):
     """Who starts holds no lock of the node's meanwhile."""
     site.paths = running_journal.paths_below(tmp_path)
     monkeypatch.setattr(shared, "_READ", 0.2)
@@ -238,7 +240,7 @@ def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypa
     assert raised.value.stage == "checkpoints' directory"
 
 
-def test_an_address_that_a_guest_here_has_may_be_a_checkpoints_next(store, site, alive, tmp_path):
+def test_address_of_a_local_guest_is_reserved_for_its_checkpoint(store, site, alive, tmp_path):
     """It is saved and released after the place was read, and before the node's lock is taken."""
     site.paths = running_journal.paths_below(tmp_path)
     job = running_journal.Job(site.paths, "42.srv")
@@ -248,9 +250,7 @@ def test_an_address_that_a_guest_here_has_may_be_a_checkpoints_next(store, site,
     assert found == [PoolClaim("address", ("10.86.0.20",))]
 
 
-def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(
-    store, site, alive, tmp_path
-):
+def test_addresses_of_checkpoints_are_reserved(store, site, alive, tmp_path):
     manifest(store)
     manifest(store, "43.srv.0", (("address", "10.86.0.17"),), UUID.replace("0", "1"))
     store.make("44.srv.0")  # not finished
@@ -276,7 +276,7 @@ def away(site):
     return [(claim.pool, *claim.items) for claim in shared.away([], site)]
 
 
-def test_a_guest_that_goes_on_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):
+def test_restored_guest_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):
     found = manifest(store)
     mine = shared.held(store, found, HERE, site)
     mine.create()
@@ -286,7 +286,7 @@ def test_a_guest_that_goes_on_keeps_its_address_when_its_checkpoint_is_removed(s
     assert away(site) == []
 
 
-def test_what_cannot_be_read_is_not_taken_for_nothing(store, site, alive, monkeypatch):
+def test_unreadable_checkpoint_is_not_taken_as_missing(store, site, alive, monkeypatch):
     manifest(store)
 
     def broken(_):
@@ -298,14 +298,14 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(store, site, alive, monkey
     assert not raised.value.blames_node
 
 
-def test_a_mount_point_without_its_mount_is_not_an_empty_place(store, site, alive):
+def test_unmounted_directory_is_not_taken_as_empty(store, site, alive):
     (store.top / shared.SEEN).unlink()
     for looks in (away, lambda _: shared.require_not_shared(site[Settings])):
         with pytest.raises(HostFault, match="is not mounted on this node, or this file is missing"):
             looks(site)
 
 
-def test_where_nobody_knows_who_has_ended_elsewhere_it_goes_on_on_its_node(store, site, alive):
+def test_restore_on_other_nodes_needs_a_batch_system_that_knows_all_nodes(store, site, alive):
     assert shared.on_any_node(site)
     shared.service.batch_system("")[1].knows_all_nodes = False
     assert not shared.on_any_node(site) and away(site) == []
@@ -319,7 +319,7 @@ MOUNTS = """\
 """
 
 
-def test_the_kind_of_a_file_system(tmp_path):
+def test_file_system_type_is_detected(tmp_path):
     real = tmp_path.resolve()
     on = {"ext4": "/", "nfs4": "/srv", "tmpfs": "/srv/my own", "fuse.sshfs": "/home"}
     for kind, point in on.items():
@@ -330,7 +330,7 @@ def test_the_kind_of_a_file_system(tmp_path):
         shared.file_system(tmp_path / "none")
 
 
-def test_others_do_not_see_it_unless_the_site_says_so(tmp_path, monkeypatch):
+def test_file_system_visible_to_other_hosts_needs_checkpoints_shared(tmp_path, monkeypatch):
     shared.require_not_shared(Settings(checkpoints=str(tmp_path)))
     with pytest.raises(Refused, match=r"type proc.*in plain text.*checkpoints_shared = true"):
         shared.require_not_shared(Settings(checkpoints="/proc"))

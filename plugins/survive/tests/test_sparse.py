@@ -8,7 +8,7 @@ import pytest
 from vtorque_survive import sparse
 
 
-def test_a_file_that_cannot_be_read_is_not_taken_for_one_without_data(tmp_path, monkeypatch):
+def test_unreadable_file_raises_instead_of_an_empty_copy(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -53,9 +53,7 @@ def all_at_once(nodes, most):
 
 
 @pytest.mark.parametrize(("count", "most", "there"), [(2, 1, ()), (5, 2, ()), (4, 3, ("a", "z"))])
-def test_of_nodes_that_ask_at_the_same_moment_as_many_go_on_as_there_is_room_for(
-    count, most, there
-):
+def test_concurrent_requests_drain_as_many_nodes_as_allowed(count, most, there):
     marks = dict.fromkeys(there, "ill")
     together, asks = threading.Barrier(count), threading.local()
 
@@ -71,7 +69,7 @@ def test_of_nodes_that_ask_at_the_same_moment_as_many_go_on_as_there_is_room_for
     assert marks == dict.fromkeys([*there, *(f"n{number}" for number in range(room))], "ill")
 
 
-def test_in_any_order_never_more_are_drained_and_not_all_give_up():
+def test_random_order_never_drains_too_many_and_at_least_one():
     for seed in range(30):
         chance, marks, lock = random.Random(seed), {}, threading.Lock()  # noqa: S311
 
@@ -85,7 +83,7 @@ def test_in_any_order_never_more_are_drained_and_not_all_give_up():
         assert list(marks.values()) == ["ill"] * went
 
 
-def test_where_there_is_no_room_nothing_is_marked():
+def test_node_above_the_limit_is_not_marked():
     marks = {"n1": "ill", "n2": "ill"}
     node = Node("n3", marks)
     with pytest.raises(Refused, match=r"2 other nodes are drained or about to be: n1, n2"):
@@ -93,24 +91,24 @@ def test_where_there_is_no_room_nothing_is_marked():
     assert (node.asks, set(marks)) == (0, {"n1", "n2"})
 
 
-def test_a_node_that_is_drained_already_is_not_counted_twice():
+def test_drained_node_is_not_counted_twice():
     marks = {"n1": "ill", "n2": "ill"}
     assert goes_on(Node("n1", marks), 2) and marks["n1"] == "ill"
 
 
-def test_who_was_killed_while_it_asked_goes_on():
+def test_request_repeated_after_a_kill_is_granted():
     marks = {"n1": f"{turn.ASKS}ill"}
     assert goes_on(Node("n1", marks), 1) and marks == {"n1": "ill"}
 
 
-def test_who_was_killed_while_it_asked_is_taken_back_and_who_is_drained_is_not():
+def test_take_back_removes_the_request_but_not_the_drain():
     marks = {"n1": f"{turn.ASKS}ill", "n2": "ill"}
     for name in ("n1", "n2", "n3"):
         turn.take_back(Node(name, marks))
     assert marks == {"n2": "ill"}
 
 
-def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
+def test_request_that_is_never_completed_times_out_for_others(monkeypatch):
     """It was killed; nobody is drained in its place, since it may go on."""
     monkeypatch.setattr(turn, "_TIME", 0.01)
     marks = {"n1": f"{turn.ASKS}ill"}
@@ -120,12 +118,12 @@ def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
     assert not goes_on(Node("n2", marks), 1) and set(marks) == {"n3"}
 
 
-def test_a_batch_system_that_does_not_say_who_is_drained_has_no_health_drain_a_node():
+def test_batch_system_without_drain_states_refuses_health_drains():
     with pytest.raises(Refused, match="does not report which nodes are drained"):
         turn.take(object(), 1, "ill")
 
 
-def test_a_batch_system_that_answers_no_more_has_the_mark_taken_back():
+def test_mark_is_removed_if_the_batch_system_does_not_answer():
     marks = {}
 
     def waits(what, seen=[]):  # noqa: B006

@@ -1,4 +1,4 @@
-"""What the watcher does: with real journals, processes and sockets; libvirt is a double here.
+"""The watcher with real journals, processes and sockets; libvirt is a double.
 
 With real guests: tests/e2e/test_suspend.py, and on a real Slurm tests/e2e/slurm.
 """
@@ -124,7 +124,7 @@ def shut(loop):
     loop.jobs.clear()
 
 
-def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains):
+def test_job_is_suspended_and_resumed_by_its_owner(loop, paths, domains):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
     assert phases(job)[-2:] == ["run", "paused"]
@@ -139,7 +139,7 @@ def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains)
 
 
 @pytest.mark.parametrize("wrong", ["", "n3: n3 cannot be asked"])
-def test_who_asks_is_answered_when_guests_elsewhere_do_so_too(loop, paths, domains, wrong):
+def test_request_is_answered_after_guests_on_other_nodes_have_followed(loop, paths, domains, wrong):
     job = started(paths)
     words, over = [], paths.state / "over"
 
@@ -168,7 +168,7 @@ def test_who_asks_is_answered_when_guests_elsewhere_do_so_too(loop, paths, domai
     assert ask(loop, job, "resume") == ""
 
 
-def test_another_watcher_goes_on_where_a_killed_one_was(loop, paths, domains):
+def test_another_watcher_continues_after_a_kill(loop, paths, domains):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
     shut(loop)
@@ -180,7 +180,7 @@ def test_another_watcher_goes_on_where_a_killed_one_was(loop, paths, domains):
 
 
 @pytest.mark.parametrize("dies", ["suspend", "resume"])
-def test_a_change_that_was_killed_is_made_again(loop, paths, domains, dies):
+def test_change_interrupted_by_a_kill_is_repeated(loop, paths, domains, dies):
     """Between libvirt and the mark, or the mark and libvirt: the journal alone does not tell."""
     job = started(paths, guests=1)
     if dies == "resume":
@@ -198,7 +198,7 @@ def test_a_change_that_was_killed_is_made_again(loop, paths, domains, dies):
     shut(later)
 
 
-def test_a_resume_that_fails_is_tried_again(loop, paths, domains):
+def test_failed_resume_is_retried(loop, paths, domains):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
     domains.fails = "resume"
@@ -208,7 +208,7 @@ def test_a_resume_that_fails_is_tried_again(loop, paths, domains):
     settle(loop)
 
 
-def test_it_is_paused_as_its_job_shell_is_and_keeps_its_cpus(loop, paths, domains):
+def test_guests_are_paused_with_the_job_shell_and_keep_their_cpus(loop, paths, domains):
     """Whoever has the lock is the user's choice: that gives nobody's CPUs away."""
     job = started(paths)
     lock = paths.job_shell(job.key)
@@ -234,7 +234,7 @@ def test_it_is_paused_as_its_job_shell_is_and_keeps_its_cpus(loop, paths, domain
         shell.kill()
 
 
-def test_a_hold_is_for_the_node_where_the_script_runs(loop, paths, domains):
+def test_hold_applies_to_the_node_that_runs_the_script(loop, paths, domains):
     here, other = started(paths), started(paths, nodes=("n2", "n1"), job_id="43.srv")
     seen = []
     loop.batch.held = {here.id, other.id}
@@ -249,7 +249,7 @@ def test_a_hold_is_for_the_node_where_the_script_runs(loop, paths, domains):
     assert [job.job.id for job in jobs] == [here.id] and held == {here.id, other.id}
 
 
-def test_who_keeps_the_lock_elsewhere_keeps_no_guest_running(loop, paths, domains):
+def test_lock_held_by_another_process_does_not_keep_guests_running(loop, paths, domains):
     """The job shell is not seen to stop then: the batch system is asked, more seldom."""
     job = started(paths)
     lock = paths.job_shell(job.key)
@@ -262,7 +262,7 @@ def test_who_keeps_the_lock_elsewhere_keeps_no_guest_running(loop, paths, domain
         other.kill()
 
 
-def test_on_other_nodes_the_batch_system_says_it(loop, paths, domains):
+def test_other_nodes_follow_the_state_of_the_batch_system(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     settle(loop)
     assert loop.reasons[-1] and phases(job)[-1] == "run"
@@ -274,7 +274,7 @@ def test_on_other_nodes_the_batch_system_says_it(loop, paths, domains):
     assert phases(job)[-1] == "run"
 
 
-def test_what_is_not_known_after_a_restart_changes_nothing(loop, paths, domains):
+def test_unknown_state_after_a_restart_changes_nothing(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     loop.lives[job.id] = Life.SUSPENDED
     settle(loop)
@@ -285,7 +285,7 @@ def test_what_is_not_known_after_a_restart_changes_nothing(loop, paths, domains)
     shut(later)
 
 
-def test_the_batch_systems_word_counts_before_the_owners(loop, paths, domains):
+def test_state_of_the_batch_system_overrides_the_owner(loop, paths, domains):
     job = started(paths, nodes=("n1", "n2"))
     assert ask(loop, job, "suspend") == ""
     assert not read(job.journal.path).suspended
@@ -298,7 +298,7 @@ def test_the_batch_systems_word_counts_before_the_owners(loop, paths, domains):
     assert set(domains.did()) == {"suspend"}
 
 
-def test_what_fails_is_said_and_tried_again_and_leaves_none_alone_still(loop, paths, domains):
+def test_failed_suspend_is_reported_and_all_guests_resume(loop, paths, domains):
     job = started(paths)
     domains.fails = "suspend"
     assert ask(loop, job, "suspend") == "suspend: QEMU hangs"
@@ -308,7 +308,7 @@ def test_what_fails_is_said_and_tried_again_and_leaves_none_alone_still(loop, pa
     settle(loop)
 
 
-def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch):
+def test_hanging_job_does_not_delay_others(loop, paths, domains, monkeypatch):
     hangs, other = started(paths), started(paths, job_id="43.srv")
     never, told = os.pipe()
     before = hypervisor.suspend_domain
@@ -329,7 +329,7 @@ def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch):
     assert phases(hangs)[-1] == "paused"
 
 
-def test_what_is_wrong_with_one_job_harms_no_other(loop, paths, domains, monkeypatch):
+def test_failing_job_does_not_affect_others(loop, paths, domains, monkeypatch):
     broken, other = started(paths), started(paths, job_id="43.srv")
     begin = watcher.suspend.begin
 
@@ -344,7 +344,7 @@ def test_what_is_wrong_with_one_job_harms_no_other(loop, paths, domains, monkeyp
     assert phases(other)[-1] == "paused" and "no more" in loop.jobs[broken.key].said
 
 
-def test_a_user_who_plays_with_it_fills_no_journal(loop, paths, domains, monkeypatch):
+def test_journal_entries_per_user_requests_are_limited(loop, paths, domains, monkeypatch):
     monkeypatch.setattr(watcher, "_MOST_PHASES", 6)
     job = started(paths)  # it has three
     for word in ("suspend", "resume"):
@@ -357,7 +357,7 @@ def test_a_user_who_plays_with_it_fills_no_journal(loop, paths, domains, monkeyp
     assert phases(job)[-1] == "suspended"
 
 
-def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):
+def test_starting_or_ending_job_is_skipped(loop, paths, domains):
     job = started(paths)
     job.journal.phase("teardown")
     (paths.job_state(job.key) / watcher.ASKED).touch()
@@ -365,7 +365,7 @@ def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):
     assert loop.jobs == {} and domains.did() == []
 
 
-def test_it_looks_often_as_soon_as_a_job_starts(loop, paths):
+def test_watcher_polls_often_once_a_job_starts(loop, paths):
     """Also while its guests boot: what the journal is told then wakes nobody."""
     loop.look()
     assert loop.pause(0.5) == watcher._IDLE
@@ -377,7 +377,7 @@ def test_it_looks_often_as_soon_as_a_job_starts(loop, paths):
     assert loop.pause(0.5) == watcher._IDLE
 
 
-def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains, monkeypatch):
+def test_job_locked_by_an_epilogue_is_not_touched(loop, paths, domains, monkeypatch):
     monkeypatch.setattr(locked_job, "WAIT", 0.0)
     job = started(paths)
     lock = paths.job_lock(job.id)
@@ -388,7 +388,7 @@ def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains, monkeypat
     assert domains.did() == []
 
 
-def test_a_torn_journal_stops_nobody_else(loop, paths, domains):
+def test_torn_journal_does_not_stop_others(loop, paths, domains):
     job = started(paths)
     (paths.journal / "9.srv.0.jsonl").write_text("{")
     assert ask(loop, job, "suspend") == ""
@@ -409,7 +409,7 @@ def says(monkeypatch):
     return lives
 
 
-def test_the_batch_system_is_asked_by_a_process_of_its_own(tmp_path, says):
+def test_batch_system_is_queried_by_a_separate_process(tmp_path, says):
     says |= {"1": Life.SUSPENDED, "2": Life.ALIVE}
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1", "2"], soon=True) == says)
@@ -421,7 +421,7 @@ def test_the_batch_system_is_asked_by_a_process_of_its_own(tmp_path, says):
     assert "2" not in asked.told(["1", "2"], soon=False)  # another attempt of it is another job
 
 
-def test_without_a_reason_it_is_asked_once(tmp_path, says, monkeypatch):
+def test_batch_system_is_queried_once_without_a_reason(tmp_path, says, monkeypatch):
     says["1"] = Life.ALIVE
     asked = Batch(tmp_path, 0.0)
     eventually(lambda: asked.told(["1"], soon=False))
@@ -432,7 +432,7 @@ def test_without_a_reason_it_is_asked_once(tmp_path, says, monkeypatch):
     eventually(lambda: asked.told(["1"], soon=True) == says)
 
 
-def test_where_there_can_be_no_process_nothing_is_left_open(tmp_path, says, monkeypatch):
+def test_failed_fork_leaves_no_open_files(tmp_path, says, monkeypatch):
     def none(*_):
         raise OSError("no more processes")
 
