@@ -1,4 +1,4 @@
-"""A user's file of an ended job: what is written, within which bounds, and what is read back."""
+"""Archives of ended jobs in users' directories: content, limits, and reading."""
 
 import contextlib
 import io
@@ -68,7 +68,7 @@ def names(directory):
 # -- what is written ----------------------------------------------------------------------------
 
 
-def test_one_file_of_a_node_and_attempt(paths, tmp_path):
+def test_each_node_and_attempt_has_one_archive(paths, tmp_path):
     place = here(paths)
     for _ in range(2):  # the second takes the place of the first
         sent(place, directory=template(tmp_path))
@@ -82,7 +82,7 @@ def test_one_file_of_a_node_and_attempt(paths, tmp_path):
         assert all(archive.read(name) == place.read(name) for name in archive.namelist())
 
 
-def test_nothing_is_written_unless_the_site_says_where(paths, tmp_path):
+def test_no_archive_is_written_without_a_directory_setting(paths, tmp_path):
     place, before = here(paths), names(tmp_path)
     site = {Settings: Settings()}
     node.vtorque_ended(place, site)
@@ -92,7 +92,7 @@ def test_nothing_is_written_unless_the_site_says_where(paths, tmp_path):
     eventually(lambda: list(mine(tmp_path).glob("*.zip")))
 
 
-def test_other_nodes_attempts_and_strange_ids_have_files_of_their_own(paths, tmp_path):
+def test_archives_of_other_nodes_attempts_and_odd_job_ids_have_distinct_names(paths, tmp_path):
     for job, host in (("42.srv", "n2"), ("43[1].srv", "n1/../x"), ("44.srv", "")):
         attempt = JobAttempt(job, 1, ME.pw_name, ME.pw_uid, host)
         sent(here(paths, attempt), directory=template(tmp_path))
@@ -109,7 +109,7 @@ def noted(place, tmp_path, code):
     subprocess.run(argv, check=True, timeout=60)
 
 
-def test_the_exit_code_is_noted_by_the_job_shell(paths, tmp_path):
+def test_job_shell_notes_the_exit_code(paths, tmp_path):
     """As with Slurm and OpenPBS, which do not tell it the epilogue. What root knows counts more."""
     place = here(paths)
     for known, said in ((None, "7"), ("3", "3")):
@@ -128,7 +128,7 @@ def test_the_exit_code_is_noted_by_the_job_shell(paths, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b"7" * 99, b"\xb2"])
-def test_a_note_that_is_no_exit_code_is_none(paths, tmp_path, content):
+def test_invalid_note_is_not_used_as_exit_code(paths, tmp_path, content):
     place = here(paths)
     noted(place, tmp_path, 7)
     (note,) = mine(tmp_path).iterdir()
@@ -138,11 +138,11 @@ def test_a_note_that_is_no_exit_code_is_none(paths, tmp_path, content):
     assert found.facts().get("status") in (None, "77777")
 
 
-def test_no_note_where_nothing_is_written(paths):
+def test_no_note_is_written_without_a_directory_setting(paths):
     assert list(plugin.vtorque_after_script(here(paths), 7, {Settings: Settings()})) == []
 
 
-def test_what_does_not_fit_is_left_out_and_named():
+def test_files_above_the_limit_are_left_out_and_named():
     noise = os.urandom(3 << 20)
     files = [("job.json", b"{}"), ("log.jsonl", b"x" * (8 << 20)), ("console-g0.log", noise),
              ("series.jsonl", b"small")]  # fmt: skip
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_left_out_and_named():
     strategies.lists(strategies.binary(max_size=3000), max_size=12),
     strategies.integers(4000, 20000),
 )
-def test_it_is_never_larger_than_its_limit(contents, limit):
+def test_archive_never_exceeds_its_limit(contents, limit):
     files = [(f"f{n}.log", content) for n, content in enumerate(contents)]
     packed = pack.packed(files, limit)
     assert len(packed) <= limit
@@ -166,7 +166,7 @@ def test_it_is_never_larger_than_its_limit(contents, limit):
         assert archive.testzip() is None
 
 
-def test_old_files_go_then_the_oldest_and_no_other_file_of_the_users(tmp_path):
+def test_cleanup_removes_old_and_then_oldest_archives_but_no_other_file(tmp_path):
     def old(name, days, mib=0.0):
         (tmp_path / name).write_bytes(bytes(int(mib * (1 << 20))))
         os.utime(tmp_path / name, (now - days * 86400,) * 2)
@@ -189,7 +189,7 @@ def test_old_files_go_then_the_oldest_and_no_other_file_of_the_users(tmp_path):
     assert names(tmp_path) == [".vtorque-unfinished-bb", *left]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_archive(tmp_path, monkeypatch):
     limits = Settings(directory="/{user}")
     write.write(tmp_path, "9.srv.0@n1.zip", [("job.json", b"{}")], limits, 1.0)
     before = (tmp_path / "9.srv.0@n1.zip").read_bytes()
@@ -204,7 +204,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert (tmp_path / "9.srv.0@n1.zip").read_bytes() == before
 
 
-def test_a_link_in_the_directorys_place_is_not_followed(tmp_path):
+def test_link_in_place_of_the_directory_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "jobs").symlink_to("elsewhere")
     with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
@@ -219,12 +219,12 @@ def test_a_link_in_the_directorys_place_is_not_followed(tmp_path):
      ({"directory": "{home}/../x"}, "without"), ({"file_mib": 0}, "must be 1 to 256"),
      ({"file_mib": 20, "mib": 10}, "1 to 256, and at most mib"), ({"days": 0.0}, "days=0.0")],
 )  # fmt: skip
-def test_settings_that_cannot_be(given_, said):
+def test_invalid_settings_are_refused(given_, said):
     with pytest.raises(ValueError, match=said):
         Settings(**given_)
 
 
-def test_the_directory():
+def test_directory_template_is_expanded():
     assert directory_of("{home}/.vtorque/{user}-{uid}", ME) == Path(
         f"{ME.pw_dir}/.vtorque/{ME.pw_name}-{ME.pw_uid}"
     )
@@ -249,7 +249,7 @@ def zipped(files, method=zipfile.ZIP_DEFLATED):
     return buffer.getvalue()
 
 
-def test_what_was_written_is_read(paths, tmp_path):
+def test_written_archive_is_read_back(paths, tmp_path):
     place = here(paths)
     sent(place, directory=template(tmp_path))
     (found,) = read.archives(paths, mine(tmp_path), ME.pw_uid)
@@ -273,7 +273,7 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     assert len(found.read("job.json")) <= 1 << 20
 
 
-def test_what_is_opened_of_all_archives_is_bounded_and_has_no_name(tmp_path, monkeypatch):
+def test_data_read_from_all_archives_is_bounded(tmp_path, monkeypatch):
     """A guest of the job writes to its user's home, and asks the node for its logs and reports."""
     monkeypatch.setattr(read, "_left", 1 << 20)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -289,7 +289,7 @@ def test_what_is_opened_of_all_archives_is_bounded_and_has_no_name(tmp_path, mon
         os.close(descriptor)
 
 
-def test_links_pipes_and_other_methods_are_refused(tmp_path):
+def test_links_pipes_and_other_compression_methods_are_refused(tmp_path):
     found = forged(tmp_path / "jobs", zipped([("job.json", b"{}")], zipfile.ZIP_LZMA))
     with pytest.raises(OSError, match="does not write"):
         found.read("job.json")
@@ -313,7 +313,7 @@ GOOD = zipped([("job.json", b'{"job": "66.srv"}'), ("log.jsonl", b"{}\n" * 50)])
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategies.data())
-def test_whatever_stands_there_is_an_oserror_or_bytes(tmp_path, data):
+def test_corrupt_archive_raises_oserror_or_returns_bytes(tmp_path, data):
     content = bytearray(GOOD)
     for at in data.draw(strategies.lists(strategies.integers(0, len(GOOD) - 1), max_size=8)):
         content[at] = data.draw(strategies.integers(0, 255))
@@ -348,7 +348,7 @@ def asked(site, *argv):
     return call(run, ["vmgr", "--config", str(site.config), *argv], {**os.environ}, "/")
 
 
-def test_report_logs_and_console_from_elsewhere(site):
+def test_report_logs_and_console_are_shown_from_an_archive(site):
     sent(here(site.paths, status="3"), directory=site.template)
     other = JobAttempt("42.srv", 0, ME.pw_name, ME.pw_uid, "n2")
     sent(here(site.paths, other), directory=site.template)
@@ -363,7 +363,7 @@ def test_report_logs_and_console_from_elsewhere(site):
     assert asked(site, "logs", "--console", "42.srv").stdout == "panic\n"
 
 
-def test_an_array_is_one_report(site):
+def test_array_tasks_have_one_report(site):
     ids = [f"22[{n}].srv" for n in (0, 2, 10)]
     for number, job in enumerate(ids):
         attempt = JobAttempt(job, 0, ME.pw_name, ME.pw_uid, f"n{number}")
@@ -384,7 +384,7 @@ def test_an_array_is_one_report(site):
     assert "jobs with separate logs: 22[0].srv" in asked(site, "logs", "22[]").stderr
 
 
-def test_a_forged_file_costs_nobody_a_traceback(site, tmp_path):
+def test_forged_archive_causes_no_traceback(site, tmp_path):
     sent(here(site.paths, status="0"), directory=site.template)
     facts = {"job": "66.srv\x1b[2J", "node": ["x"], "nodes": 7, "name": "n" * 9**6}
     facts |= {"started": 1e400, "ended": "x", "status": {"a": 1}}
@@ -400,7 +400,7 @@ def test_a_forged_file_costs_nobody_a_traceback(site, tmp_path):
         assert len(done.stdout) < 10000
 
 
-def test_root_reads_no_users_file(site):
+def test_root_reads_no_archive_of_a_user(site):
     sent(here(site.paths), directory=site.template)
     if os.geteuid() == 0:
         done = vmgr.run(site.config, "report", "42.srv")
@@ -408,7 +408,7 @@ def test_root_reads_no_users_file(site):
     assert asked(site, "report", "42.srv").returncode == 0
 
 
-def test_what_the_node_has_itself_comes_first(site, monkeypatch):
+def test_records_of_the_node_come_before_its_archive(site, monkeypatch):
     place = here(site.paths, status="1")
     sent(place, directory=site.template)
     place.add_facts(status="2")
@@ -422,7 +422,7 @@ def test_what_the_node_has_itself_comes_first(site, monkeypatch):
     assert job.places[0].facts()["status"] == "2"
 
 
-def test_the_note_of_an_exit_code_goes_through_no_link(tmp_path):
+def test_exit_code_note_does_not_follow_a_link(tmp_path):
     """Who is in a guest writes into the user's directory, too."""
     precious = tmp_path / "results"
     precious.write_text("precious")
@@ -434,7 +434,7 @@ def test_the_note_of_an_exit_code_goes_through_no_link(tmp_path):
     assert (tmp_path / "jobs/note").read_text() == "3\n"
 
 
-def test_the_nodes_of_a_job_come_in_order(tmp_path):
+def test_nodes_of_a_job_are_sorted(tmp_path):
     names = [f"9.0@n{number}.zip" for number in (2, 1, 3, 2, 5, 4)]
     for name in names:
         (tmp_path / name).touch()

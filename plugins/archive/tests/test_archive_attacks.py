@@ -56,14 +56,14 @@ def mine(directory):
     return directory / str(NOBODY.pw_uid)
 
 
-def test_the_file_is_the_users(place, home):
+def test_archive_is_owned_by_the_user(place, home):
     sent(place, home)
     (path,) = mine(home).iterdir()
     for each in (mine(home), path):
         assert (each.stat().st_uid, each.stat().st_gid) == (NOBODY.pw_uid, NOBODY.pw_gid)
 
 
-def test_links_lead_no_further_than_the_users_own_rights(place, home, top):
+def test_links_give_no_access_beyond_that_of_the_user(place, home, top):
     roots = top / "roots"
     roots.mkdir(mode=0o755)
     (roots / "42.srv.0@n1.zip").write_text("root's")
@@ -78,7 +78,7 @@ def test_links_lead_no_further_than_the_users_own_rights(place, home, top):
     assert [(p.name, p.read_text()) for p in roots.iterdir()] == [("42.srv.0@n1.zip", "root's")]
 
 
-def test_a_link_in_the_files_place_is_replaced_not_followed(place, home, top):
+def test_link_in_place_of_the_archive_is_replaced(place, home, top):
     (top / "roots").write_text("root's")
     mine(home).mkdir()
     os.chown(mine(home), NOBODY.pw_uid, NOBODY.pw_gid)
@@ -88,7 +88,7 @@ def test_a_link_in_the_files_place_is_replaced_not_followed(place, home, top):
     assert not (mine(home) / "42.srv.0@n1.zip").is_symlink()
 
 
-def test_a_full_file_system_keeps_no_half_of_a_file(place, home):
+def test_full_file_system_leaves_no_partial_archive(place, home):
     place.write("log.jsonl", os.urandom(1 << 20))
     options = f"size=64k,uid={NOBODY.pw_uid}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", home], check=True, timeout=60)
@@ -123,7 +123,7 @@ def begun(place, directory):
     return pid
 
 
-def test_a_file_system_that_never_answers(place, home, monkeypatch):
+def test_hanging_file_system_does_not_block_the_epilogue(place, home, monkeypatch):
     """A FUSE mount without a daemon: the hook has ended, and who waits does not for long."""
     monkeypatch.setattr(send, "PATIENCE", 1)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -137,7 +137,7 @@ def test_a_file_system_that_never_answers(place, home, monkeypatch):
         os.close(device)
 
 
-def test_a_user_who_stops_the_process_has_it_killed(place, home, monkeypatch):
+def test_stopped_writer_process_is_killed(place, home, monkeypatch):
     monkeypatch.setattr(send, "PATIENCE", 1)
     seen = home / "pid"
 
@@ -152,7 +152,7 @@ def test_a_user_who_stops_the_process_has_it_killed(place, home, monkeypatch):
     eventually(lambda: not alive(seen.read_text()))
 
 
-def test_the_process_holds_nothing_of_roots(place, home, monkeypatch):
+def test_writer_process_has_no_files_or_privileges_of_root(place, home, monkeypatch):
     """Neither files, such as a job's lock or the epilogue's output, nor rights; nobody looks in."""
     seen = home / "seen"
 

@@ -1,4 +1,4 @@
-"""``vmgr images sync`` as people call it, on the pool's host and on a node; the site's secret."""
+"""``vmgr images sync`` on the host of the pool and on a node, and the site's secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vtorque_images import change
 from vtorque_testing import vmgr
 
 
-def test_the_secret_of_all_nodes_is_made_once(places: Places) -> None:
+def test_site_secret_is_created_once(places: Places) -> None:
     paths = places.paths
     secret = _site_secret(paths)
     assert len(secret) == 64
@@ -72,9 +72,7 @@ def sync(config: Path, *args: str) -> Result:
     return vmgr.run(config, "images", "sync", *args)
 
 
-def test_images_reach_the_nodes_that_can_be_reached(
-    config: Path, places: Places, ssh: Path
-) -> None:
+def test_images_are_sent_to_all_reachable_nodes(config: Path, places: Places, ssh: Path) -> None:
     done = sync(config, "--nodes", "n[1-3]")
     assert done.exit_code == 1, done.output
     assert "n2:\n" in done.stdout and "2 of 3 nodes done; failed: n2\n" in done.stdout
@@ -91,7 +89,7 @@ def test_images_reach_the_nodes_that_can_be_reached(
     assert sync(config, "--received", "m").stdout == "already up to date: m\n"
 
 
-def test_what_it_needs_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirement_is_reported(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--nodes NODESET" in str(sync(config).exception)
     config.write_text(config.read_text().replace("cache =", "# cache ="))
     assert "[images] cache is not set" in str(sync(config).exception)
@@ -100,7 +98,7 @@ def test_what_it_needs_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(refused, UsageError) and "root" in str(refused)
 
 
-def test_without_the_plugin_it_is_said_where_the_command_comes_from(config: Path) -> None:
+def test_missing_plugin_is_named_with_its_install_command(config: Path) -> None:
     config.write_text(f'[plugins]\ndisable = ["cluster"]\n{config.read_text()}')
     error = sync(config, "--nodes", "n1").exception
     assert isinstance(error, UsageError)

@@ -1,4 +1,4 @@
-"""``vtorque cluster doctor``: what is told of many nodes' answers."""
+"""``vtorque cluster doctor``: its summary of the answers of many nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def said(*lines: tuple[str, ...]) -> str:
     return json.dumps([dict(zip(keys, (*line, ""), strict=False)) for line in lines])
 
 
-def test_what_failed_is_told_once_for_all_nodes_it_failed_on() -> None:
+def test_equal_failures_of_nodes_are_merged() -> None:
     full = ("image pool", "failed", "no room", "remove images")
     fine = ("KVM", "ok", "works")
     answers = [
@@ -34,7 +34,7 @@ def test_what_failed_is_told_once_for_all_nodes_it_failed_on() -> None:
     }
 
 
-def test_what_must_be_alike_is_compared() -> None:
+def test_values_that_must_be_equal_on_all_nodes_are_compared() -> None:
     alike = ("subordinate ids: 2147000000 + uid", "site secret: 00ff")
     others = ("subordinate ids: 2147000000 + uid", "site secret: 1234")
     answers = [
@@ -49,7 +49,7 @@ def test_what_must_be_alike_is_compared() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"check": 1}]', "{}", "null"])
-def test_an_answer_that_is_none_is_shown(text: str) -> None:
+def test_invalid_answer_is_shown(text: str) -> None:
     found = wrong([Answer("n1", 1, 0, text)])
     assert found in ({text or "no output": ["n1"]}, {})
     assert (found == {}) == (text == "{}")

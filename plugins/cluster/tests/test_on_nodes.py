@@ -33,7 +33,7 @@ def log(tmp_path, monkeypatch):
     return tmp_path / "log"
 
 
-def test_equal_answers_are_told_once_failures_first(log):
+def test_equal_answers_are_merged_with_failures_first(log):
     ended = []
     nodes = on_nodes.nodes_of("n[1-4],m7")
     answers = on_nodes.run(
@@ -47,7 +47,7 @@ def test_equal_answers_are_told_once_failures_first(log):
     assert sorted(ended) == [("m7", 255), ("n1", 0), ("n2", 1), ("n3", 0), ("n4", 1)]
 
 
-def test_an_output_that_is_wanted_whole_is_there_whatever_else_is_said(log):
+def test_whole_output_is_returned_on_request(log):
     answers = on_nodes.run(["n1", "n2"], ["seq", "30"], b"", 2, lambda *_: None, whole=True)
     assert [(a.nodes, a.code, a.text.split("\n")) for a in answers] == [
         ("n2", 1, ["a step of its own"]),
@@ -57,7 +57,7 @@ def test_an_output_that_is_wanted_whole_is_there_whatever_else_is_said(log):
     assert shown.text.split("\n") == [str(n) for n in range(11, 31)]
 
 
-def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
+def test_secret_is_sent_by_stdin_and_not_in_arguments(log):
     secret = b"s3cr3t" + bytes(range(256)) * 20
     answers = on_nodes.run(["n1", "n2", "n3"], ["sha256sum"], secret, 8, lambda *_: None)
     good = next(a for a in answers if a.ok)
@@ -70,7 +70,7 @@ def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
     assert "-oBatchMode=yes" in log.read_text()
 
 
-def test_a_node_that_does_not_end_is_given_up(log):
+def test_node_that_does_not_finish_times_out(log):
     ended = []
     nodes = ["n1", "n2"]
     answers = on_nodes.run(nodes, ["sleep", "60"], b"", 8, lambda *it: ended.append(it), 0.5)
@@ -78,13 +78,13 @@ def test_a_node_that_does_not_end_is_given_up(log):
     assert [(a.nodes, a.code, a.ok) for a in answers] == [("n1", None, False), ("n2", 1, False)]
 
 
-def test_a_command_that_does_not_read_its_stdin_hangs_nothing(log):
+def test_command_that_ignores_stdin_does_not_hang(log):
     answers = on_nodes.run(["n1", "n3"], ["true"], b"x" * 200_000, 8, lambda *_: None)
     assert [(a.nodes, a.code) for a in answers] == [("n[1,3]", 0)]
 
 
 @pytest.mark.parametrize("text", ["n[1-", "", "-oProxyCommand=x"])
-def test_a_bad_node_set_is_refused(text):
+def test_invalid_node_set_is_refused(text):
     with pytest.raises(UsageError, match="--nodes"):
         on_nodes.nodes_of(text)
 
@@ -98,7 +98,7 @@ run(cluster, "vtorque cluster")
 """
 
 
-def test_the_command_tells_progress_errors_and_a_summary(log, tmp_path):
+def test_progress_errors_and_a_summary_are_printed(log, tmp_path):
     """Plain lines where nobody watches; what the nodes run is this installation's program."""
     argv = [sys.executable, "-c", CLI, "uninstall", "--nodes", "n[1-2],n4,m7", "--fanout", "1"]
     # The program itself must not run: it would set up, or take back, the very machine of the test.
@@ -116,7 +116,7 @@ def test_the_command_tells_progress_errors_and_a_summary(log, tmp_path):
     assert f"m7 {program} setup uninstall" in log.read_text().splitlines()
 
 
-def test_on_a_terminal_the_progress_is_a_live_line(log):
+def test_progress_on_a_terminal_is_a_live_line(log):
     def read(descriptor):
         data = bytearray()
         try:

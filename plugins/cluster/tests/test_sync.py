@@ -92,7 +92,7 @@ def test_all_images_are_copied_once(
     assert cache.stat().st_mode & 0o7777 == 0o755
 
 
-def test_what_the_pool_has_no_more_goes_when_all_are_synchronised(
+def test_images_removed_from_the_pool_are_removed_by_a_full_sync(
     pool: Path, cache: Path, sent: Send
 ) -> None:
     for name in "abc":
@@ -106,7 +106,7 @@ def test_what_the_pool_has_no_more_goes_when_all_are_synchronised(
     assert [i.name for i in listing(cache)] == ["b", "c"]
 
 
-def test_an_interrupted_copy_goes_on_where_it_was(pool: Path, cache: Path, sent: Send) -> None:
+def test_interrupted_copy_is_continued(pool: Path, cache: Path, sent: Send) -> None:
     content = os.urandom(3 * MIB)
     put(pool, "a", content)
     part = cache / sync.PARTIAL / "a" / describe(pool, "a").version
@@ -121,7 +121,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(pool: Path, cache: Path, sent:
     assert kernel.stat().st_ino == inode, "the part has grown"
 
 
-def test_a_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> None:
+def test_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> None:
     put(pool, "a", b"1234")
     sent()
     kernel = lookup(cache, "a").kernel
@@ -140,7 +140,9 @@ def test_a_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> No
     assert change.verify(cache, "a").name == "a"
 
 
-def test_a_pool_that_is_not_what_it_says_is_not_copied(pool: Path, cache: Path, sent: Send) -> None:
+def test_image_that_does_not_match_its_version_is_not_copied(
+    pool: Path, cache: Path, sent: Send
+) -> None:
     put(pool, "a", b"1234")
     kernel = lookup(pool, "a").kernel
     assert kernel is not None
@@ -151,7 +153,7 @@ def test_a_pool_that_is_not_what_it_says_is_not_copied(pool: Path, cache: Path, 
     assert listing(cache) == []
 
 
-def test_two_at_a_time_do_not_meet(places: Places, sent: Send) -> None:
+def test_concurrent_syncs_do_not_conflict(places: Places, sent: Send) -> None:
     put(places.pool, "a", b"1")
     lock = take_lock(places.paths.run / "image-sync.lock", 0)
     with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
@@ -162,7 +164,7 @@ def test_two_at_a_time_do_not_meet(places: Places, sent: Send) -> None:
 
 
 @pytest.mark.parametrize("names", [[], ["a"]])
-def test_a_cache_that_others_can_write_is_left_alone(
+def test_cache_that_others_can_write_is_not_used(
     places: Places, sent: Send, tmp_path: Path, names: list[str]
 ) -> None:
     """Its parts may lead anywhere by then."""
@@ -177,12 +179,12 @@ def test_a_cache_that_others_can_write_is_left_alone(
     assert (theirs / "work").is_dir()
 
 
-def test_an_unknown_name_is_refused(sent: Send) -> None:
+def test_unknown_image_name_is_refused(sent: Send) -> None:
     with pytest.raises(Refused, match="no such image"):
         sent("a")
 
 
-def test_a_node_that_does_not_see_the_pool_is_sent_the_files(
+def test_files_are_sent_to_a_node_without_the_pool(
     pool: Path, tmp_path: Path, places: Places, ssh: str
 ) -> None:
     cache = tmp_path / "it's a cache"
@@ -203,7 +205,7 @@ def test_a_node_that_does_not_see_the_pool_is_sent_the_files(
     assert list((cache / sync.PARTIAL).iterdir()) == []
 
 
-def test_what_was_damaged_on_its_way_is_not_taken(
+def test_copy_damaged_in_transfer_is_rejected(
     pool: Path, cache: Path, places: Places, ssh: str
 ) -> None:
     put(pool, "a", b"1234")
@@ -217,7 +219,7 @@ def test_what_was_damaged_on_its_way_is_not_taken(
     assert receive(places, ("a",)).copied == ("a",)
 
 
-def test_a_node_that_cannot_be_reached_is_told(places: Places, tmp_path: Path) -> None:
+def test_unreachable_node_is_reported(places: Places, tmp_path: Path) -> None:
     put(places.pool, "a", b"1")
     text = "#!/bin/sh\necho 'ssh: No route to host' >&2\nexit 255\n"
     ssh = fake_program(tmp_path / "ssh", text)
@@ -232,7 +234,7 @@ def examined(pool: Path, cache: Path) -> Examine:
     return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(config)]
 
 
-def test_doctor_has_nothing_against_a_good_cache(
+def test_doctor_accepts_a_complete_cache(
     pool: Path, cache: Path, sent: Send, examined: Examine
 ) -> None:
     put(pool, "one", b"1")
@@ -284,7 +286,7 @@ def test_doctor_fails_a_cache_that_others_can_write(
     assert fix.startswith("chown root: and chmod go-w")
 
 
-def test_doctor_tells_of_a_full_disk_and_files_that_qemu_cannot_read(
+def test_doctor_reports_a_full_disk_and_files_that_qemu_cannot_read(
     pool: Path, cache: Path, sent: Send, examined: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(pool, "one", b"1")
@@ -301,7 +303,7 @@ def test_doctor_tells_of_a_full_disk_and_files_that_qemu_cannot_read(
         assert (status, fix) == ("failed", f"chmod o+rX {blocked}")
 
 
-def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, sent: Send) -> None:
+def test_doctor_accepts_a_node_with_only_the_cache(pool: Path, cache: Path, sent: Send) -> None:
     put(pool, "one", b"1")
     sent()
     away = pool.with_name("away")

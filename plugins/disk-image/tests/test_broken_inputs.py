@@ -1,4 +1,4 @@
-"""What ``vmgr images add`` and builders must not let into the pool: refused, nothing left."""
+"""Input that ``vmgr images add`` and builders refuse, without leftovers in the pool."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("case", sparing.each(2, BROKEN))
-def test_a_broken_disk_is_refused_and_leaves_nothing(pool: Path, tmp_path: Path, case: str) -> None:
+def test_broken_disk_is_refused_and_leaves_nothing(pool: Path, tmp_path: Path, case: str) -> None:
     make_it, words = BROKEN[case]
     place = tmp_path / "in"
     place.mkdir()
@@ -365,12 +365,12 @@ def test_a_broken_disk_is_refused_and_leaves_nothing(pool: Path, tmp_path: Path,
         assert snapshot(pool) == before
 
 
-def test_there_are_enough_of_them() -> None:
+def test_at_least_30_broken_disks_are_tested() -> None:
     assert len(BROKEN) >= 30
 
 
 @pytest.mark.parametrize("kind", ["touched", "longer", "shorter", "rewritten"])
-def test_a_file_that_changes_while_it_is_read_is_refused(
+def test_file_that_changes_while_it_is_read_is_refused(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     file = make(tmp_path / "f")
@@ -400,7 +400,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a\nb", "../x", "", ".x", "-x", "a/b", "a" * 101, "ä"])
-def test_a_bad_name_is_refused_before_anything_is_read(pool: Path, name: str) -> None:
+def test_bad_name_is_refused_before_the_file_is_read(pool: Path, name: str) -> None:
     before = snapshot(pool)
     with pytest.raises(Refused, match="is not the name of an image"):
         add(pool, name, Path("/nonexistent"), KNOWN, Quiet())
@@ -424,7 +424,7 @@ def test_a_bad_name_is_refused_before_anything_is_read(pool: Path, name: str) ->
         (said("linux", "d", "x86_64", format="qcow2"), "qcow"),
     ],
 )
-def test_bad_wishes_are_refused(
+def test_bad_options_are_refused(
     pool: Path, tmp_path: Path, wishes: dict[str, str], words: str
 ) -> None:
     file = raw_disk(tmp_path / "f")
@@ -434,7 +434,7 @@ def test_bad_wishes_are_refused(
     assert snapshot(pool) == before
 
 
-def test_what_there_is_no_room_for_is_the_nodes_fault(
+def test_missing_disk_space_is_a_host_fault(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = make(tmp_path / "f")
@@ -445,7 +445,7 @@ def test_what_there_is_no_room_for_is_the_nodes_fault(
     assert snapshot(pool) == before
 
 
-def test_a_bomb_of_packed_clusters_is_measured_before_it_is_unpacked(
+def test_compressed_bomb_is_measured_before_it_is_decompressed(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 MiB of one letter in a small file; there is room for the file, not for them."""
@@ -460,7 +460,7 @@ def test_a_bomb_of_packed_clusters_is_measured_before_it_is_unpacked(
     assert snapshot(pool) == before
 
 
-def test_a_builders_broken_disk_is_refused_too(pool: Path, tmp_path: Path) -> None:
+def test_broken_disk_of_a_builder_is_refused(pool: Path, tmp_path: Path) -> None:
     before = snapshot(pool)
     for case in ("qcow2, backing file is the node's", "qcow2, data file", "qcow2, cyclic chain"):
         place = tmp_path / case[-5:]

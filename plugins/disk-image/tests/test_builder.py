@@ -1,4 +1,4 @@
-"""``vmgr images add`` and ``update``: what is taken, what is found out, and what it costs."""
+"""``vmgr images add`` and ``update``: accepted disks, detected facts, and cost."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_every_format_becomes_the_same_qcow2(pool: Path, tmp_path: Path, kind: s
     assert (status.st_uid, status.st_mode & 0o7777) == (os.geteuid(), 0o644)
 
 
-def test_an_internal_snapshot_is_left_behind(pool: Path, tmp_path: Path) -> None:
+def test_internal_snapshot_is_dropped(pool: Path, tmp_path: Path) -> None:
     file = tmp_path / "f"
     for argv in (
         ("qemu-img", "create", "-q", "-f", "qcow2", file, "8M"),
@@ -179,7 +179,7 @@ def test_an_internal_snapshot_is_left_behind(pool: Path, tmp_path: Path) -> None
         ],
     ),
 )
-def test_system_and_kernel_are_found_in_a_disk(
+def test_system_and_kernel_in_a_disk_are_detected(
     pool: Path, tmp_path: Path, table: object, kind: str
 ) -> None:
     start = MIB if table else 0
@@ -205,7 +205,7 @@ def test_system_and_kernel_are_found_in_a_disk(
 @pytest.mark.parametrize(
     ("machine", "order", "arch"), [(183, "<", "aarch64"), (243, "<", "riscv64"), (22, ">", "s390x")]
 )
-def test_other_architectures(
+def test_other_architectures_are_detected(
     pool: Path, tmp_path: Path, machine: int, order: str, arch: str
 ) -> None:
     root = system(tmp_path, machine, order)
@@ -215,7 +215,7 @@ def test_other_architectures(
     assert notes == ["no kernel with an initramfs in /boot: it boots with its boot loader"]
 
 
-def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: Path) -> None:
+def test_invalid_kernel_in_the_disk_is_not_extracted(pool: Path, tmp_path: Path) -> None:
     root = system(tmp_path)
     (root / "boot/vmlinuz-6.1.0-10-amd64").write_bytes(b"MZ" * 500)
     image, notes = put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
@@ -223,7 +223,7 @@ def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: P
     assert "is not a kernel: the image boots with its boot loader" in notes[0]
 
 
-def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
+def test_file_names_in_a_disk_are_not_run_as_debugfs_commands(pool: Path, tmp_path: Path) -> None:
     """debugfs takes commands as text: a file's name must not become one."""
     root = system(tmp_path)
     for name in ("vmlinuz-9 x", "vmlinuz-9;quit", 'vmlinuz-9"', "vmlinuz-9\nquit"):
@@ -233,7 +233,7 @@ def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
     assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64")
 
 
-def test_links_in_a_disk_lead_nowhere_outside(pool: Path, tmp_path: Path) -> None:
+def test_links_in_a_disk_do_not_lead_outside(pool: Path, tmp_path: Path) -> None:
     root = system(tmp_path)
     (root / "usr/lib/os-release").unlink()
     (root / "usr/lib/os-release").symlink_to("/etc/shadow")
@@ -254,7 +254,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("what", MARKS)
-def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str) -> None:
+def test_unreadable_partition_is_named(pool: Path, tmp_path: Path, what: str) -> None:
     root = tmp_path / "boot"
     root.mkdir()
     disk = ext4(tmp_path / "d", root, 8 * MIB, MIB)
@@ -276,7 +276,7 @@ def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str)
     assert put(pool, disk)[1] == [found]
 
 
-def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
+def test_disk_without_a_known_system_is_refused(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(MIB))
     with pytest.raises(
         Refused, match="no known operating system was found: no known file system: use"
@@ -287,7 +287,7 @@ def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
         put(pool, tmp_path / "d", said(format="raw"))
 
 
-def test_boot_from_the_disk_when_asked(pool: Path, tmp_path: Path) -> None:
+def test_boot_from_disk_can_be_requested(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     image = put(pool, disk, said(boot="disk"))[0]
     assert (image.kernel, image.cmdline) == (None, "")
@@ -324,7 +324,7 @@ def gpt_of(disk: Path, *kinds: bytes) -> Path:
         ((LINUX,), None),
     ],
 )
-def test_how_a_disk_boots_is_seen_in_its_gpt(
+def test_firmware_is_detected_from_the_gpt(
     pool: Path, tmp_path: Path, kinds: tuple[bytes, ...], firmware: str | None
 ) -> None:
     disk = gpt_of(tmp_path / "d.raw", *kinds)
@@ -337,7 +337,7 @@ def test_how_a_disk_boots_is_seen_in_its_gpt(
     assert "firmware" not in direct.labels, "no firmware starts a kernel"
 
 
-def test_an_update_boots_as_was_said(pool: Path, tmp_path: Path) -> None:
+def test_update_keeps_the_firmware(pool: Path, tmp_path: Path) -> None:
     wishes = said("linux", "tiny", "x86_64", format="raw")
     put(pool, gpt_of(tmp_path / "d.raw", LINUX), {**wishes, "firmware": "efi"})
     (tmp_path / "new.raw").write_bytes(bytes(MIB))
@@ -348,7 +348,7 @@ def test_an_update_boots_as_was_said(pool: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("distro", "family"), [("Rocky", "redhat"), ("ubuntu", "debian"), ("tiny", None)]
 )
-def test_the_family_of_a_disk_that_is_not_looked_into(
+def test_family_of_an_unreadable_disk_follows_from_its_distro(
     pool: Path, tmp_path: Path, distro: str, family: str | None
 ) -> None:
     """XFS, as Rocky Linux has it: by the name that was said."""
@@ -359,7 +359,7 @@ def test_the_family_of_a_disk_that_is_not_looked_into(
     assert put(pool, tmp_path / "d", labelled, "n")[0].labels["family"] == "mine"
 
 
-def test_another_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
+def test_unknown_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
     disk = gpt_of(tmp_path / "d.raw", ESP)
     with pytest.raises(Refused, match="firmware=uefi: must be one of bios, efi"):
         put(pool, disk, said("linux", "tiny", "x86_64", firmware="uefi"))
@@ -367,7 +367,7 @@ def test_another_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
         put(pool, disk, said("linux", "tiny", "x86_64", {"firmware": "uefi"}))
 
 
-def test_a_kernel_of_ones_own(pool: Path, tmp_path: Path) -> None:
+def test_separate_kernel_is_used(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     (tmp_path / "k").write_bytes(bzimage("own"))
     (tmp_path / "i").write_bytes(b"initramfs")
@@ -380,7 +380,7 @@ def test_a_kernel_of_ones_own(pool: Path, tmp_path: Path) -> None:
     assert image.cmdline == "root=/dev/vda"
 
 
-def test_a_boot_sector_of_code_is_no_partition_table(pool: Path, tmp_path: Path) -> None:
+def test_boot_code_is_not_read_as_a_partition_table(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     with disk.open("r+b") as file:
         file.seek(440)
@@ -388,7 +388,7 @@ def test_a_boot_sector_of_code_is_no_partition_table(pool: Path, tmp_path: Path)
     assert put(pool, disk, said())[0].distro == "tiny"
 
 
-def test_an_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> None:
+def test_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "loader.elf").write_bytes(elf())
     wishes = said(guest_type="osv", distro="OSV", cmdline="/hello.so", labels={"a": "b"})
     image = put(pool, tmp_path / "loader.elf", wishes)[0]
@@ -402,7 +402,7 @@ def test_an_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> N
     assert other.initrd.read_bytes() == b"initramfs"
 
 
-def test_what_is_a_kernel() -> None:
+def test_kernel_formats_are_recognized() -> None:
     for head in (bzimage(""), elf(), bytes(56) + b"ARM\x64"):
         check_kernel(head)
     for head in (b"", b"MZ", bytes(4096)):
@@ -410,7 +410,7 @@ def test_what_is_a_kernel() -> None:
             check_kernel(head)
 
 
-def test_add_takes_no_name_that_is_there_and_update_only_such(pool: Path, tmp_path: Path) -> None:
+def test_add_refuses_an_existing_name_and_update_a_missing_one(pool: Path, tmp_path: Path) -> None:
     disk = mbr(ext4(tmp_path / "d", system(tmp_path), 16 * MIB, MIB), MIB, 16 * MIB)
     with pytest.raises(Refused, match="no such image"):
         put(pool, disk, update=True)
@@ -421,7 +421,7 @@ def test_add_takes_no_name_that_is_there_and_update_only_such(pool: Path, tmp_pa
         put(pool, disk)
 
 
-def test_update_keeps_what_is_not_said(pool: Path, tmp_path: Path) -> None:
+def test_update_keeps_unspecified_values(pool: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for path, letter in ((one, b"1"), (two, b"2")):
         path.write_bytes(letter * MIB)
@@ -435,7 +435,7 @@ def test_update_keeps_what_is_not_said(pool: Path, tmp_path: Path) -> None:
     assert old.disk.exists(), "for jobs that are being started"
 
 
-def test_progress_is_told(pool: Path, tmp_path: Path) -> None:
+def test_progress_is_reported(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(os.urandom(4 * MIB))
     mbr(tmp_path / "f", 4096, 8192)
     told = Told()
@@ -450,7 +450,7 @@ def test_progress_is_told(pool: Path, tmp_path: Path) -> None:
     assert all(0 <= done <= total for done, total in told.parts)
 
 
-def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path) -> None:
+def test_large_sparse_disk_costs_only_its_data(pool: Path, tmp_path: Path) -> None:
     """20 GB with 8 MB of data: as cheap as 8 MB with as many data."""
     data = os.urandom(8 * MIB)
 
@@ -474,7 +474,7 @@ def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("holes", [True, False])
-def test_a_copy_is_the_same_whatever_the_file_system_can(
+def test_copy_is_equal_with_and_without_copy_file_range(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool
 ) -> None:
     file = tmp_path / "f"

@@ -1,4 +1,4 @@
-"""``vmgr images add``, ``update`` and ``build NAME disk`` as people call them."""
+"""The commands ``vmgr images add``, ``update`` and ``build NAME disk``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shown(config: Path, name: str) -> dict[str, object]:
     return found
 
 
-def test_all_that_add_is_told_reaches_the_image(config: Path, file: Path) -> None:
+def test_add_stores_all_options_in_the_image(config: Path, file: Path) -> None:
     more = ("--cmdline", "quiet a=b", "--label", "x=y=z", "--min-ram", 99)
     done = run(config, "add", file, *FACTS, *more)
     assert done.exit_code == 0, done.output
@@ -52,7 +52,7 @@ def test_all_that_add_is_told_reaches_the_image(config: Path, file: Path) -> Non
     assert image["builder"] == "disk"
 
 
-def test_build_does_what_add_does(config: Path, file: Path) -> None:
+def test_build_with_builder_disk_equals_add(config: Path, file: Path) -> None:
     run(config, "add", file, "one", *FACTS)
     words = ("guest_type=linux", "distro=tiny", "arch=x86_64", f"file={file}")
     done = run(config, "build", "two", "disk", *(part for word in words for part in ("-o", word)))
@@ -86,16 +86,16 @@ def test_new_and_update(config: Path, file: Path) -> None:
         ("label.=x", "has no option label."),
     ],
 )
-def test_a_bad_option_of_the_builder(config: Path, file: Path, option: str, words: str) -> None:
+def test_bad_option_of_the_builder_is_refused(
+    config: Path, file: Path, option: str, words: str
+) -> None:
     error = run(config, "build", "m", "disk", "-o", f"file={file}", "-o", option).exception
     assert isinstance(error, Refused) and words in str(error)
     error = run(config, "build", "m", "disk").exception
     assert isinstance(error, Refused) and "-o file=FILE" in str(error)
 
 
-def test_without_the_plugin_it_is_said_where_the_commands_come_from(
-    config: Path, file: Path
-) -> None:
+def test_missing_plugin_is_named_with_its_install_command(config: Path, file: Path) -> None:
     assert "  add " in run(config, "--help").stdout
     config.write_text(f'[plugins]\ndisable = ["disk-image"]\n{config.read_text()}')
     for args in (("add", file), ("update", "m", file)):

@@ -96,7 +96,7 @@ def test_job_script_changed_before_vsub_reads_it_is_not_submitted(tmp_path, act)
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_script_copy_changed_after_the_run_has_begun_is_not_executed(tmp_path, bare):
+def test_script_copy_changed_after_the_start_is_not_executed(tmp_path, bare):
     text = f'script = "job.sh"\nmatrix.bare = [{str(bare).lower()}]\nrepetitions = 2\n'
     script = f"#!/bin/sh\necho mine >>{tmp_path}/mine\n"
     place = experiments.made(tmp_path, text + "limits.jobs = 1\n", script)
@@ -111,7 +111,7 @@ def test_script_copy_changed_after_the_run_has_begun_is_not_executed(tmp_path, b
     assert last.state == FAILED and "this script was changed" in last.reason
 
 
-def test_point_in_a_guest_always_has_a_vm_option_that_wins_over_its_script(tmp_path):
+def test_vm_option_of_a_guest_point_overrides_its_script(tmp_path):
     place = experiments.made(
         tmp_path, 'script = "job.sh"\nmatrix.bare = [true, false]\n',
         "#!/bin/sh\n#VSUB -vm none\nexit 0\n",
@@ -154,7 +154,7 @@ def test_vm_among_the_options_of_the_batch_system_is_refused(tmp_path, text):
         definition.read(file)
 
 
-def test_forged_end_is_not_believed_while_the_batch_system_lists_the_job(tmp_path):
+def test_forged_end_is_ignored_while_the_batch_system_lists_the_job(tmp_path):
     script = (
         "#!/bin/sh\n"
         'if [ "$EXPERIMENT_POINT" = 1 ]; then\n'
@@ -208,7 +208,7 @@ def plant_links(place, target):
     place.versions.symlink_to(target)
 
 
-def test_run_follows_no_link_when_it_writes(tmp_path):
+def test_run_does_not_follow_links_when_it_writes(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     target = tmp_path / "precious"
     target.write_text("mine\n")
@@ -220,7 +220,7 @@ def test_run_follows_no_link_when_it_writes(tmp_path):
     assert experiments.rows(tmp_path)[0].state == DONE
 
 
-def test_directory_of_points_that_is_a_link_is_not_entered(tmp_path):
+def test_points_directory_that_is_a_link_is_not_entered(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -230,7 +230,7 @@ def test_directory_of_points_that_is_a_link_is_not_entered(tmp_path):
     assert list(elsewhere.iterdir()) == []
 
 
-def test_job_whose_directory_is_a_link_changes_nothing_elsewhere(tmp_path):
+def test_job_with_a_linked_directory_changes_nothing_outside(tmp_path):
     point = tmp_path / "results" / "points" / "000" / "000001"
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "000001").mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_output_behind_a_link_is_not_read(tmp_path, name):
         take.number(Take("x", pattern="rate (.*)", file=name), point)
 
 
-def test_resume_refuses_a_book_or_directory_that_is_a_link(tmp_path):
+def test_resume_refuses_linked_results(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     (tmp_path / "linked").symlink_to(place.top)
     moved = place.database.rename(tmp_path / "elsewhere.sqlite")
@@ -332,7 +332,7 @@ CHANGES = [change_script, change_options, change_to_bare, change_book]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_resume_submits_no_plan_that_was_changed_since_run(tmp_path, vmgr, change):
+def test_resume_does_not_submit_a_changed_plan(tmp_path, vmgr, change):
     place = begin(tmp_path, vmgr)
     change(place)
     seal = refused_seal(vmgr("resume", str(place.top)))
@@ -351,7 +351,7 @@ def refused_seal(done):
     return seal
 
 
-def test_plan_that_a_guest_changes_after_the_user_has_read_it_is_not_accepted(tmp_path, vmgr):
+def test_plan_changed_by_a_guest_after_review_is_not_accepted(tmp_path, vmgr):
     place = begin(tmp_path, vmgr)
     change_to_bare(place)
     seal = refused_seal(vmgr("resume", str(place.top)))
@@ -360,7 +360,7 @@ def test_plan_that_a_guest_changes_after_the_user_has_read_it_is_not_accepted(tm
     assert not (tmp_path / "batch" / "submissions").exists()
 
 
-def test_resume_needs_no_accept_after_corrections_of_take_and_exit_codes(tmp_path, vmgr):
+def test_resume_after_corrections_of_take_and_exit_codes_needs_no_accept(tmp_path, vmgr):
     place = begin(tmp_path, vmgr)
     text = place.definition.read_text()
     place.definition.write_text(f'{text}take.rate.pattern = "rate (.*)"\nexit_codes = [0, 4]\n')
@@ -377,7 +377,7 @@ def test_resume_on_another_host_needs_accept(tmp_path, vmgr, monkeypatch):
     assert vmgr("resume", str(place.top), "--accept", seal).exit_code == 0
 
 
-def test_combination_of_a_point_is_not_taken_from_the_book(tmp_path, vmgr):
+def test_combination_of_a_point_is_not_read_from_the_database(tmp_path, vmgr):
     text = 'script = "job.sh"\nmatrix.bare = [true, false]\n'
     place = begin(tmp_path, vmgr, text)
     with contextlib.closing(sqlite3.connect(place.database)) as there, there:
@@ -388,7 +388,7 @@ def test_combination_of_a_point_is_not_taken_from_the_book(tmp_path, vmgr):
     assert sorted(options) == ["keep=false", "none"]
 
 
-def test_point_that_a_guest_resets_in_the_book_is_submitted_at_most_three_times(tmp_path):
+def test_point_reset_by_a_guest_is_submitted_at_most_three_times(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\nlimits.jobs = 1\n')
     stop = threading.Event()
 
@@ -425,7 +425,7 @@ def test_point_that_a_guest_resets_in_the_book_is_submitted_at_most_three_times(
         "ALTER TABLE points RENAME TO dots",
     ],
 )
-def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
+def test_damaged_database_ends_in_a_message(tmp_path, vmgr, damage):
     place = begin(tmp_path, vmgr)
     with contextlib.closing(sqlite3.connect(place.database)) as there, there:
         there.execute("INSERT OR REPLACE INTO about VALUES ('asked', '0')")
@@ -436,7 +436,7 @@ def test_damaged_book_ends_in_a_message(tmp_path, vmgr, damage):
     )
 
 
-def test_journal_that_a_guest_plants_removes_no_file_of_the_user(tmp_path):
+def test_journal_planted_by_a_guest_removes_no_file_of_the_user(tmp_path):
     """SQLite deletes the file that a journal names as its super-journal, whichever file that is."""
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     precious = tmp_path / "precious"
@@ -452,7 +452,7 @@ def test_journal_that_a_guest_plants_removes_no_file_of_the_user(tmp_path):
     assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
 
 
-def test_book_behind_a_link_is_not_read(tmp_path):
+def test_database_behind_a_link_is_not_read(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     moved = place.database.rename(tmp_path / "elsewhere.sqlite")
     place.database.symlink_to(moved)

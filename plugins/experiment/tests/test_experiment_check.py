@@ -1,4 +1,4 @@
-"""What vsub would reject is known before anything is made."""
+"""Combinations that vsub would reject are reported before anything is created."""
 
 import json
 
@@ -35,7 +35,7 @@ def asked(top):
     return (top / "batch" / "asked").read_text().splitlines()
 
 
-def test_vsub_is_asked_once_for_what_differs_in_variables_alone(tmp_path, run):
+def test_vsub_checks_combinations_that_differ_only_in_variables_once(tmp_path, run):
     done = run(GUESTS % "vcpus", "--dry-run")
     assert done.exit_code == 0 and done.stdout.startswith("27 points: 9 combinations, 3 times\n")
     assert done.stdout.endswith("vsub accepts all of them\n")
@@ -44,7 +44,7 @@ def test_vsub_is_asked_once_for_what_differs_in_variables_alone(tmp_path, run):
     assert not (tmp_path / "e.results").exists()
 
 
-def test_a_script_s_own_lines_are_asked_for(tmp_path):
+def test_directives_in_the_script_are_checked(tmp_path):
     script = "#!/bin/sh\n#VSUB -vm ram=1G\n#PBS -q long\nexit 1\n"
     file = experiments.write(tmp_path, 'script = "job.sh"\n', script)
     shows = batch.Batch(("/bin/sh", "-c", "cat >&2; exit 2", "sh"), dict)
@@ -53,7 +53,7 @@ def test_a_script_s_own_lines_are_asked_for(tmp_path):
     assert said == {0: "#!/bin/sh | #VSUB -vm ram=1G | #PBS -q long"}
 
 
-def test_a_vsub_that_fails_otherwise_refuses_nothing(tmp_path):
+def test_vsub_failure_of_another_kind_refuses_nothing(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\n')
     fails = batch.Batch(("/bin/sh", "-c", "echo vsub: no disk >&2; exit 1"), dict)
     found, told = definition.read(file), []
@@ -61,7 +61,7 @@ def test_a_vsub_that_fails_otherwise_refuses_nothing(tmp_path):
     assert told == ["vsub: no disk"]
 
 
-def test_that_an_image_is_made_is_said_before_it_is_and_once(tmp_path):
+def test_building_an_image_is_reported_once_before_it_starts(tmp_path):
     file = experiments.write(tmp_path, 'script = "job.sh"\nmatrix.vm.vcpus = [1, 2]\n')
     goes_on = tmp_path / "told"
     makes = f"""
@@ -80,7 +80,7 @@ def test_that_an_image_is_made_is_said_before_it_is_and_once(tmp_path):
     assert told == ["vsub: building the image micro, once"]
 
 
-def test_a_try_has_fewer_repetitions(tmp_path, run, monkeypatch):
+def test_try_run_has_fewer_repetitions(tmp_path, run, monkeypatch):
     done = run(GUESTS % "vcpus", "--dry-run", "--repetitions", "1")
     assert done.stdout.startswith("9 points: 9 combinations, once\n")
     monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path))
@@ -92,7 +92,7 @@ def test_a_try_has_fewer_repetitions(tmp_path, run, monkeypatch):
 
 
 @pytest.mark.parametrize("argv", [(), ("--dry-run",)])
-def test_a_misspelt_key_is_refused_before_anything_runs(tmp_path, run, argv):
+def test_misspelled_key_is_refused_before_anything_runs(tmp_path, run, argv):
     done = run(GUESTS % "vcpu", *argv)
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
@@ -104,14 +104,14 @@ def test_a_misspelt_key_is_refused_before_anything_runs(tmp_path, run, argv):
     assert not (tmp_path / "batch" / "submissions").exists()
 
 
-def test_json_says_what_is_refused(run):
+def test_json_lists_refused_combinations(run):
     found = json.loads(run(GUESTS % "vcpu", "--dry-run", "--json").stdout)
     assert found["points"] == 27 and len(found["combinations"]) == 9
     assert len(found["refused"]) == 6
     assert found["refused"][0]["combination"]["vm.vcpu"] == 1
 
 
-def test_what_is_refused_in_part_runs_and_is_said(tmp_path, run, monkeypatch):
+def test_partly_refused_experiment_runs_and_names_refusals(tmp_path, run, monkeypatch):
     ran = []
     monkeypatch.setattr(running, "run", lambda *argv, **more: ran.append(argv) or ended(tmp_path))
     monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
@@ -124,7 +124,7 @@ def ended(top, *failed):
     return running.Ended(True, "", top, {"state": "1 point", "failed": failed})
 
 
-def test_of_failed_points_it_is_said_what_to_do(tmp_path, run, monkeypatch):
+def test_failed_points_are_reported_with_the_next_commands(tmp_path, run, monkeypatch):
     monkeypatch.setattr(running, "run", lambda *argv, **more: ended(tmp_path, {"point": 1}))
     monkeypatch.setattr("vtorque_experiment.versions.known", lambda config: {})
     done = run('script = "job.sh"\n')
@@ -135,14 +135,14 @@ def test_of_failed_points_it_is_said_what_to_do(tmp_path, run, monkeypatch):
     )
 
 
-def test_of_very_many_combinations_some_are_asked_for(tmp_path, run, monkeypatch):
+def test_only_some_of_very_many_combinations_are_checked(tmp_path, run, monkeypatch):
     monkeypatch.setattr(check, "MOST", 2)
     done = run('script = "job.sh"\nmatrix.vm.vcpus = [1, 2, 3]\n', "--dry-run")
     assert len(asked(tmp_path)) == 2
     assert "vsub checked 2 of 3 combinations" in done.stderr
 
 
-def test_how_long_the_rest_takes_is_known_from_the_second_end_on():
+def test_remaining_time_is_estimated_from_the_second_point_on():
     pace = running.Pace(20)
     assert pace.at(10, 100.0) == (0.0, None)  # a resume
     assert pace.at(11, 160.0) == (60.0, None)
@@ -151,9 +151,7 @@ def test_how_long_the_rest_takes_is_known_from_the_second_end_on():
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_progress_says_how_long_it_has_taken_and_how_long_the_rest_takes(
-    monkeypatch, capsys, terminal
-):
+def test_progress_shows_elapsed_and_remaining_time(monkeypatch, capsys, terminal):
     times = iter([0.0, 1.0, 21.0, 41.0])
     monkeypatch.setattr(running.os, "isatty", lambda descriptor: terminal)
     monkeypatch.setenv("COLUMNS", "200")

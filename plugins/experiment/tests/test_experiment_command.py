@@ -35,7 +35,7 @@ def call(*argv, code=0):
     return done.stdout
 
 
-def test_results_are_plain_lines_where_nobody_watches(sweep):
+def test_results_without_a_terminal_are_plain_lines(sweep):
     lines = call("results", sweep).splitlines()
     assert lines[0].split() == [
         "NUMBER",
@@ -51,7 +51,7 @@ def test_results_are_plain_lines_where_nobody_watches(sweep):
     assert len(call("results", sweep, "--number", "rate").splitlines()) == 9
 
 
-def test_of_no_number_nothing_is_said_but_that_it_is_of_one_point(tmp_path):
+def test_single_run_is_not_reported_as_too_few(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     book = Book(place.database)
     book.over(1, {"wall": 1.0, "code": 3.0}, 1e9, "", "exit code 3")
@@ -67,7 +67,7 @@ def test_json_has_all_figures(sweep):
     assert found[0]["numbers"]["rate"]["unit"] == "MB/s"
 
 
-def test_where_the_page_is_is_said_and_the_output_is_the_page_alone(sweep, tmp_path):
+def test_path_of_the_page_is_printed_and_dash_prints_only_the_page(sweep, tmp_path):
     path = tmp_path / "p.html"
     done = CliRunner().invoke(command.experiment, ["results", str(sweep), "--html", str(path)])
     assert done.stdout == "" and f"the page is {path}: " in done.stderr
@@ -75,7 +75,7 @@ def test_where_the_page_is_is_said_and_the_output_is_the_page_alone(sweep, tmp_p
     assert done.stdout.startswith("<!DOCTYPE html>") and "the page is" not in done.stderr
 
 
-def test_status_says_what_has_failed(sweep):
+def test_status_prints_failures(sweep):
     said = call("status", sweep)
     assert "47 done, 1 failed" in said and "exit code 1: <broken>" in said
     assert json.loads(call("status", sweep, "--json"))["points"]["failed"] == 1
@@ -100,7 +100,7 @@ def test_guests_are_compared_with_bare_metal_of_the_same_size(sweep):
         assert pair.ratio.value == pytest.approx(1.1 if "vcpus=1" in pair.cell else 0.55, rel=0.02)
 
 
-def test_too_few_runs_are_said(tmp_path):
+def test_too_few_runs_are_reported(tmp_path):
     few = kept_experiments.sweep(tmp_path, 2)
     said = call("compare", few, "--baseline", "bare=true")
     assert "too few runs (2 and 2; at least 6 of each are needed)" in said
@@ -108,7 +108,7 @@ def test_too_few_runs_are_said(tmp_path):
     assert "4 of 4 comparisons" in call("compare", few, "--baseline=bare=true", "--number=wall")
 
 
-def test_emulated_guests_are_no_claim(tmp_path):
+def test_emulated_guests_are_reported(tmp_path):
     top = kept_experiments.sweep(tmp_path, 6, machine="Linux 6.1, vvm, QEMU TCG, emulated")
     assert "36 points ran in emulated guests: without KVM" in call("results", top)
     assert {each["emulated"] for each in json.loads(call("results", top, "--json"))} == {6}
@@ -119,13 +119,13 @@ def test_emulated_guests_are_no_claim(tmp_path):
     assert "4 of 4 comparisons with emulated guests" in call(*argv, "--html", "-")
 
 
-def test_of_guests_with_kvm_nothing_is_said(sweep):
+def test_guests_with_kvm_are_not_reported(sweep):
     assert "emulated" not in call("results", sweep)
     assert {each["emulated"] for each in json.loads(call("results", sweep, "--json"))} == {0}
     assert "emulated" not in call("compare", sweep, "--baseline", "bare=true")
 
 
-def test_conditions_decide_the_exit_code(sweep, slower, tmp_path):
+def test_conditions_set_the_exit_status(sweep, slower, tmp_path):
     hit = "median(wall) > 1.1 * baseline"
     call("compare", sweep, slower, "--fail-if", hit, code=3)
     call("compare", slower, sweep, "--fail-if", hit)
@@ -139,7 +139,7 @@ def test_conditions_decide_the_exit_code(sweep, slower, tmp_path):
     assert "median(wall) > 1.1 * baseline holds: wall is" in suite[0][0].get("message")
 
 
-def test_junit_stands_whatever_a_label_has(tmp_path):
+def test_junit_file_is_valid_with_any_label(tmp_path):
     text = 'script = "job.sh"\nmatrix.env.A = ["<&\\u0001\\"", "]]>"]\n'
     top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {"wall": 1.0})
     done = call("results", top, "--junit", "-")
@@ -155,13 +155,13 @@ def test_all_points_are_exported(sweep):
     assert len(same) == 48 and same[0]["bare"] in (True, False)
 
 
-def test_a_spreadsheet_gets_no_formula(tmp_path):
+def test_spreadsheet_contains_no_formula(tmp_path):
     text = 'script = "job.sh"\nmatrix.env.A = ["=cmd()"]\n'
     top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {})
     assert ",'=cmd()" in call("export", top)
 
 
-def test_parquet_needs_pyarrow(sweep, monkeypatch):
+def test_missing_pyarrow_is_named_for_parquet(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = CliRunner().invoke(command.experiment, ["export", str(sweep), "--format=parquet"])
     assert "--format parquet needs pyarrow, which is not" in str(done.exception)
@@ -182,13 +182,13 @@ def test_parquet_needs_pyarrow(sweep, monkeypatch):
         (["results", "{sweep}", "--fail-if", "median(wall) > baseline"], "there is no baseline"),
     ],
 )
-def test_what_cannot_be_is_refused(sweep, tmp_path, argv, said):
+def test_invalid_arguments_are_refused(sweep, tmp_path, argv, said):
     argv = [word.format(sweep=sweep, none=tmp_path) for word in argv]
     with pytest.raises(Exception, match=said):
         CliRunner().invoke(command.experiment, argv, catch_exceptions=False)
 
 
-def test_results_are_never_written_over(tmp_path):
+def test_results_are_never_overwritten(tmp_path):
     experiments.made(tmp_path, 'script = "job.sh"\n')
     with pytest.raises(Refused, match="already contains results; vmgr experiment resume"):
         experiments.made(tmp_path, 'script = "job.sh"\n')
@@ -198,12 +198,12 @@ def test_results_are_never_written_over(tmp_path):
         experiments.create.create(tmp_path / "e.toml", usable(tmp_path / "other"), dict)
 
 
-def test_a_directory_that_batch_systems_take_apart_is_refused(tmp_path):
+def test_directory_with_special_characters_is_refused(tmp_path):
     with pytest.raises(Refused, match="contains characters that are special in batch systems"):
         usable(tmp_path / "a b")
 
 
-def test_failed_points_can_be_run_again_and_nothing_is_lost(tmp_path):
+def test_failed_points_are_rerun_and_old_output_is_kept(tmp_path):
     top = kept_experiments.sweep(tmp_path, 1, failed=(2,))
     place = existing(top)
     place.point(2).mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_failed_points_can_be_run_again_and_nothing_is_lost(tmp_path):
     assert place.point(2).with_name("000002.old1").joinpath("stdout").read_text() == "old"
 
 
-def test_what_has_changed_at_the_end_is_noted_once(tmp_path, monkeypatch):
+def test_changed_versions_are_noted_once_at_the_end(tmp_path, monkeypatch):
     path = tmp_path / "versions.json"
     path.write_text('{"qemu": "7.2", "images": {}}')
     now = {"qemu": "7.2", "images": {"micro": {"disk": "abc"}}}
@@ -227,7 +227,7 @@ def test_what_has_changed_at_the_end_is_noted_once(tmp_path, monkeypatch):
         assert found == {"qemu": "7.2", "images": {}, "at_end": {"images": now["images"]}}
 
 
-def test_a_book_of_another_version_is_refused(tmp_path):
+def test_database_of_another_version_is_refused(tmp_path):
     place = experiments.made(tmp_path, 'script = "job.sh"\n')
     book = Book(place.database)
     book.note("schema", "9")

@@ -1,4 +1,4 @@
-"""An experiment's file: what it may say, what is wrong with it, and which points it has."""
+"""Experiment files: syntax, errors, and the resulting points."""
 
 import contextlib
 import copy
@@ -48,14 +48,14 @@ def why(text):
     return str(found.value)
 
 
-def test_all_of_it_is_read():
+def test_complete_definition_is_parsed():
     found = of(WHOLE)
     assert found.scripts == ("job.sh",) and found.exit_codes == (0, 4) and found.limits.jobs == 8
     assert [take.name for take in found.takes] == ["triad", "loss", "time", "cpu"]
     assert list(found.matrix) == ["bare", "vm.vcpus", "batch.queue", "env.SIZE"]
 
 
-def test_bare_metal_has_no_axis_of_vm_and_is_there_once():
+def test_bare_metal_has_no_vm_axis():
     cells = matrix.cells(of(WHOLE))
     bare = [cell for cell in cells if cell["bare"]]
     assert len(bare) == 4 and not any("vm.vcpus" in cell for cell in bare)
@@ -63,7 +63,7 @@ def test_bare_metal_has_no_axis_of_vm_and_is_there_once():
     assert matrix.label(bare[0]) == "bare queue=-q short SIZE=1000"
 
 
-def test_a_key_without_a_value_is_not_asked_for():
+def test_empty_value_omits_the_key():
     text = 'script = "a"\nmatrix.bare = [true, false]\nmatrix.vm.iocm = ["", true]'
     assert matrix.cells(of(text)) == [
         {"bare": True},
@@ -72,7 +72,7 @@ def test_a_key_without_a_value_is_not_asked_for():
     ]
 
 
-def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
+def test_each_repetition_has_all_combinations_in_random_order():
     points = list(matrix.ordered(10, 4, 3))
     assert [point.number for point in points] == list(range(1, 41))
     blocks = [[p.cell for p in points if p.repetition == r] for r in range(4)]
@@ -116,11 +116,11 @@ def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
         ('script = "a"\nmatrix.script = ["b"]', "script=a: is set twice"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(text, said):
+def test_invalid_definition_is_refused_with_the_reason(text, said):
     assert said in why(text)
 
 
-def test_a_file_that_is_no_toml_or_not_there(tmp_path):
+def test_missing_or_invalid_toml_file_is_refused(tmp_path):
     with pytest.raises(Refused, match="No such file"):
         definition.read(tmp_path / "e.toml")
     (tmp_path / "e.toml").write_text("a = = b")
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_toml_or_not_there(tmp_path):
         definition.read(tmp_path / "e.toml")
 
 
-def test_nothing_or_too_much_is_left():
+def test_no_points_or_too_many_points_are_refused():
     with pytest.raises(Refused, match="excludes all combinations"):
         matrix.cells(of('script = "a"\nmatrix.env.A = [1]\nexclude = [{"env.A" = 1}]'))
     values = ", ".join(map(str, range(1001)))
@@ -150,7 +150,7 @@ _KEYS = sorted(schema.shipped()["properties"])
 
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.sampled_from([*_KEYS, "x"]), _JSON, max_size=3), st.sampled_from(_KEYS))
-def test_any_file_is_refused_or_read(changes: dict[str, Any], dropped: str):
+def test_any_file_is_parsed_or_refused(changes: dict[str, Any], dropped: str):
     values = copy.deepcopy(tomllib.loads(WHOLE))
     values.pop(dropped, None)
     with contextlib.suppress(Refused):
@@ -158,7 +158,7 @@ def test_any_file_is_refused_or_read(changes: dict[str, Any], dropped: str):
         assert list(matrix.ordered(2, found.repetitions, found.seed or 0))
 
 
-def test_a_whole_number_may_have_a_point():
+def test_whole_number_may_have_a_decimal_point():
     """It is an integer in JSON Schema (draft 2020-12, 4.2.3), and so for editors."""
     found = of('script = "a"\nrepetitions = 2.0\nlimits.jobs = 3.0\nseed = 7.0\nexit_codes = [1.0]')
     numbers = [found.repetitions, found.limits.jobs, found.seed, *found.exit_codes]

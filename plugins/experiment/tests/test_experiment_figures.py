@@ -1,4 +1,4 @@
-"""Medians, intervals, conditions: what an experiment's numbers say."""
+"""Medians, intervals and conditions of an experiment's results."""
 
 import contextlib
 import random
@@ -15,7 +15,7 @@ VALUES = {"wall": [10.0, 12.0, 11.0], "rate": [5.0]}
 BASE = {"wall": [10.0, 10.0, 10.0], "rate": [5.0]}
 
 
-def test_figures_of_one_and_of_many():
+def test_median_and_spread_are_computed():
     assert figures.of([3.0]).spread == 0.0 and figures.of([3.0]).median == 3.0
     found = figures.of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (found.median, found.low, found.high, found.count) == (3.0, 2.0, 4.0, 5)
@@ -33,11 +33,11 @@ def test_figures_of_one_and_of_many():
         ((0.1 + 0.2, 0.3), "0.30000000000000004 0.29999999999999999"),
     ],
 )
-def test_what_differs_is_seen_to_differ_and_whole_numbers_are_whole(values, said):
+def test_different_values_are_shown_differently(values, said):
     assert " ".join(figures.shown(*values)) == said
 
 
-def test_a_ratio_has_an_interval_that_is_the_same_each_time():
+def test_ratio_has_a_reproducible_interval():
     draw = random.Random(1)  # noqa: S311
     base = [draw.gauss(100, 2) for _ in range(30)]
     other = [draw.gauss(110, 2) for _ in range(30)]
@@ -48,7 +48,7 @@ def test_a_ratio_has_an_interval_that_is_the_same_each_time():
     assert figures.ratio([0.0, 0.0], other) is None
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
+def test_intervals_contain_the_true_value_as_often_as_stated():
     draw = random.Random(2)  # noqa: S311
     held = 0
     for _ in range(60):
@@ -58,7 +58,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert held >= 51  # of 57 that are expected; the draws are the same each time
 
 
-def test_too_few_is_said():
+def test_too_few_runs_are_reported():
     assert "too few runs (5 and 9; at least 6 of each are needed)" in figures.few(5, 9)
     assert figures.few(6, 6) == ""
 
@@ -76,7 +76,7 @@ def test_too_few_is_said():
         ("count(nothing) == 0", True),
     ],
 )
-def test_conditions(text, holds):
+def test_conditions_are_evaluated(text, holds):
     assert Condition(text).holds(VALUES, BASE) is holds
 
 
@@ -103,7 +103,7 @@ def test_conditions(text, holds):
         ("1 + " * 200 + "1 > 1", "is too long"),
     ],
 )
-def test_what_is_no_condition_is_refused(text, said):
+def test_invalid_condition_is_refused(text, said):
     with pytest.raises(Refused, match="--fail-if") as found:
         if not said:  # Python's parser may take that many or not
             Condition(text).holds(VALUES, BASE)
@@ -112,7 +112,7 @@ def test_what_is_no_condition_is_refused(text, said):
     assert said in str(found.value)
 
 
-def test_what_cannot_be_judged():
+def test_condition_that_cannot_be_evaluated_is_refused():
     with pytest.raises(Refused, match="needs a baseline"):
         Condition("median(wall) > baseline").holds(VALUES, None)
     with pytest.raises(Refused, match="uses speed, which has no values; known: rate, wall"):
@@ -122,6 +122,6 @@ def test_what_cannot_be_judged():
 
 
 @given(st.text("mediansctwal()<>=+-*/.0123 or&^~[]{}:\"'baseline,", max_size=40))
-def test_any_text_is_a_condition_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     with contextlib.suppress(Refused):
         Condition(text).holds(VALUES, BASE)

@@ -1,4 +1,4 @@
-"""The page, in headless Chromium (scripts/packages.test) and without: what it shows."""
+"""The page in headless Chromium (scripts/packages.test), and without a browser."""
 
 import re
 
@@ -75,7 +75,7 @@ def shown(browser, path, points, strokes):
         for n, look in enumerate(LOOKS)
     ],
 )
-def test_the_page_opens_quietly_and_shows_its_plots(browser, pages, name, look):
+def test_page_opens_without_errors_and_shows_its_plots(browser, pages, name, look):
     path = pages(name)
     browser.open(path, width=look[0], dark=look[1] == "dark")
     expected = {
@@ -90,7 +90,7 @@ def test_the_page_opens_quietly_and_shows_its_plots(browser, pages, name, look):
 
 @pytest.mark.e2e
 @pytest.mark.integration
-def test_hostile_words_do_nothing_and_a_screen_reader_is_told_all(browser, tmp_path):
+def test_hostile_labels_are_escaped_and_images_have_accessible_names(browser, tmp_path):
     bad = """</title></style></svg>\\"'><script>window.hacked=1</script><img src=x onerror=y>"""
     text = f'title = "{bad}"\nscript = "job.sh"\nmatrix.env.A = ["{bad}", "[datum]+alert(1)"]\n'
     top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {"wall": 1.0}, failed=(1,))
@@ -106,7 +106,7 @@ def test_hostile_words_do_nothing_and_a_screen_reader_is_told_all(browser, tmp_p
     assert [name for role, name in told if role == "table"]
 
 
-def test_the_page_has_tables_where_nothing_draws(tmp_path, monkeypatch):
+def test_page_without_a_drawing_library_has_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "can_draw", lambda: False)
     top = kept_experiments.sweep(tmp_path, 2, failed=(5,))
     found = page.of_results(read(top))

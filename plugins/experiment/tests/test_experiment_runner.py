@@ -39,7 +39,7 @@ def settled(top):
     eventually(lambda: not list(jobs.iterdir()))
 
 
-def test_each_point_is_run_and_its_numbers_are_taken(tmp_path):
+def test_each_point_is_run_and_its_results_are_recorded(tmp_path):
     place = experiments.made(tmp_path, TWO)
     assert experiments.run(tmp_path).finished
     found = experiments.rows(tmp_path)
@@ -60,7 +60,7 @@ def test_each_point_is_run_and_its_numbers_are_taken(tmp_path):
     ("points", "kills", "mode"),
     sparing.each(3, [(12, 3, "mute"), (20, 4, ""), (200, 50, "mute")]),
 )
-def test_killed_at_random_each_point_runs_once(tmp_path, points, kills, mode):
+def test_runner_killed_at_random_runs_each_point_once(tmp_path, points, kills, mode):
     experiments.made(
         tmp_path, f'script = "job.sh"\nrepetitions = {points // 2}\n'
         "matrix.env.SIZE = [1, 2]\nlimits.jobs = 5\n",
@@ -83,7 +83,7 @@ def test_killed_at_random_each_point_runs_once(tmp_path, points, kills, mode):
     assert len((tmp_path / "batch" / "submissions").read_text().splitlines()) == points
 
 
-def test_what_is_refused_is_failed_with_its_reason_and_the_rest_runs(tmp_path):
+def test_rejected_points_fail_with_the_reason_and_the_others_run(tmp_path):
     experiments.made(tmp_path, TWO)
     (tmp_path / "batch" / "mode").write_text("refuse-odd")
     assert experiments.run(tmp_path).finished
@@ -94,7 +94,7 @@ def test_what_is_refused_is_failed_with_its_reason_and_the_rest_runs(tmp_path):
     settled(tmp_path)
 
 
-def test_a_full_queue_is_tried_again_after_a_look(tmp_path):
+def test_submission_to_a_full_queue_is_retried(tmp_path):
     experiments.made(tmp_path, TWO)
     (tmp_path / "batch" / "mode").write_text("full")
     assert experiments.run(tmp_path).finished
@@ -103,7 +103,7 @@ def test_a_full_queue_is_tried_again_after_a_look(tmp_path):
     settled(tmp_path)
 
 
-def test_a_lost_job_is_failed_and_says_what_was_said(tmp_path):
+def test_lost_job_fails_with_its_last_output(tmp_path):
     experiments.made(tmp_path, TWO)
     (tmp_path / "batch" / "mode").write_text("lost")
     assert experiments.run(tmp_path).finished
@@ -113,7 +113,7 @@ def test_a_lost_job_is_failed_and_says_what_was_said(tmp_path):
     settled(tmp_path)
 
 
-def test_failures_in_a_row_stop_it(tmp_path):
+def test_consecutive_failures_stop_the_run(tmp_path):
     text = 'script = "job.sh"\nrepetitions = 9\nlimits.failures = 3\nlimits.jobs = 1\n'
     experiments.made(tmp_path, text, "#!/bin/sh\necho broken >&2\nexit 7\n")
     end = experiments.run(tmp_path)
@@ -123,7 +123,7 @@ def test_failures_in_a_row_stop_it(tmp_path):
     settled(tmp_path)
 
 
-def test_a_pattern_that_never_matches_fails_the_point(tmp_path):
+def test_pattern_that_never_matches_fails_the_point(tmp_path):
     experiments.made(tmp_path, TWO.replace("rate (.*)", "Rate: (.*)"))
     assert experiments.run(tmp_path).finished
     for row in experiments.rows(tmp_path):
@@ -139,7 +139,7 @@ def corrected(top, wrong, right):
     path.write_text(path.read_text().replace(wrong, right))
 
 
-def test_numbers_are_taken_again_of_what_has_ended_and_nothing_runs_again(tmp_path):
+def test_results_are_read_again_without_rerunning_points(tmp_path):
     experiments.made(tmp_path, TWO.replace("rate (.*)", "Rate: (.*)"))
     assert experiments.run(tmp_path).finished
     said: list[str] = []
@@ -161,7 +161,7 @@ def test_numbers_are_taken_again_of_what_has_ended_and_nothing_runs_again(tmp_pa
     settled(tmp_path)
 
 
-def test_points_that_still_fail_when_taken_again_stop_no_run(tmp_path):
+def test_points_that_still_fail_do_not_stop_the_run(tmp_path):
     text = 'script = "job.sh"\nrepetitions = 9\nlimits.failures = 3\nlimits.jobs = 1\n'
     experiments.made(tmp_path, text, "#!/bin/sh\n[ $EXPERIMENT_POINT -gt 3 ] || exit 7\n")
     assert not experiments.run(tmp_path).finished
@@ -173,7 +173,7 @@ def test_points_that_still_fail_when_taken_again_stop_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("points", "kills"), [(12, 2), pytest.param(200, 50, marks=pytest.mark.full)]
 )
-def test_killed_while_numbers_are_taken_again_all_are_whole(tmp_path, points, kills):
+def test_runner_killed_while_results_are_read_again_loses_nothing(tmp_path, points, kills):
     text = f'script = "job.sh"\nrepetitions = {points}\ntake.rate.pattern = "Rate (.*)"\n'
     experiments.made(tmp_path, text + "limits = {jobs = 8, failures = 999}\n")
     assert experiments.run(tmp_path).finished
@@ -198,7 +198,7 @@ def test_killed_while_numbers_are_taken_again_all_are_whole(tmp_path, points, ki
     assert set(ran(tmp_path).values()) == {1}
 
 
-def test_a_reason_is_told_when_it_is_new(tmp_path):
+def test_failure_reason_is_printed_only_once(tmp_path):
     text = 'script = "job.sh"\nrepetitions = 4\nlimits.jobs = 1\ntake.x.pattern = "x ([0-9])"\n'
     place = experiments.made(tmp_path, text, '#!/bin/sh\nexit "$((EXPERIMENT_POINT == 3))"\n')
     said: list[str] = []
@@ -211,14 +211,14 @@ def test_a_reason_is_told_when_it_is_new(tmp_path):
     settled(tmp_path)
 
 
-def test_hours_are_over_at_once(tmp_path):
+def test_time_limit_of_zero_submits_nothing(tmp_path):
     experiments.made(tmp_path, TWO)
     end = experiments.run(tmp_path, hours=0.0)
     assert not end.finished and "hours" in end.why
     assert not (tmp_path / "batch" / "submissions").exists()
 
 
-def test_stopped_it_submits_nothing_more(tmp_path):
+def test_stopped_runner_submits_nothing(tmp_path):
     experiments.made(tmp_path, TWO)
     stop = threading.Event()
     stop.set()
@@ -226,7 +226,7 @@ def test_stopped_it_submits_nothing_more(tmp_path):
     assert not (tmp_path / "batch" / "submissions").exists()
 
 
-def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+def test_full_disk_loses_no_results(tmp_path, monkeypatch):
     place = experiments.made(tmp_path, TWO)
     book = Book(place.database)
     pages = book._db.execute("PRAGMA page_count").fetchone()[0]
@@ -242,7 +242,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     settled(tmp_path)
 
 
-def test_a_script_claimed_by_another_job_is_not_run(tmp_path):
+def test_script_claimed_by_another_job_is_not_run(tmp_path):
     point = tmp_path / "p"
     point.mkdir()
     runs = tmp_path / "run.sh"
@@ -260,7 +260,7 @@ def test_a_script_claimed_by_another_job_is_not_run(tmp_path):
     assert (tmp_path / "ran").read_text() == "x\n"
 
 
-def test_a_killed_script_has_its_exit_code_noted(tmp_path):
+def test_exit_code_of_a_killed_script_is_noted(tmp_path):
     point = tmp_path / "p"
     point.mkdir()
     runs = tmp_path / "run.sh"
@@ -275,13 +275,13 @@ def test_a_killed_script_has_its_exit_code_noted(tmp_path):
     assert (point / "ended").read_text().split()[0] == "143"
 
 
-def test_two_runs_at_once_are_refused(tmp_path):
+def test_concurrent_runs_are_refused(tmp_path):
     path, said = tmp_path / "lock", "in use by another vmgr experiment; vmgr"
     with locked(path, wait=False), pytest.raises(HostFault, match=said), locked(path, wait=False):
         pass
 
 
-def test_the_batch_system_is_not_asked_more_often_after_a_resume(tmp_path):
+def test_polling_interval_is_kept_after_a_resume(tmp_path):
     (tmp_path / "jobs").mkdir()
     double = experiments.double(tmp_path, interval=10.0)
     noted: list[float] = []
@@ -293,7 +293,7 @@ def test_the_batch_system_is_not_asked_more_often_after_a_resume(tmp_path):
     assert asked.due and asked.ask() == {} and not asked.due and len(noted) == 1
 
 
-def test_a_batch_system_that_does_not_answer_is_told_and_asked_again(tmp_path):
+def test_unresponsive_batch_system_is_reported_and_polled_again(tmp_path):
     experiments.made(tmp_path, TWO)
     (tmp_path / "batch" / "mode").write_text("full")
     failures = [HostFault("no answer"), HostFault("no answer")]
@@ -311,7 +311,7 @@ def test_a_batch_system_that_does_not_answer_is_told_and_asked_again(tmp_path):
     settled(tmp_path)
 
 
-def test_the_double_gives_each_job_an_id_of_its_own(tmp_path):
+def test_batch_double_assigns_distinct_job_ids(tmp_path):
     assert [batch_double._new(tmp_path) for _ in range(3)] == ["1.double", "2.double", "3.double"]
 
 
@@ -325,7 +325,7 @@ def test_the_double_gives_each_job_an_id_of_its_own(tmp_path):
         ("local", "", "-N"),
     ],
 )
-def test_a_job_is_named_as_the_submit_command_wants_it(tmp_path, system, command, option):
+def test_job_name_option_follows_the_submit_command(tmp_path, system, command, option):
     config = tmp_path / "vtorque.toml"
     settings = f'[plugin.slurm]\ncommand = "{command}"\n' if command else ""
     config.write_text(f'[batch]\nsystem = "{system}"\n{settings}')

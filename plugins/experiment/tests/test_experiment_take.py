@@ -1,4 +1,4 @@
-"""Numbers out of what jobs leave; hostile or odd files among it."""
+"""Values read from output files of jobs, also from hostile or odd files."""
 
 import os
 
@@ -28,7 +28,7 @@ def number(point, **what):
         ({"report": "total.cpu"}, 12.0),
     ],
 )
-def test_numbers_are_found(tmp_path, what, value):
+def test_values_are_found_in_output_files(tmp_path, what, value):
     (tmp_path / "stdout").write_text('rate 1.5\nrate nan\nrate 3.5\nrate x\n42\n{"t": 0.25}\n')
     (tmp_path / "out.json").write_text('{"a": [0, {"b": 7}], "list": [1, 9, "x", true, null]}')
     (tmp_path / "metrics").write_text("loss 0.5\nloss 0.125 fold=1\nlossy 9\nloss\nloss x\n")
@@ -49,7 +49,7 @@ def test_numbers_are_found(tmp_path, what, value):
         ({"pattern": "x", "file": "."}, "is not a regular file"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path, what, said):
+def test_missing_value_is_reported(tmp_path, what, said):
     (tmp_path / "stdout").write_bytes(b"\xff\xfe nothing")
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(take.Missing, match=said):
@@ -68,7 +68,7 @@ def test_what_is_missing_is_said(tmp_path, what, said):
         ("A CPU", {"stderr": "guests are emulated"}, False, False),
     ],
 )
-def test_a_guest_without_kvm_is_known(tmp_path, cpu, files, bare, emulated):
+def test_guest_without_kvm_is_detected(tmp_path, cpu, files, bare, emulated):
     (tmp_path / "ended").write_text("0 1.0 3.5\n")
     (tmp_path / "begun").write_text("1000 1.0\n")
     (tmp_path / "machine").write_text(f"Linux 6.1 x86_64\nvvm\n{cpu}\n")
@@ -83,7 +83,7 @@ def test_a_guest_without_kvm_is_known(tmp_path, cpu, files, bare, emulated):
 
 
 @pytest.mark.parametrize(("begun", "asked"), [(None, 1), (1e9, 0)])
-def test_a_report_that_is_kept_is_not_asked_for_again(tmp_path, begun, asked):
+def test_kept_report_is_not_fetched_again(tmp_path, begun, asked):
     found = definition.of_values({"script": "job.sh", "report": True}, "e.toml")
     (tmp_path / "begun").write_text("1000000000 5.0\n")
     (tmp_path / "ended").write_text("0 5.0 6.0\n")
@@ -95,7 +95,7 @@ def test_a_report_that_is_kept_is_not_asked_for_again(tmp_path, begun, asked):
 
 
 @pytest.mark.parametrize("name", ["ended", "begun", "stderr", "machine", "batch.err"])
-def test_a_fifo_that_a_job_has_left_is_not_waited_for(tmp_path, name):
+def test_fifo_left_by_a_job_is_not_read(tmp_path, name):
     found = definition.of_values({"script": "job.sh"}, "e.toml")
     (tmp_path / "begun").write_text("1000 5.0\n")
     (tmp_path / "ended").write_text("3 5.0 6.0\n")

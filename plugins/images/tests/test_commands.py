@@ -1,4 +1,4 @@
-"""``vmgr images`` as people call it."""
+"""The commands of ``vmgr images``."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_build_list_show_verify_remove(pool: Path) -> None:
     assert list(pool.iterdir()) == []
 
 
-def test_broken_image_is_listed_and_gives_exit_code_1(pool: Path) -> None:
+def test_broken_image_is_listed_with_exit_status_1(pool: Path) -> None:
     run("build", "m", "fake")
     kernel = lookup(pool, "m").kernel
     assert kernel is not None
@@ -144,7 +144,7 @@ def test_only_root_changes_the_pool(
     assert describe(pool, "m") == before
 
 
-def test_bad_arguments(pool: Path) -> None:
+def test_bad_arguments_are_refused(pool: Path) -> None:
     assert isinstance(raised("build", "../m", "fake"), Refused)
     assert "fake" in str(raised("build", "m", "other"))
     for option in ("kernel", "=x", ""):
@@ -215,7 +215,7 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     assert json.loads(run("list", "--json").stdout) == []
 
 
-def test_the_list_has_descriptions_and_is_narrowed_by_labels(pool: Path) -> None:
+def test_list_shows_descriptions_and_is_filtered_by_labels(pool: Path) -> None:
     for name in ("a", "b"):
         run("build", name, "fake")
     assert "DESCRIPTION" not in run("list").stdout
@@ -235,7 +235,7 @@ def test_the_list_has_descriptions_and_is_narrowed_by_labels(pool: Path) -> None
     assert isinstance(raised("list", "--label", "cuda"), UsageError)
 
 
-def test_removed_files_stay_for_other_nodes(pool: Path, tmp_path: Path) -> None:
+def test_files_of_a_removed_image_are_kept_for_other_nodes(pool: Path, tmp_path: Path) -> None:
     config = tmp_path / "site.toml"
     config.write_text(config.read_text().replace("keep = 0", 'keep = "2d"'))
     run("build", "m", "fake")
@@ -278,7 +278,7 @@ def test_bad_commands_change_nothing(pool: Path, tmp_path: Path, args: tuple[str
     assert "default =" not in (tmp_path / "site.toml").read_text()
 
 
-def test_users_see_what_they_may_use(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_see_only_allowed_images(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("open", "secret-1"):
         run("build", name, "fake")
     assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open", "secret-1"}
@@ -292,7 +292,7 @@ def test_users_see_what_they_may_use(pool: Path, monkeypatch: pytest.MonkeyPatch
     assert "secret" not in run("verify").stdout
 
 
-def test_default(pool: Path, tmp_path: Path) -> None:
+def test_default_image_is_set(pool: Path, tmp_path: Path) -> None:
     config = tmp_path / "site.toml"
     run("build", "m", "fake")
     run("build", "secret-1", "fake")
@@ -311,7 +311,7 @@ def test_default(pool: Path, tmp_path: Path) -> None:
     assert config.read_text() == kept
 
 
-def test_a_table(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_is_printed_as_a_table(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("build", "m", "fake")
     (row,) = json.loads(run("list", "--json").stdout)
     table.show([row, {"name": "x", "broken": "bad [b]"}])
@@ -324,7 +324,7 @@ def test_a_table(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_what_one_more_image_costs_a_list(tmp_path: Path, form: tuple[str, ...]) -> None:
+def test_cost_of_one_more_image_in_a_list_is_bounded(tmp_path: Path, form: tuple[str, ...]) -> None:
     """The CPU time of the command with 2,000 images is in bench/run.py."""
     called = []
     for count in (100, 200):
@@ -338,7 +338,7 @@ def test_what_one_more_image_costs_a_list(tmp_path: Path, form: tuple[str, ...])
     assert called[1] - called[0] < 100 * 1000, called
 
 
-def test_listing_hashes_nothing_and_starts_nothing(pool: Path, tmp_path: Path) -> None:
+def test_list_neither_hashes_files_nor_starts_processes(pool: Path, tmp_path: Path) -> None:
     many_images(tmp_path / "many", 3)
     code = (
         "import hashlib, sys; from pathlib import Path; from vtorque_core.images import pool\n"

@@ -1,4 +1,4 @@
-"""Versions of images that jobs use, as their journals say: kept, and collected when free."""
+"""Image versions in use by jobs are kept, and removed when free."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def expire(pool: Path) -> None:
         note.write_text("1")
 
 
-def test_running_jobs_keep_the_old_base_and_new_ones_get_the_new(pool: Path, paths: Paths) -> None:
+def test_running_jobs_keep_the_old_version_and_new_jobs_get_the_new_one(
+    pool: Path, paths: Paths
+) -> None:
     one, two = "1.srv", "2.srv"
     old = start(paths, one, put(pool, "m", b"old", paths))
     start(paths, two, lookup(pool, "m"))
@@ -73,7 +75,7 @@ def test_running_jobs_keep_the_old_base_and_new_ones_get_the_new(pool: Path, pat
     assert [p.name for p in pool.iterdir()] == ["m"]
 
 
-def test_an_old_base_stays_its_time_for_jobs_of_other_nodes(pool: Path, paths: Paths) -> None:
+def test_old_version_is_kept_for_other_nodes_for_the_set_time(pool: Path, paths: Paths) -> None:
     old = start(paths, "1", put(pool, "m", b"old", paths))
     put(pool, "m", b"new", paths, keep=3600)
     end(paths, "1")
@@ -83,7 +85,7 @@ def test_an_old_base_stays_its_time_for_jobs_of_other_nodes(pool: Path, paths: P
     assert store.sweep(pool, paths) == [f"m/{old.name}"]
 
 
-def test_an_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
+def test_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
     image = put(pool, "m", b"1", paths)
     start(paths, "7.srv", image)
     with pytest.raises(Refused, match=r"img=m: is in use by 7\.srv; .*--when-free"):
@@ -91,7 +93,7 @@ def test_an_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
     assert lookup(pool, "m") == image
 
 
-def test_removal_when_free(pool: Path, paths: Paths) -> None:
+def test_removal_when_free_waits_for_the_last_job(pool: Path, paths: Paths) -> None:
     version = start(paths, "7.srv", put(pool, "m", b"1", paths))
     left = images.remove(pool, "m", paths=paths, when_free=True)
     assert (left.used_by, left.kept) == (("7.srv",), (version.name,))
@@ -102,9 +104,7 @@ def test_removal_when_free(pool: Path, paths: Paths) -> None:
     assert list(pool.iterdir()) == []
 
 
-def test_a_removed_name_can_be_given_again_while_its_old_files_are_in_use(
-    pool: Path, paths: Paths
-) -> None:
+def test_removed_name_can_be_reused_while_old_files_are_in_use(pool: Path, paths: Paths) -> None:
     version = start(paths, "7", put(pool, "m", b"1", paths))
     images.remove(pool, "m", paths=paths, when_free=True)
     other = put(pool, "m", b"2", paths)
@@ -114,7 +114,7 @@ def test_a_removed_name_can_be_given_again_while_its_old_files_are_in_use(
     assert lookup(pool, "m") == other
 
 
-def test_a_removed_image_stays_its_time_for_other_nodes(pool: Path, paths: Paths) -> None:
+def test_removed_image_is_kept_for_other_nodes_for_the_set_time(pool: Path, paths: Paths) -> None:
     put(pool, "m", b"1", paths)
     assert images.remove(pool, "m", paths=paths, keep=3600).kept
     store.sweep(pool, paths)
@@ -124,7 +124,7 @@ def test_a_removed_image_stays_its_time_for_other_nodes(pool: Path, paths: Paths
     assert list(pool.iterdir()) == []
 
 
-def test_a_job_that_is_too_late_is_told(pool: Path, paths: Paths) -> None:
+def test_job_that_starts_after_the_removal_fails_with_the_reason(pool: Path, paths: Paths) -> None:
     image = put(pool, "m", b"1", paths)
     images.remove(pool, "m", paths=paths)
     with pytest.raises(HostFault, match="was removed while the job was being started"):
@@ -132,7 +132,7 @@ def test_a_job_that_is_too_late_is_told(pool: Path, paths: Paths) -> None:
     end(paths, "1")
 
 
-def test_who_removes_waits_for_a_job_that_looks(pool: Path, paths: Paths) -> None:
+def test_removal_waits_for_the_shared_lock_of_a_starting_job(pool: Path, paths: Paths) -> None:
     """Under a shared lock a job looks whether its version is there: no removal meanwhile."""
     put(pool, "m", b"1", paths)
     with (
@@ -144,7 +144,7 @@ def test_who_removes_waits_for_a_job_that_looks(pool: Path, paths: Paths) -> Non
         pass
 
 
-def test_an_unreadable_journal_keeps_everything(pool: Path, paths: Paths) -> None:
+def test_unreadable_journal_keeps_all_versions(pool: Path, paths: Paths) -> None:
     old = start(paths, "1", put(pool, "m", b"old", paths))
     put(pool, "m", b"new", paths)
     expire(pool)
@@ -154,7 +154,7 @@ def test_an_unreadable_journal_keeps_everything(pool: Path, paths: Paths) -> Non
     assert old.is_dir()
 
 
-def test_release_where_the_pool_cannot_be_changed_is_no_failure(
+def test_release_in_a_read_only_pool_is_not_an_error(
     pool: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = start(paths, "1", put(pool, "m", b"1", paths))
@@ -172,7 +172,9 @@ def test_release_where_the_pool_cannot_be_changed_is_no_failure(
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_release_twice_without_create_and_when_gone(pool: Path, paths: Paths, again: int) -> None:
+def test_release_is_idempotent_before_and_after_removal(
+    pool: Path, paths: Paths, again: int
+) -> None:
     image = put(pool, "m", b"1", paths)
     assert image.kernel is not None
     use = ImageUse(str(image.kernel.parent))
@@ -185,7 +187,7 @@ def test_release_twice_without_create_and_when_gone(pool: Path, paths: Paths, ag
     assert list(pool.iterdir()) == []
 
 
-def test_the_reaper_collects_what_is_over(
+def test_reaper_removes_unused_versions(
     pool: Path,
     paths: Paths,
     tmp_path: Path,
@@ -229,9 +231,7 @@ def damage(cache: Path, change: Callable[[Path], object]) -> None:
     change(next(cache.glob("m/v*/k")))
 
 
-def test_the_nodes_copy_is_preferred_while_it_is_the_same(
-    pool: Path, cache: Path, paths: Paths
-) -> None:
+def test_copy_on_the_node_is_preferred_if_equal(pool: Path, cache: Path, paths: Paths) -> None:
     image = put(pool, "m", b"1", paths)
     assert lookup(pool, "m", cache) == image, "nothing in the cache yet"
     put(cache, "m", b"1", paths)
@@ -245,7 +245,7 @@ def test_the_nodes_copy_is_preferred_while_it_is_the_same(
     assert lookup(pool, "m", cache) == newer, "the copy is of an older version"
 
 
-def test_labels_come_from_the_pool(pool: Path, cache: Path, paths: Paths) -> None:
+def test_labels_are_read_from_the_pool(pool: Path, cache: Path, paths: Paths) -> None:
     put(pool, "m", b"1", paths)
     put(cache, "m", b"1", paths)
     images.label(pool, "m", {"site": "x"}, paths)
@@ -257,7 +257,7 @@ def test_labels_come_from_the_pool(pool: Path, cache: Path, paths: Paths) -> Non
     [lambda k: k.write_bytes(b"x"), Path.unlink, lambda k: k.chmod(0o666)],
     ids=["changed", "missing", "writable"],
 )
-def test_a_damaged_copy_is_not_used(
+def test_damaged_copy_is_not_used(
     pool: Path, cache: Path, paths: Paths, change: Callable[[Path], object]
 ) -> None:
     image = put(pool, "m", b"1", paths)
@@ -266,7 +266,7 @@ def test_a_damaged_copy_is_not_used(
     assert lookup(pool, "m", cache) == image
 
 
-def test_without_a_pool_the_copies_are_all_there_is(pool: Path, cache: Path, paths: Paths) -> None:
+def test_copies_are_used_without_a_pool(pool: Path, cache: Path, paths: Paths) -> None:
     put(cache, "m", b"1", paths)
     pool.rmdir()
     assert lookup(pool, "m", cache) == lookup(cache, "m")
@@ -275,7 +275,7 @@ def test_without_a_pool_the_copies_are_all_there_is(pool: Path, cache: Path, pat
         lookup(pool, "m")
 
 
-def test_an_empty_pool_takes_no_process(pool: Path, paths: Paths) -> None:
+def test_listing_an_empty_pool_starts_no_process(pool: Path, paths: Paths) -> None:
     assert listing(pool) == []
     assert store.sweep(pool, paths) == []
     assert os.listdir(pool) == []  # noqa: PTH208

@@ -179,7 +179,7 @@ def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
 
 
 @pytest.mark.parametrize("there", ["other", "m"], ids=["new-image", "new-version"])
-def test_an_image_is_put(tmp_path: Path, points: range, there: str) -> None:
+def test_killed_put_leaves_a_valid_pool(tmp_path: Path, points: range, there: str) -> None:
     last = at_points(
         points,
         tmp_path,
@@ -190,7 +190,7 @@ def test_an_image_is_put(tmp_path: Path, points: range, there: str) -> None:
     assert last > 12
 
 
-def test_back_to_a_version_that_is_still_there(tmp_path: Path, points: range) -> None:
+def test_killed_return_to_an_old_version_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
     def prepare(site: Site) -> None:
         site.put("m", b"1")
         site.put("m", b"2")
@@ -204,7 +204,7 @@ def test_back_to_a_version_that_is_still_there(tmp_path: Path, points: range) ->
     )
 
 
-def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path, points: range) -> None:
+def test_killed_repair_never_marks_a_damaged_image_valid(tmp_path: Path, points: range) -> None:
     """The new files take the place of the old ones one by one: a half is never believed."""
 
     def prepare(site: Site) -> None:
@@ -232,7 +232,7 @@ def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path, points: rang
     raise AssertionError("no end")
 
 
-def test_a_removal(tmp_path: Path, points: range) -> None:
+def test_killed_removal_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
     at_points(
         points,
         tmp_path,
@@ -242,7 +242,7 @@ def test_a_removal(tmp_path: Path, points: range) -> None:
     )
 
 
-def test_a_removal_when_free(tmp_path: Path, points: range) -> None:
+def test_killed_removal_when_free_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
     def prepare(site: Site) -> None:
         site.put("m", b"1")
         site.use("m")
@@ -267,7 +267,7 @@ def test_a_removal_when_free(tmp_path: Path, points: range) -> None:
     raise AssertionError("no end")
 
 
-def test_the_end_of_the_last_job(tmp_path: Path, points: range) -> None:
+def test_killed_release_by_the_last_job_leaves_a_valid_pool(tmp_path: Path, points: range) -> None:
     """The epilogue collects an old version; it is killed meanwhile and runs again."""
 
     def prepare(site: Site) -> None:
@@ -290,7 +290,7 @@ def test_the_end_of_the_last_job(tmp_path: Path, points: range) -> None:
     raise AssertionError("no end")
 
 
-def test_labels_and_verification(tmp_path: Path, points: range) -> None:
+def test_killed_label_and_verify_leave_a_valid_pool(tmp_path: Path, points: range) -> None:
     def work(site: Site) -> None:
         change.label(site.pool, "m", {"a": "b"}, site.paths)
         change.verify(site.pool, "m")
@@ -298,7 +298,7 @@ def test_labels_and_verification(tmp_path: Path, points: range) -> None:
     at_points(points, tmp_path, lambda site: site.put("m", b"1"), work, one_of({"m": b"1"}))
 
 
-def test_a_synchronisation(tmp_path: Path, points: range) -> None:
+def test_killed_sync_leaves_a_valid_cache(tmp_path: Path, points: range) -> None:
     """What was copied stays and is used; the cache never has anything that is not whole."""
 
     def prepare(site: Site) -> None:
@@ -350,7 +350,7 @@ def disk(path: Path) -> Path:
     return path
 
 
-def test_add_and_update_of_a_disk(tmp_path: Path, points: range) -> None:
+def test_killed_add_and_update_leave_a_valid_pool(tmp_path: Path, points: range) -> None:
     """With the real tools."""
     file = disk(tmp_path / "disk")
 
@@ -364,9 +364,7 @@ def test_add_and_update_of_a_disk(tmp_path: Path, points: range) -> None:
     assert last > 20
 
 
-def test_a_tool_dies_with_who_has_started_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tool_is_killed_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL in the midst of a conversion: qemu-img does not go on writing."""
     site = Site(tmp_path / "site")
     tools = tmp_path / "bin"

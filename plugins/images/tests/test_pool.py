@@ -1,4 +1,4 @@
-"""The image pool: what it takes in, what it gives out, and what it refuses."""
+"""The image pool: commits, lookups and refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_commit_then_lookup_gives_the_same_image(pool: Path) -> None:
     assert [p.name for p in pool.iterdir()] == ["m"], "the staging directory is gone"
 
 
-def test_modes_do_not_depend_on_roots_umask(pool: Path) -> None:
+def test_modes_do_not_depend_on_the_umask(pool: Path) -> None:
     before = os.umask(0o077)
     try:
         image = put(pool, "m")
@@ -80,7 +80,7 @@ def test_modes_do_not_depend_on_roots_umask(pool: Path) -> None:
     assert (pool / "m" / "image.json").stat().st_mode & 0o7777 == 0o644
 
 
-def test_hash_follows_from_content_alone(pool: Path) -> None:
+def test_hash_depends_on_content_only(pool: Path) -> None:
     assert put(pool, "a").sha256 == put(pool, "b").sha256
     assert put(pool, "c", b"another").sha256 != lookup(pool, "a").sha256
 
@@ -91,7 +91,7 @@ def expire(pool: Path) -> None:
         note.write_text("0")
 
 
-def test_a_replaced_version_is_kept_for_jobs_that_are_being_started(pool: Path) -> None:
+def test_replaced_version_is_kept_for_starting_jobs(pool: Path) -> None:
     first = put(pool, "m", b"1")
     second = put(pool, "m", b"2")
     assert first.kernel.read_bytes() == b"1", "a job has looked it up and starts now"
@@ -105,7 +105,7 @@ def test_a_replaced_version_is_kept_for_jobs_that_are_being_started(pool: Path) 
     assert lookup(pool, "m") == second
 
 
-def test_the_same_content_again_is_the_same_version(pool: Path) -> None:
+def test_equal_content_is_the_same_version(pool: Path) -> None:
     first = put(pool, "m", b"1")
     inode = first.kernel.stat().st_ino
     again = put(pool, "m", b"1")
@@ -119,7 +119,7 @@ def test_the_same_content_again_is_the_same_version(pool: Path) -> None:
     assert len(list((pool / "m").glob("v*"))) == 1
 
 
-def test_the_same_content_mends_a_damaged_image(pool: Path) -> None:
+def test_equal_content_repairs_a_damaged_image(pool: Path) -> None:
     first = put(pool, "m", b"1")
     first.kernel.write_bytes(b"x")
     assert put(pool, "m", b"1") == first
@@ -130,7 +130,7 @@ def test_the_same_content_mends_a_damaged_image(pool: Path) -> None:
     ("where", "step"),
     [(Path, "mkdir"), (Path, "rename"), (Path, "chmod"), (os, "fchmod"), (os, "fsync")],
 )
-def test_a_failed_commit_leaves_the_old_image_whole(
+def test_failed_commit_keeps_the_old_image(
     pool: Path, monkeypatch: pytest.MonkeyPatch, where: Any, step: str
 ) -> None:
     old = put(pool, "m", b"old")
@@ -148,7 +148,7 @@ def test_a_failed_commit_leaves_the_old_image_whole(
     images.verify(pool, "m")
 
 
-def test_a_new_image_is_absent_until_its_sidecar_is_there(
+def test_new_image_is_absent_until_its_sidecar_exists(
     pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -188,12 +188,12 @@ def test_bad_names_are_refused_everywhere(pool: Path, name: str) -> None:
 
 
 @given(st.text())
-def test_any_other_name_is_an_error_of_ours(name: str) -> None:
+def test_any_name_raises_a_vtorque_error(name: str) -> None:
     with pytest.raises(VtorqueError):
         lookup(Path("/nonexistent-pool"), name)
 
 
-def test_a_submit_host_without_a_pool_points_to_the_nodes() -> None:
+def test_submit_host_without_a_pool_points_to_the_nodes() -> None:
     with pytest.raises(HostFault, match=r"/none does not exist on this host\. The nodes"):
         lookup(Path("/none"), "micro")
 
@@ -204,7 +204,7 @@ def test_unknown_image_names_close_ones(pool: Path) -> None:
         lookup(pool, "micor")
 
 
-def test_missing_pool_is_the_nodes_fault(tmp_path: Path) -> None:
+def test_missing_pool_is_a_host_fault(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="does not exist"):
         lookup(tmp_path / "none", "m")
 
@@ -266,7 +266,7 @@ def test_file_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
         lookup(pool, "m")
 
 
-def test_changed_file_is_refused_at_once_and_by_hash(pool: Path) -> None:
+def test_changed_file_is_refused_by_lookup_and_verify(pool: Path) -> None:
     image = put(pool, "m")
     image.kernel.write_bytes(b"KERNEL")
     with pytest.raises(Refused, match="vmlinux is not the file that was hashed"):
@@ -277,7 +277,7 @@ def test_changed_file_is_refused_at_once_and_by_hash(pool: Path) -> None:
     assert [type(image) for image in listing(pool)] == [Broken]
 
 
-def test_change_that_hides_its_time_is_found_by_verify(pool: Path) -> None:
+def test_change_with_a_forged_time_is_found_by_verify(pool: Path) -> None:
     image = put(pool, "m")
     status = image.kernel.stat()
     image.kernel.write_bytes(b"KERNEL")
@@ -395,7 +395,7 @@ def test_any_sidecar_is_parsed_or_a_value_error(change: dict[str, Any]) -> None:
         parse_sidecar(json.dumps({**good, **change}).encode(), "m")
 
 
-def test_select_by_name_must_fit_distro_and_arch(pool: Path) -> None:
+def test_selected_image_must_match_distro_and_arch(pool: Path) -> None:
     image = put(pool, "m")
     assert select(pool, "m", "micro", "x86_64") == image
     assert select(pool, "m", "", None) == image
@@ -405,7 +405,7 @@ def test_select_by_name_must_fit_distro_and_arch(pool: Path) -> None:
         select(pool, "m", None, "aarch64")
 
 
-def test_select_by_family_and_in_any_capitals(pool: Path) -> None:
+def test_selection_by_family_ignores_case(pool: Path) -> None:
     rocky = replace(MICRO, distro="Rocky", labels={"family": "redhat"})
     image = put(pool, "r", built=rocky)
     put(pool, "m")
@@ -415,7 +415,7 @@ def test_select_by_family_and_in_any_capitals(pool: Path) -> None:
         select(pool, "r", "debian", None)
 
 
-def test_select_without_a_name(pool: Path) -> None:
+def test_selection_without_a_name_uses_the_only_match(pool: Path) -> None:
     with pytest.raises(Refused, match="no image of the pool has been built"):
         select(pool, "", "", "")
     image = put(pool, "m")
@@ -466,7 +466,7 @@ def test_disk_must_be_of_the_declared_format(pool: Path) -> None:
     assert raw.disk_format == "raw"
 
 
-def test_disk_must_stand_alone(pool: Path, tmp_path: Path) -> None:
+def test_disk_with_a_backing_or_data_file_is_refused(pool: Path, tmp_path: Path) -> None:
     base = qcow2(tmp_path / "base")
     with pytest.raises(Refused, match="backing file"):
         disk_image(pool, "qcow2", lambda path: qcow2(path, "-b", str(base), "-F", "qcow2"))
@@ -476,7 +476,7 @@ def test_disk_must_stand_alone(pool: Path, tmp_path: Path) -> None:
         disk_image(pool, "qcow2", lambda path: path.write_bytes(b"QFI\xfb\0\0\0\3"))
 
 
-def test_a_backing_file_is_found_whatever_qemu_img_says(tmp_path: Path) -> None:
+def test_backing_file_is_found_even_if_qemu_img_fails(tmp_path: Path) -> None:
     """A name at an offset beyond the file makes qemu-img fail; the header check comes first."""
     path = qcow2(tmp_path / "disk")
     content = bytearray(path.read_bytes())
@@ -486,14 +486,14 @@ def test_a_backing_file_is_found_whatever_qemu_img_says(tmp_path: Path) -> None:
         check_disk(path, "qcow2")
 
 
-def test_facts_without_disk_and_kernel() -> None:
+def test_facts_without_disk_and_kernel_are_refused() -> None:
     with pytest.raises(ValueError, match="neither"):
         check_facts(BuiltImage("linux", "micro", "x86_64", 64))
     with pytest.raises(ValueError, match="without a kernel"):
         check_facts(BuiltImage("linux", "micro", "x86_64", 64, disk="d", initrd="i"))
 
 
-def test_remove(pool: Path) -> None:
+def test_removed_image_is_gone(pool: Path) -> None:
     put(pool, "m")
     put(pool, "n")
     images.remove(pool, "m")
@@ -513,7 +513,7 @@ def test_broken_image_can_be_removed_and_replaced(pool: Path) -> None:
     assert listing(pool) == []
 
 
-def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Path) -> None:
+def test_staging_directory_of_a_killed_builder_is_removed(pool: Path) -> None:
     left = pool / ".staging-left"
     left.mkdir()
     (left / "half").write_bytes(b"half")
@@ -527,7 +527,7 @@ def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-def test_a_disk_is_parsed_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_is_parsed_unprivileged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vtorque_core.api import confined_tool
 
     tools = tmp_path / "tools"

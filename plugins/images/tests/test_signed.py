@@ -1,4 +1,4 @@
-"""Signed images in the pool, in copies of it, and at a job's start: what a node refuses."""
+"""Signed images in the pool, in copies and at the start of a job: refusals of a node."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def parse_again(data: dict[str, Any]) -> Sidecar:
 @pytest.mark.parametrize(
     "change", [tamper_cmdline, tamper_label, tamper_guest, tamper_roles, tamper_initrd]
 )
-def test_a_changed_sidecar_is_refused(
+def test_changed_sidecar_is_refused(
     pool: Path, keys: Path, signers: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     put(pool, "m", keys / "site")
@@ -131,23 +131,21 @@ def put_swapped(pool: Path, key: Path | None, *, hashes: bool) -> None:
     (home / "image.json").write_text(json.dumps(new.as_json()))
 
 
-def test_a_swapped_file_is_refused(pool: Path, keys: Path, signers: Path) -> None:
+def test_swapped_file_is_refused(pool: Path, keys: Path, signers: Path) -> None:
     sidecar = put(pool, "m", keys / "site")
     (pool / "m" / sidecar.version / "k").write_bytes(b"evil!!")
     with pytest.raises(Refused, match="k is not the file that was hashed"):
         looked_up(pool, "m", signers)
 
 
-def test_a_swapped_file_with_its_own_hashes_is_refused(
-    pool: Path, keys: Path, signers: Path
-) -> None:
+def test_swapped_file_with_new_hashes_is_refused(pool: Path, keys: Path, signers: Path) -> None:
     put_swapped(pool, keys / "site", hashes=True)
     assert images.verify(pool, "m").name == "m", "nothing but the signature tells"
     with pytest.raises(Refused, match="incorrect signature"):
         looked_up(pool, "m", signers)
 
 
-def test_a_swapped_file_with_a_forged_status_is_found_when_it_is_hashed(
+def test_swapped_file_with_a_forged_status_is_found_by_hashing(
     pool: Path, keys: Path, signers: Path
 ) -> None:
     """Only who is root where the pool is can do that: ``verify``, and every copy, hash."""
@@ -157,7 +155,7 @@ def test_a_swapped_file_with_a_forged_status_is_found_when_it_is_hashed(
         images.verify(pool, "m")
 
 
-def test_an_image_under_another_name_is_refused(
+def test_signed_image_under_another_name_is_refused(
     pool: Path, keys: Path, signers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "effective_root", lambda: True)
@@ -169,7 +167,7 @@ def test_an_image_under_another_name_is_refused(
         looked_up(pool, "n", signers)
 
 
-def test_an_image_that_nobody_named_is_looked_at_too(pool: Path, keys: Path, signers: Path) -> None:
+def test_default_image_must_be_signed(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "m")
     accept = acceptor(str(signers))
     with pytest.raises(Refused, match="not signed"):
@@ -190,7 +188,7 @@ def sent(pool: Path, cache: Path, top: Path) -> list[str]:
     return new
 
 
-def test_a_copy_is_used_if_the_pools_sidecar_is_signed(
+def test_copy_is_used_if_the_sidecar_of_the_pool_is_signed(
     pool: Path, keys: Path, signers: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -204,7 +202,7 @@ def test_a_copy_is_used_if_the_pools_sidecar_is_signed(
     assert looked_up(pool, "m", signers, cache).cmdline == BUILT.cmdline
 
 
-def test_a_copy_gets_the_labels_and_the_signature_that_come_later(
+def test_copy_gets_labels_and_signatures_added_later(
     pool: Path, keys: Path, signers: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -223,7 +221,7 @@ def test_a_copy_gets_the_labels_and_the_signature_that_come_later(
 # -- changes -----------------------------------------------------------------------------------
 
 
-def test_a_signature_is_of_one_content_and_its_labels(pool: Path, keys: Path) -> None:
+def test_signature_is_dropped_when_content_or_labels_change(pool: Path, keys: Path) -> None:
     first = put(pool, "m", keys / "site")
     assert put(pool, "m").signature == first.signature, "the same again"
     images.verify(pool, "m")
@@ -235,7 +233,7 @@ def test_a_signature_is_of_one_content_and_its_labels(pool: Path, keys: Path) ->
     assert put(pool, "m", kernel=b"other").signature == ""
 
 
-def test_what_has_changed_meanwhile_is_not_signed(pool: Path, keys: Path) -> None:
+def test_image_changed_in_between_is_not_signed(pool: Path, keys: Path) -> None:
     seen = put(pool, "m")
     put(pool, "m", kernel=b"other")
     with pytest.raises(Refused, match="was changed at the same time: check it"):
@@ -259,7 +257,7 @@ def planned(site: Site) -> Any:
     return guests.plan_guests(guests.JobContext(job, user, site, plugins, b"s" * 32), request)
 
 
-def test_a_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, signers: Path) -> None:
+def test_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "m", keys / "stranger")
     assert planned(site_with(pool, "")), "a site that does not ask"
     with pytest.raises(Refused, match=f"No principal matched.*one of {signers}"):
@@ -268,7 +266,7 @@ def test_a_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, sign
     assert planned(site_with(pool, signers))
 
 
-def test_doctor_names_images_that_nobody_has_signed(pool: Path, keys: Path, signers: Path) -> None:
+def test_doctor_names_unsigned_images(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "a", keys / "site")
     put(pool, "b")
     found = {(r.status, r.message) for r in doctor_images.check_pool(site_with(pool, signers))}
@@ -281,7 +279,7 @@ def test_doctor_names_images_that_nobody_has_signed(pool: Path, keys: Path, sign
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_doctor_misses_the_firmware_of_images(pool: Path, there: bool) -> None:
+def test_doctor_reports_missing_firmware_of_images(pool: Path, there: bool) -> None:
     by_uefi = BuiltImage(
         "linux", "d", "x86_64", 64, disk="d", disk_format="raw", labels={"firmware": "efi"}
     )
@@ -333,7 +331,7 @@ def test_sign_and_verify(pool: Path, keys: Path, run: Callable[..., Result]) -> 
     assert run("verify").exit_code == 1
 
 
-def test_sign_with_a_key_that_is_elsewhere(
+def test_image_can_be_signed_with_an_external_key(
     pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     put(pool, "m")
@@ -345,7 +343,7 @@ def test_sign_with_a_key_that_is_elsewhere(
     assert run("verify").exit_code == 0
 
 
-def test_what_is_not_signed_keeps_what_it_has(
+def test_failed_signing_keeps_the_old_signature(
     pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     before = put(pool, "m", keys / "site").signature
@@ -364,14 +362,14 @@ def test_what_is_not_signed_keeps_what_it_has(
     assert describe(pool, "m").signature == before
 
 
-def test_a_damaged_image_is_not_signed(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
+def test_damaged_image_is_not_signed(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
     put_swapped(pool, None, hashes=False)
     failed = run("sign", "m", "--key", keys / "site")
     assert "k has sha256" in str(failed.exception)
     assert describe(pool, "m").signature == ""
 
 
-def test_an_added_image_is_signed_at_once_or_nobody_gets_it(
+def test_added_image_is_signed_immediately_or_refused(
     pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     kernel = bytes.fromhex("7f454c46020101") + bytes(9) + b"\2\0\x3e\0\1\0\0\0" + bytes(64)

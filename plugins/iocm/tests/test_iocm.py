@@ -1,4 +1,4 @@
-"""What users and sites ask for, what the node then claims and renders, and where it has none."""
+"""Options and settings of iocm, the resulting claims and domain, and nodes without I/O cores."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def rendered(guest, config=""):
         (["iocm_min_cores=2", "iocm_max_cores=2"], 2, 2),
     ],
 )
-def test_what_is_claimed(pairs, least, most):
+def test_io_cores_are_claimed_within_the_requested_limits(pairs, least, most):
     claim = CoreClaim("io", least, exclusive=True, at_most=most, key="iocm_min_cores")
     assert asked("iocm=true", *pairs) == [claim]
 
@@ -67,16 +67,16 @@ def test_what_is_claimed(pairs, least, most):
         (["iocm=true", "iocm_min_cores=2", "vms_per_node=2", "vcpus=4"], 12),
     ],
 )
-def test_vsub_asks_the_batch_system_for_them(pairs, cpus):
+def test_vsub_requests_io_cores_from_the_batch_system(pairs, cpus):
     assert on().needs(*pairs).cpus == cpus
 
 
-def test_nothing_is_claimed_or_rendered_without_it():
+def test_nothing_is_claimed_or_rendered_without_the_option():
     assert asked() == []
     assert rendered(placed("vcpus=4")) == []
 
 
-def test_iothreads_for_all_cores_it_may_get_and_a_queue_for_each_vcpu():
+def test_iothreads_match_the_largest_number_of_cores_and_queues_the_vcpus():
     at = placed("iocm=true", "vcpus=4", "iocm_max_cores=3")
     assert rendered(at) == [IoThreads(3), NetQueues(4)]
     assert at.placement.cores["io"] == at.placement.cores["emulator"] == (0,)
@@ -98,21 +98,21 @@ def test_iothreads_for_all_cores_it_may_get_and_a_queue_for_each_vcpu():
         (["iocm=true", "iocm_max_cores=-1"], "iocm_max_cores=-1: is not a whole number"),
     ],
 )
-def test_keys_that_make_no_sense_are_refused_at_submission(pairs, said):
+def test_contradicting_keys_are_refused_at_submission(pairs, said):
     with pytest.raises(Refused) as refused:
         guest(*pairs)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["iocm_min_cores", "iocm_max_cores"])
-def test_more_than_the_site_allows_is_refused_with_the_key_that_says_so(key):
+def test_value_above_the_site_limit_is_refused_with_the_key(key):
     said = [str(r) for r in asked("iocm=true", f"{key}=3", config="max_cores = 2\n")[:-1]]
     assert said == [f"{key}=3: is more than allowed (limit: 2, set by [plugin.iocm] max_cores)"]
     with pytest.raises(Refused, match="iocm_max_cores=9: is more than allowed"):
         guest("iocm=true", "iocm_max_cores=9", config="[options.iocm_max_cores]\nmax = 8\n")
 
 
-def test_more_than_the_node_has_is_refused_by_the_ledger():
+def test_more_cores_than_the_node_has_are_refused_by_the_ledger():
     machine = flat((0, 1, 2, 3), 8192)
     with pytest.raises(NoFit, match=r"iocm_min_cores=.*more than the job can have.*limit: 4 CPUs"):
         placed("iocm=true", "iocm_min_cores=4", machine=machine)
@@ -131,7 +131,7 @@ def test_more_than_the_node_has_is_refused_by_the_ledger():
         ("max_cores = 4\n", flat((0,), 1024), "has no second CPU"),
     ],
 )
-def test_a_node_without_io_cores(config, machine, what):
+def test_node_without_io_cores_refuses_the_option(config, machine, what):
     (refusal,) = asked("iocm=true", machine=machine, config=config)
     assert what in str(refusal)
     assert str(refusal).startswith("iocm=true: node n1 ")
@@ -144,11 +144,11 @@ def test_a_node_without_io_cores(config, machine, what):
     assert on(machine, f"[plugin.iocm]\n{config}").elements(without) == []
 
 
-def test_the_name_of_a_node_that_has_them():
+def test_node_whose_name_matches_nodes_has_io_cores():
     assert len(asked("iocm=true", config='nodes = "n[0-9]+"\n')) == 1
 
 
-def test_a_front_end_knows_nothing_of_the_node():
+def test_submit_host_claims_the_largest_number():
     (claim,) = asked("iocm=true", machine=Topology(), config='nodes = "io"\n')
     assert claim.at_most == 4
 
@@ -158,7 +158,7 @@ def test_iocm_forbids_neither_save_nor_migrate():
     assert forbidden("save", found) == forbidden("migrate", found) == []
 
 
-def test_nothing_is_started_for_a_job_without_io_cores():
+def test_job_without_io_cores_starts_no_manager():
     one = dataclasses.replace(placed("iocm=true"), placement=Placement())
     job = SimpleNamespace(guests=[one], site=on().site, acquire=lambda *_, **__: pytest.fail())
     node.vtorque_post_boot(job)
@@ -173,6 +173,6 @@ def test_nothing_is_started_for_a_job_without_io_cores():
         ("nodes", "*", "nodes is not a regular expression"),
     ],
 )
-def test_a_bad_setting_is_an_error_of_the_config(key, value, why):
+def test_bad_setting_is_a_config_error(key, value, why):
     with pytest.raises(ValueError, match=why):
         node.Settings(**{key: value})

@@ -31,7 +31,7 @@ def at(host):
     return {p.parent.name: p.read_text().strip() for p in host.glob("proc/irq/*/smp_affinity_list")}
 
 
-def test_interrupts_of_interfaces(host):
+def test_interrupts_of_interfaces_are_found(host):
     def numbers(*nics):
         return [Path(f).parent.name for f in irqs.affinity_files(nics, host)]
 
@@ -40,7 +40,7 @@ def test_interrupts_of_interfaces(host):
     assert numbers("br0", "none") == []
 
 
-def test_they_go_to_the_io_cores_and_back(host):
+def test_interrupts_move_to_the_io_cores_and_back(host):
     memo = str(host / "irqs.json")
     resource = irqs.IrqAffinity(memo, irqs.affinity_files(["eth0", "eth1"], host))
     resource.create()
@@ -54,7 +54,7 @@ def test_they_go_to_the_io_cores_and_back(host):
         assert not Path(memo).exists()
 
 
-def test_release_without_create_and_when_interrupts_have_gone(host):
+def test_release_without_create_or_with_missing_interrupts_succeeds(host):
     memo = str(host / "irqs.json")
     irqs.IrqAffinity(memo).release()
     irqs.IrqAffinity(memo, irqs.affinity_files(["eth0"], host)).create()
@@ -65,12 +65,12 @@ def test_release_without_create_and_when_interrupts_have_gone(host):
     assert at(host)["31"] == "0-3"
 
 
-def test_without_interfaces_there_is_nothing_to_move(host):
+def test_no_interrupt_moves_without_configured_interfaces(host):
     irqs.direct(str(host / "irqs.json"), (1,))
     assert at(host)["30"] == "0-3"
 
 
-def test_one_that_the_kernel_does_not_move_stops_no_other(host):
+def test_interrupt_that_cannot_be_moved_does_not_stop_others(host):
     memo = str(host / "irqs.json")
     files = irqs.affinity_files(["eth0"], host)
     irqs.IrqAffinity(memo, files).create()

@@ -1,4 +1,4 @@
-"""The manager: what it does for guests, what it survives, and its process in a real journal."""
+"""The manager: pinning for guests, faults, and its process in a real journal."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def counts(host):
     return [count for _, count in host.calls]
 
 
-def test_it_pins_what_it_finds_then_follows_the_load(host, loop):
+def test_manager_pins_threads_and_follows_the_load(host, loop):
     host.run(loop, 5, 0.1)
     assert counts(host) == [1]
     host.run(loop, 5, 1.9)
@@ -101,7 +101,7 @@ def test_it_pins_what_it_finds_then_follows_the_load(host, loop):
     assert host.pinned[-1] == ([Path("/proc/0")], (0,))
 
 
-def test_what_could_not_be_given_is_asked_for_again_later_only(host, loop):
+def test_unavailable_core_is_requested_again_only_later(host, loop):
     host.room = 2
     host.run(loop, 3, 0.1)
     host.run(loop, 4, 2.3)
@@ -110,7 +110,7 @@ def test_what_could_not_be_given_is_asked_for_again_later_only(host, loop):
     assert counts(host) == [1, 3, 3]
 
 
-def test_no_load_without_a_byte_moved(host, loop):
+def test_no_load_is_measured_without_io(host, loop):
     host.moved_bytes = lambda *_: 7
     manager.cores.moved_bytes = host.moved_bytes
     host.run(loop, 10, 2.5)
@@ -121,7 +121,7 @@ def test_no_load_without_a_byte_moved(host, loop):
     "fault",
     [Busy("locked"), FileNotFoundError("1.0.jsonl"), Refused("no"), HostFault("away"), KeyError(1)],
 )
-def test_no_fault_of_a_guest_ends_it_and_it_mends_afterwards(host, loop, fault):
+def test_fault_of_one_guest_does_not_stop_the_manager(host, loop, fault):
     host.guests["2.0", 0] = replace(GUEST, job="2.0")
     host.run(loop, 3, 0.1)
     host.fault = fault
@@ -134,21 +134,21 @@ def test_no_fault_of_a_guest_ends_it_and_it_mends_afterwards(host, loop, fault):
     assert ("2.0", 3) in host.calls
 
 
-def test_a_journal_that_cannot_be_read_changes_nothing(host, loop):
+def test_unreadable_journal_changes_nothing(host, loop):
     host.run(loop, 3, 0.1)
     host.fault = ValueError("line 7")
     loop.look()
     assert list(loop.watched) == [("1.0", 0)]
 
 
-def test_cores_that_differ_from_what_it_thinks_are_pinned_anew(host, loop):
+def test_cores_changed_by_an_interrupted_resize_are_pinned_again(host, loop):
     host.run(loop, 3, 0.1)
     host.guests["1.0", 0] = replace(GUEST, cores=(0, 1))  # it was killed in a resize, or failed
     host.run(loop, 1, 0.1)
     assert counts(host) == [1, 2]
 
 
-def test_a_vhost_thread_that_has_ended_since_is_not_pinned(host, loop):
+def test_ended_vhost_thread_is_not_pinned(host, loop):
     """Its number may be another process's: the threads are looked for right before."""
     host.run(loop, 3, 0.1)
     host.vhost, host.pinned = ["new"], []
@@ -157,14 +157,14 @@ def test_a_vhost_thread_that_has_ended_since_is_not_pinned(host, loop):
     assert [tids for tids, _ in host.pinned] == [["new"], [Path("/proc/0")]]
 
 
-def test_a_guest_whose_cores_cannot_change_has_its_vhost_pinned(host, loop):
+def test_guest_with_a_fixed_number_of_cores_has_its_vhost_pinned(host, loop):
     host.guests = {("1.0", 0): replace(GUEST, least=0, most=0)}
     host.run(loop, 20, 3.0)
     assert host.calls == []
     assert (["vhost"], (0,)) in host.pinned
 
 
-def test_a_guest_that_is_gone_is_forgotten(host, loop, monkeypatch):
+def test_ended_guest_is_forgotten(host, loop, monkeypatch):
     host.run(loop, 2, 0.1)
     monkeypatch.setattr(manager, "process_of", lambda *_: None)
     host.run(loop, 5, 3.0)
@@ -219,7 +219,7 @@ def holder(paths):
         return None
 
 
-def test_one_process_from_the_first_job_to_the_last_whatever_the_settings(job, paths):
+def test_one_manager_runs_from_the_first_job_to_the_last(job, paths):
     first = job(1)
     pid = holder(paths)
     second = job(2, interval=0.5, busy=0.5)
@@ -231,7 +231,7 @@ def test_one_process_from_the_first_job_to_the_last_whatever_the_settings(job, p
     assert not (paths.run / "iocm-manager.lock").exists()
 
 
-def test_the_next_job_starts_a_killed_one_again(job, paths):
+def test_next_job_restarts_a_killed_manager(job, paths):
     first = job(1)
     pid = holder(paths)
     os.kill(pid, signal.SIGKILL)
@@ -245,14 +245,14 @@ def test_the_next_job_starts_a_killed_one_again(job, paths):
     assert holder(paths) is None
 
 
-def test_a_killed_one_leaves_nothing_to_its_last_job(job, paths):
+def test_killed_manager_leaves_nothing_after_its_last_job(job, paths):
     only = job(1)
     os.kill(holder(paths), signal.SIGKILL)
     end(only, paths)
     assert list(paths.run.glob("iocm*")) == []
 
 
-def test_it_waits_without_guests_and_its_log_is_roots_and_bounded(job, paths):
+def test_manager_sleeps_without_guests_and_its_log_is_private(job, paths):
     job(1)
     pid = holder(paths)
 
@@ -267,7 +267,7 @@ def test_it_waits_without_guests_and_its_log_is_roots_and_bounded(job, paths):
     assert node_process.LOG_BYTES <= 1 << 20
 
 
-def test_it_is_known_by_its_lock_alone(paths):
+def test_manager_is_identified_by_its_lock(paths):
     resource = Manager.of(paths, 2.0, 0.5)
     assert resource.argv[-4:] == (str(paths.state), str(paths.run), "2.0", "0.5")
     assert arguments(resource) == arguments(Manager.of(paths, 1.0, 0.8))

@@ -1,4 +1,4 @@
-"""Which threads do a guest's I/O and what they needed: in a made-up /proc, and in the real one."""
+"""I/O threads of a guest and their load: in a recorded /proc, and in the real one."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def proc(tmp_path):
     return make
 
 
-def test_all_but_vcpus_do_io(proc, tmp_path):
+def test_all_threads_except_vcpus_count_as_io(proc, tmp_path):
     assert threads.spent(tmp_path / "100", ()) == {"100": 1100, "101": 2200, "104": 33}
 
 
@@ -58,18 +58,18 @@ def test_vhost_workers_were_kernel_threads(proc, tmp_path):
     assert threads.spent(tmp_path / "100", [worker])["8"] == 7000
 
 
-def test_a_users_process_that_is_named_so_is_none(proc, tmp_path):
+def test_user_process_named_like_a_vhost_thread_is_ignored(proc, tmp_path):
     proc(10, "vhost-100", stat=USER.replace("(x)", "(vhost-100)"))
     proc(11, "vhost-100", stat="")
     assert threads.vhost_threads(tmp_path / "100") == []
 
 
-def test_what_has_ended_is_nothing(tmp_path):
+def test_ended_process_has_no_threads(tmp_path):
     assert threads.spent(tmp_path / "100", [tmp_path / "8"]) == {}
     assert threads.vhost_threads(tmp_path / "100") == []
 
 
-def test_load_is_what_ran_and_waited():
+def test_load_is_run_time_plus_wait_time():
     before = {"1": 10**9, "2": 5 * 10**9}
     assert threads.load(before, {"1": 2 * 10**9, "2": 5 * 10**9}, 2.0) == 0.5
     assert threads.load(before, {"1": 10**9, "3": 10**9}, 1.0) == 1.0  # 3 is new

@@ -56,7 +56,7 @@ def fits(load, cores, rule, noise=0.0):
     return enough and thrifty
 
 
-def test_it_follows_a_step_up_and_down():
+def test_rule_follows_a_step_up_and_down():
     rule = Rule(1, 4)
     history = run(rule, [0.2] * 5 + [2.9] * 20 + [0.2] * 20)
     assert history[:6] == [1] * 6  # one tick is not enough
@@ -64,17 +64,17 @@ def test_it_follows_a_step_up_and_down():
     assert history[34:] == [1] * 11
 
 
-def test_a_spike_changes_nothing_and_a_lull_neither():
+def test_spikes_and_lulls_change_nothing():
     assert set(run(Rule(1, 4), ([0.1] * 5 + [3.9]) * 20)) == {1}
     assert set(run(Rule(1, 4), [3.0] * 5 + ([3.0] + [0.0] * 9) * 20)[2:]) == {4}
 
 
-def test_it_takes_the_least_that_the_ticks_agree_on():
+def test_rule_adds_the_fewest_cores_that_recent_ticks_need():
     assert run(Rule(1, 4), [0.1, 1.0, 3.1])[-1] == 2
     assert run(Rule(1, 4), [3.1] * 2 + [1.3] * 9 + [0.0])[-1] == 2
 
 
-def test_what_could_not_be_given_is_not_asked_for_at_once_again():
+def test_unavailable_core_is_not_requested_again_immediately():
     rule = Rule(1, 4)
     state = State(1, pause=rule.down)
     asked = 0
@@ -87,7 +87,7 @@ def test_what_could_not_be_given_is_not_asked_for_at_once_again():
 
 @given(RULES, st.lists(st.tuples(st.integers(0, 10), NOISE), min_size=1, max_size=6))
 @settings(max_examples=4 * settings().max_examples, deadline=None)
-def test_it_tracks_steps_under_noise_and_turns_only_with_the_load(rule, steps):
+def test_rule_follows_noisy_steps_without_oscillation(rule, steps):
     """The levels are where one core more is needed: noise there is what a rule swings on."""
     state = State(rule.least)
     for cores, runs in steps:
@@ -105,7 +105,7 @@ def test_it_tracks_steps_under_noise_and_turns_only_with_the_load(rule, steps):
 
 @given(RULES, st.lists(LEVELS, min_size=1, max_size=6))
 @settings(max_examples=2 * settings().max_examples, deadline=None)
-def test_it_tracks_a_load_of_which_only_what_runs_is_seen(rule, levels):
+def test_rule_follows_a_load_without_known_wait_times(rule, levels):
     """As where nothing can be known of the wait: what is measured never exceeds the cores."""
     hold = settled_by(rule) + rule.down * (rule.most - rule.least)
     state = State(rule.least)
@@ -120,7 +120,7 @@ def test_it_tracks_a_load_of_which_only_what_runs_is_seen(rule, levels):
 
 @given(RULES, st.lists(LEVELS, min_size=1, max_size=400))
 @settings(max_examples=2 * settings().max_examples, deadline=None)
-def test_any_load_changes_the_cores_seldom_and_within_the_limits(rule, loads):
+def test_any_load_changes_the_cores_seldom_and_within_limits(rule, loads):
     history = run(rule, loads)
     assert all(rule.least <= cores <= rule.most for cores in history)
     moves = changes(history, rule.least)

@@ -1,4 +1,4 @@
-"""``vmgr logs``: what it shows of a job's log and of its guests' consoles."""
+"""``vmgr logs``: output of a job's log and of the consoles of its guests."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ def cli(paths, tmp_path, *argv):
     return vmgr.run(config, "logs", *argv)
 
 
-def test_it_shows_and_chooses(paths, tmp_path):
+def test_logs_are_shown_and_filtered(paths, tmp_path):
     with log.opened(a_log(paths, "debug")):
         log.enter("boot")
         boot.info("of guest 1", extra={"guest": 1})
@@ -67,7 +67,7 @@ def test_it_shows_and_chooses(paths, tmp_path):
     )
 
 
-def test_it_follows_to_the_end(paths, tmp_path):
+def test_log_is_followed_to_its_end(paths, tmp_path):
     def job():
         with log.opened(a_log(paths)):
             for number in range(3):
@@ -83,7 +83,7 @@ def test_it_follows_to_the_end(paths, tmp_path):
     assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
 
 
-def test_the_console_of_a_running_guest(paths, tmp_path, monkeypatch):
+def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
     """Root's, and the owner's where they may read it."""
     job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)
     guests = [types.SimpleNamespace(index=0)]
@@ -112,7 +112,7 @@ def test_the_console_of_a_running_guest(paths, tmp_path, monkeypatch):
     assert "no running guest 0" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
 
 
-def test_console_that_an_owner_follows_says_nothing_else_and_ends_with_the_job(tmp_path):
+def test_followed_console_ends_with_the_job_without_warnings(tmp_path):
     """tail -F warned twice: the owner may enter the guest's directory, and not list it."""
     tmp_path.chmod(0o755)
     place = tmp_path / "g0"
@@ -147,7 +147,7 @@ def test_console_that_an_owner_follows_says_nothing_else_and_ends_with_the_job(t
     assert (out, err, follower.returncode) == ("", "", 0)
 
 
-def test_console_beyond_what_its_owner_may_read_says_so(tmp_path, monkeypatch):
+def test_unreadable_older_console_file_is_reported(tmp_path, monkeypatch):
     log = tmp_path / "console.log"
     log.write_bytes(b"one\n")
     monkeypatch.setattr(command, "_is_replaced", lambda *_: log.unlink() or True)

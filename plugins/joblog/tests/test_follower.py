@@ -102,7 +102,7 @@ def has(path, *texts):
 # -- the process -------------------------------------------------------------------------------
 
 
-def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
+def test_lines_are_sent_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
     job, sink = Job(paths), tmp_path / "all.jsonl"
     job.say("before it")
     process.create()
@@ -118,7 +118,7 @@ def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process
     assert (paths.state / "joblog.log").read_text() == ""
 
 
-def test_a_release_waits_for_nothing(paths, process):
+def test_release_does_not_wait_for_the_follower(paths, process):
     """Not even for a follower that is stopped; nor does the start of another one."""
     job = Job(paths)
     process.create()
@@ -132,7 +132,7 @@ def test_a_release_waits_for_nothing(paths, process):
     job.end()
 
 
-def test_a_job_that_is_over_before_the_follower_has_begun_is_told(paths, process, tmp_path):
+def test_job_that_ended_before_the_follower_started_is_sent(paths, process, tmp_path):
     job = Job(paths)
     process.create()
     process.release()
@@ -140,7 +140,7 @@ def test_a_job_that_is_over_before_the_follower_has_begun_is_told(paths, process
     eventually(has(tmp_path / "all.jsonl", "the end"))
 
 
-def test_restarts_lose_and_double_nothing(paths, process, tmp_path):
+def test_restarts_neither_lose_nor_repeat_lines(paths, process, tmp_path):
     """Of two at once, too: the next follower starts while the one before tells the rest."""
     job, sink = Job(paths), tmp_path / "all.jsonl"
     process.create()
@@ -156,7 +156,7 @@ def test_restarts_lose_and_double_nothing(paths, process, tmp_path):
     assert messages(sink) == [*map(str, wanted), "the end"]
 
 
-def test_kills_lose_and_double_nothing(paths, process, tmp_path):
+def test_kills_neither_lose_nor_repeat_lines(paths, process, tmp_path):
     jobs, sink = [Job(paths), Job(paths, "43.srv")], tmp_path / "all.jsonl"
     said = []
     for number in range(600):
@@ -180,7 +180,7 @@ def test_kills_lose_and_double_nothing(paths, process, tmp_path):
         ]
 
 
-def test_what_a_refused_job_said_is_told_with_the_next(paths, process, tmp_path):
+def test_log_of_a_refused_job_is_sent_with_the_next_job(paths, process, tmp_path):
     sink = tmp_path / "all.jsonl"
     first = Job(paths)
     process.create()
@@ -194,7 +194,7 @@ def test_what_a_refused_job_said_is_told_with_the_next(paths, process, tmp_path)
     eventually(lambda: sorted(messages(sink)) == ["one", "refused", "two"])
 
 
-def test_a_sink_that_is_new_is_not_told_of_old_jobs(paths, process, tmp_path):
+def test_new_sink_does_not_get_logs_of_old_jobs(paths, process, tmp_path):
     old = Job(paths, "41.srv")
     old.end("long ago")
     os.utime(old.log.path, (1e9, 1e9))
@@ -204,7 +204,7 @@ def test_a_sink_that_is_new_is_not_told_of_old_jobs(paths, process, tmp_path):
     eventually(has(tmp_path / "all.jsonl", "now"))
 
 
-def test_a_broken_config_is_said_and_ends_it(paths, process, config):
+def test_broken_config_is_logged_and_ends_the_follower(paths, process, config):
     config.write_text("[plugin.joblog]\nsyslog = 'loud'\n")
     process.create()
     eventually(process.lost)
@@ -279,7 +279,7 @@ def followed(paths, monkeypatch):
     os.close(wake)
 
 
-def test_a_sink_that_hangs_holds_up_itself_alone(paths, followed):
+def test_hanging_sink_does_not_delay_other_sinks(paths, followed):
     job, hangs, keeps = Job(paths), Hangs(), Keeps()
     followed(hangs, keeps)
     for number in range(50):
@@ -294,7 +294,7 @@ def test_a_sink_that_hangs_holds_up_itself_alone(paths, followed):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("refused")])
-def test_a_full_disk_loses_nothing(paths, followed, monkeypatch, caplog, error):
+def test_sink_with_a_full_disk_gets_all_lines_later(paths, followed, monkeypatch, caplog, error):
     caplog.set_level("INFO", "joblog")
     monkeypatch.setattr(outlets, "_FIRST_PAUSE", 0.01)
     job, keeps = Job(paths), Keeps(error, error, error)
@@ -308,7 +308,7 @@ def test_a_full_disk_loses_nothing(paths, followed, monkeypatch, caplog, error):
     eventually(lambda: [r.message for r in caplog.records if r.name == "joblog"] == said)
 
 
-def test_a_line_that_a_sink_cannot_take_is_left_out(paths, followed, caplog):
+def test_line_that_a_sink_rejects_is_skipped(paths, followed, caplog):
     job, keeps = Job(paths), Keeps(RuntimeError("a defect"))
     job.say("one")
     os.write(job.file, b"torn\n\n[]\n{}\n")
@@ -318,7 +318,7 @@ def test_a_line_that_a_sink_cannot_take_is_left_out(paths, followed, caplog):
     assert "sink s0: RuntimeError: a defect; one line is lost" in caplog.text
 
 
-def test_a_line_is_told_when_it_is_whole(paths, followed):
+def test_partial_line_is_sent_when_complete(paths, followed):
     job, keeps = Job(paths), Keeps()
     job.say("one")
     whole = job.log.path.read_bytes()
@@ -329,7 +329,7 @@ def test_a_line_is_told_when_it_is_whole(paths, followed):
     eventually(lambda: keeps.got == ["one", "one"])
 
 
-def test_a_line_that_stays_torn_is_not_looked_at_again(paths, followed, monkeypatch):
+def test_torn_line_is_not_read_again(paths, followed, monkeypatch):
     job, keeps, looked = Job(paths), Keeps(), []
     os.write(job.file, b'{"torn by a full disk')
     tell = Outlet._tell
@@ -347,7 +347,7 @@ def test_a_line_that_stays_torn_is_not_looked_at_again(paths, followed, monkeypa
 # -- positions ---------------------------------------------------------------------------------
 
 
-def test_positions_outlive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, caplog):
+def test_positions_survive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, caplog):
     told = Told(tmp_path / "x")
     assert told.is_new
     told.keep(())
@@ -379,9 +379,7 @@ def test_positions_stay_small(tmp_path):
 # -- others' sinks -----------------------------------------------------------------------------
 
 
-def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
-    paths, process, config, tmp_path
-):
+def test_file_sink_continues_when_the_sinks_process_is_killed(paths, process, config, tmp_path):
     config.write_text(config.read_text() + 'sinks = ["nowhere"]\n')
     job, sink = Job(paths), tmp_path / "all.jsonl"
     process.create()
@@ -398,7 +396,7 @@ def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
     assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
 
 
-def test_what_nobody_brings_is_said(paths, process, config):
+def test_unknown_sink_is_reported(paths, process, config):
     config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
     Job(paths).say("one")
     process.create()
@@ -410,7 +408,7 @@ def test_what_nobody_brings_is_said(paths, process, config):
     eventually(lambda: said.exists() and words in said.read_text())
 
 
-def test_the_sinks_process_ends_with_a_follower_that_is_killed(paths, process, config):
+def test_sinks_process_ends_with_a_killed_follower(paths, process, config):
     config.write_text("[plugin.joblog]\njournald = true\n")
     Job(paths).say("one")
     process.create()
@@ -436,7 +434,7 @@ def children(pid, word):
 
 
 @pytest.mark.parametrize("disable", [(), ("joblog",)])
-def test_joblog_is_found_beside_the_core_alone_and_can_be_disabled(disable):
+def test_joblog_loads_without_other_plugins_and_can_be_disabled(disable):
     found = site_plugins.Plugins.load(node=True, enable=("joblog",), disable=disable)
     assert found.broken == {}
     assert found.names == (("core",) if disable else ("core", "joblog"))

@@ -44,13 +44,13 @@ def site_of(plugins, text):
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_without_settings_there_is_no_sink_and_no_follower(plugins):
+def test_no_sink_and_no_follower_without_settings(plugins):
     site = site_of(plugins, "")
     assert site[Settings].outside == [] and site[Settings].on == []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site))  # acquires nothing
 
 
-def test_each_named_sink_is_there_and_has_a_follower(plugins, tmp_path):
+def test_configured_sinks_are_opened_and_a_follower_is_started(plugins, tmp_path):
     tmp_path.chmod(0o755)
     text = f'syslog = "local3"\njournald = true\nfile = "{tmp_path}/a.jsonl"\nsinks = ["acme"]\n'
     site = site_of(plugins, text)
@@ -65,7 +65,7 @@ def test_each_named_sink_is_there_and_has_a_follower(plugins, tmp_path):
     assert (one.kind, one.scope) == ("joblog-follower", "node")
 
 
-def test_a_follower_that_cannot_be_started_fails_no_job(plugins):
+def test_follower_that_cannot_start_is_a_warning(plugins):
     told = []
 
     def acquire(_resource):
@@ -88,13 +88,13 @@ def test_a_follower_that_cannot_be_started_fails_no_job(plugins):
         ("uid = 0", "is invalid: it must be 1 to 4294967294"),
     ],
 )
-def test_bad_settings_are_refused_with_what_is_right(plugins, text, words):
+def test_bad_settings_are_refused_with_the_valid_values(plugins, text, words):
     with pytest.raises(ConfigError) as raised:
         site_of(plugins, text)
     assert words in str(raised.value)
 
 
-def test_doctor_looks_at_what_the_sinks_need(plugins, tmp_path, monkeypatch):
+def test_doctor_checks_requirements_of_the_sinks(plugins, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
     monkeypatch.setattr(node, "SYSLOG", str(tmp_path / "no-log"))
     (check,) = [c.item for c in plugins.collect("vtorque_health_checks")]
@@ -122,7 +122,7 @@ def listener(tmp_path):
         yield types.SimpleNamespace(path=str(tmp_path / "s"), get=lambda: there.recv(1 << 17))
 
 
-def test_syslog(listener):
+def test_syslog_gets_lines(listener):
     sink = Syslog(3, "vtorque", listener.path)
     sink.handle(record("hot", "ERROR", guest=1, detail=["a", "b"]))
     tag = f"vtorque[{os.getpid()}]"
@@ -134,7 +134,7 @@ def test_syslog(listener):
     sink.close()
 
 
-def test_the_journal_gets_fields(listener):
+def test_journald_gets_fields(listener):
     sink = Journal("vtorque", listener.path)
     sink.handle(record("hot=1", "WARN", guest=0))
     fields = dict(line.split("=", 1) for line in listener.get().decode().splitlines())
@@ -147,7 +147,7 @@ def test_the_journal_gets_fields(listener):
     sink.close()
 
 
-def test_a_listener_that_was_restarted_is_found_again(tmp_path):
+def test_restarted_syslog_listener_is_reconnected(tmp_path):
     path = tmp_path / "s"
     sink = Syslog(3, "vtorque", str(path))
     for message in ("one", "two"):
@@ -175,7 +175,7 @@ def messages(path):
     return [json.loads(line)["message"] for line in path.read_text().splitlines()]
 
 
-def test_a_file_that_logrotate_has_renamed_is_begun_again(directory):
+def test_file_renamed_by_logrotate_is_reopened(directory):
     path = directory / "all.jsonl"
     sink = JsonFile(str(path))
     sink.handle(record("one"))
@@ -187,7 +187,7 @@ def test_a_file_that_logrotate_has_renamed_is_begun_again(directory):
     assert messages(directory / "all.jsonl.1") == ["one"] and messages(path) == ["three"]
 
 
-def test_a_file_that_could_not_be_begun_again_is_when_that_is_possible(directory, monkeypatch):
+def test_reopening_a_file_is_retried(directory, monkeypatch):
     path = directory / "all.jsonl"
     sink = JsonFile(str(path))
     path.rename(directory / "all.jsonl.1")
@@ -200,7 +200,7 @@ def test_a_file_that_could_not_be_begun_again_is_when_that_is_possible(directory
     assert messages(path) == ["two"]
 
 
-def test_the_last_line_of_before_is_not_told_again_but_the_first_is(directory):
+def test_last_line_written_before_a_kill_is_not_repeated(directory):
     """A follower that was killed may have written a line, and not noted that."""
     path = directory / "all.jsonl"
     for text in ("one", "two"):
@@ -215,7 +215,7 @@ def test_the_last_line_of_before_is_not_told_again_but_the_first_is(directory):
     assert messages(path) == ["one", "two", "of another job", "two"]
 
 
-def test_a_file_that_is_none_is_refused(directory):
+def test_path_that_is_not_a_regular_file_is_refused(directory):
     target = directory / "target"
     target.write_text("")
     (directory / "link").symlink_to(target)
@@ -229,13 +229,13 @@ def test_a_file_that_is_none_is_refused(directory):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has something to lose")
-def test_a_directory_that_others_can_write_is_refused(directory):
+def test_directory_that_others_can_write_is_refused(directory):
     directory.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
         JsonFile(str(directory / "all.jsonl"))
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_half_line(directory, monkeypatch):
+def test_full_disk_raises_and_leaves_no_partial_line(directory, monkeypatch):
     path = directory / "all.jsonl"
     sink = JsonFile(str(path))
     sink.emit(record("one"))

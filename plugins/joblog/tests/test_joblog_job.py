@@ -1,4 +1,4 @@
-"""A whole job on a recorded node, at TRACE: what is in its log and in all sinks, what is not."""
+"""A whole job on a recorded node, at level TRACE: content of its log and of all sinks."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ def forbidden(node, job):
     return found
 
 
-def test_a_whole_job(node, tmp_path):
+def test_whole_job_is_logged_to_all_sinks(node, tmp_path):
     job = node.job({"vms_per_node": "2", "log": "trace"}, "7.srv")
     assert not start(node, job).error
     secrets = forbidden(node, job)
@@ -116,7 +116,7 @@ def forks(node, job):
     return int(count.read_text())
 
 
-def test_a_start_forks_nothing_for_it_but_the_nodes_one_follower(tmp_path):
+def test_start_forks_only_the_follower_of_the_node(tmp_path):
     counts = {}
     for name in ("bare", "joblog"):
         (tmp_path / name).mkdir()
@@ -128,7 +128,7 @@ def test_a_start_forks_nothing_for_it_but_the_nodes_one_follower(tmp_path):
     assert (first, second) == (bare + 1, bare_again)
 
 
-def test_a_refused_job_has_a_log_that_says_why(node):
+def test_log_of_a_refused_job_names_the_reason(node):
     job = node.job({"ram": "9999G"}, "8.srv")
     start(node, job)
     (kept_at,) = kept_records.find(node.site.paths, "8.srv")
@@ -141,7 +141,7 @@ def test_a_refused_job_has_a_log_that_says_why(node):
     assert "ended" in kept_at.facts()
 
 
-def test_a_record_costs_little(node):
+def test_log_record_costs_little(node):
     """A job at INFO has some ten records a guest."""
     job = JobAttempt("9.srv", 0, "ada", os.getuid(), "n1")
     one = log.Log(node.site.paths, job, parse("info"))

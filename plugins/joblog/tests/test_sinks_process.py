@@ -1,4 +1,4 @@
-"""The sinks' process: it has no rights, and root believes nothing that it says."""
+"""The process of the sinks: it has no privileges, and root does not trust its answers."""
 
 import contextlib
 import json
@@ -224,7 +224,7 @@ def status(path):
 # -- what it is --------------------------------------------------------------------------------
 
 
-def test_no_thread_of_it_has_a_right_and_it_has_no_file_to_write(top, opened, good):
+def test_sinks_process_has_no_privileges_and_no_writable_file(top, opened, good):
     found = opened("good", "hangs")
     found.give(Log(top).say("one"))
     eventually(lambda: good.got == ["one"])
@@ -252,13 +252,13 @@ def test_sinks_are_opened_as_root_and_run_as_the_user(top, opened, good):
     eventually(lambda: good.got == [f"{os.geteuid()} {runs} 1000 42.srv"])
 
 
-def test_it_writes_no_file(top, opened, caplog):
+def test_sinks_process_cannot_write_a_file(top, opened, caplog):
     found = opened("full")
     found.give(Log(top).say("one"))
     eventually(lambda: "sink full: OSError: [Errno 27] File too large" in caplog.text)
 
 
-def test_it_ends_with_root_even_if_it_is_stopped(top, opened):
+def test_stopped_sinks_process_ends_with_root(top, opened):
     found = opened("hangs")
     found.give(Log(top).say("one"))
     pid = life(found).process.pid
@@ -273,7 +273,7 @@ def test_it_ends_with_root_even_if_it_is_stopped(top, opened):
 # -- what it does ------------------------------------------------------------------------------
 
 
-def test_each_line_is_told_once_while_logs_grow_and_over_restarts(top, opened, good):
+def test_each_line_is_sent_once_across_restarts(top, opened, good):
     logs, said = [Log(top, f"{n}.srv") for n in range(5)], []
     for number in range(10):
         found = opened("good")
@@ -290,7 +290,7 @@ def test_each_line_is_told_once_while_logs_grow_and_over_restarts(top, opened, g
         assert opened.tolds["good"].at(log.job.name) == log.path.stat().st_size
 
 
-def test_roots_word_that_is_old_takes_no_sink_back():
+def test_outdated_position_from_root_does_not_move_a_sink_back():
     answers, theirs = os.pipe()
     deputy = Deputy(theirs, 3)
     deputy.begin("1000/42.srv", 7, 10)
@@ -302,7 +302,7 @@ def test_roots_word_that_is_old_takes_no_sink_back():
     os.close(theirs)
 
 
-def test_what_it_lacks_at_the_end_it_tells_until_then(top, opened, good):
+def test_remaining_lines_are_sent_at_the_end(top, opened, good):
     found = opened("good", "hangs")
     found.give(Log(top).say("one", "two"))
     eventually(lambda: life(found).taken == 1)
@@ -312,7 +312,7 @@ def test_what_it_lacks_at_the_end_it_tells_until_then(top, opened, good):
     assert opened.tolds["hangs"].at("1000/42.srv") == 0, "what it has not taken counts as told"
 
 
-def test_half_a_line_waits_for_the_rest(top, opened, good):
+def test_partial_line_waits_for_its_rest(top, opened, good):
     found, log = opened("good"), Log(top)
     whole = log.say("one").path.read_bytes()
     with log.path.open("ab", 0) as file:
@@ -325,7 +325,7 @@ def test_half_a_line_waits_for_the_rest(top, opened, good):
     eventually(lambda: good.got == ["one", "one"])
 
 
-def test_more_logs_than_a_socket_holds(top, opened, good):
+def test_more_logs_than_a_socket_buffer_holds_are_sent(top, opened, good):
     found = opened("good")
     logs = [Log(top, f"{n}.srv") for n in range(600)]
     for log in logs:
@@ -334,7 +334,7 @@ def test_more_logs_than_a_socket_holds(top, opened, good):
     assert sorted(good.got) == sorted(log.job.key for log in logs)
 
 
-def test_a_log_that_is_gone_holds_up_nothing(top, opened, good):
+def test_removed_log_does_not_block_others(top, opened, good):
     found, log = opened("good"), Log(top, "1.srv")
     log.say("swept")
     job = JobLog(1000, "0.srv", top / "0.srv.log")
@@ -349,7 +349,7 @@ def test_a_log_that_is_gone_holds_up_nothing(top, opened, good):
 
 
 @pytest.mark.parametrize("bad", ["hangs", "opens", "kills", "shouts", "passes", "nowhere"])
-def test_another_gets_its_lines_whatever_a_sink_does(top, opened, good, bad):
+def test_misbehaving_sink_does_not_affect_another_sink(top, opened, good, bad):
     found, log, said = opened("good", bad), Log(top), [str(n) for n in range(5)]
     for each in said:
         found.give(log.say(each))
@@ -358,7 +358,7 @@ def test_another_gets_its_lines_whatever_a_sink_does(top, opened, good, bad):
     assert bad in ("shouts", "nowhere") or opened.tolds[bad].at(log.job.name) == 0
 
 
-def test_one_that_is_stopped_is_ended_and_another_started(top, opened, good, monkeypatch, caplog):
+def test_stopped_process_is_killed_and_restarted(top, opened, good, monkeypatch, caplog):
     monkeypatch.setattr(outside, "_PATIENCE", 10.0)  # more than a start takes beside load
     found, log = opened("good", "stops"), Log(top)
     for number in range(2):
@@ -394,7 +394,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_nonsense_is_the_end_of_the_process_and_of_nothing_else(top, opened, good, caplog, what):
+def test_invalid_answer_ends_the_process_but_not_other_sinks(top, opened, good, caplog, what):
     data, words = WRONG[what]
     (top / "nonsense").write_bytes(data)
     found, log = opened("good", "nonsense"), Log(top)
@@ -407,7 +407,7 @@ def test_nonsense_is_the_end_of_the_process_and_of_nothing_else(top, opened, goo
     assert set(found._given) == {log.job.name}
 
 
-def test_one_that_is_killed_is_started_again(top, opened, good):
+def test_killed_process_is_restarted(top, opened, good):
     found, log = opened("good"), Log(top)
     for number in range(3):
         found.give(log.say(str(number)))
@@ -416,7 +416,7 @@ def test_one_that_is_killed_is_started_again(top, opened, good):
     assert good.got == ["0", "1", "2"]
 
 
-def test_no_more_often_than_now_and_then(top, opened, monkeypatch):
+def test_restarts_are_limited(top, opened, monkeypatch):
     started = []
 
     class Counted(outside._Life):
@@ -434,7 +434,7 @@ def test_no_more_often_than_now_and_then(top, opened, monkeypatch):
     assert len(started) == 1 and found.busy
 
 
-def test_what_could_not_be_opened_is_tried_again_and_said_once(top, opened, good, caplog):
+def test_sink_that_cannot_be_opened_is_retried_and_reported_once(top, opened, good, caplog):
     late = Heard(top / "late")
     found, log = opened("good", "late"), Log(top)
     found.give(log.say("one"))
@@ -449,7 +449,7 @@ def test_what_could_not_be_opened_is_tried_again_and_said_once(top, opened, good
     late.close()
 
 
-def test_what_a_sink_shouts_is_bounded_and_harmless(top, opened, caplog):
+def test_output_of_a_sink_is_bounded_and_escaped(top, opened, caplog):
     found = opened("shouts")
     found.give(Log(top).say("one"))
     eventually(lambda: "loud loud" in caplog.text)
@@ -457,7 +457,7 @@ def test_what_a_sink_shouts_is_bounded_and_harmless(top, opened, caplog):
     assert all(len(each) <= 2100 and each.isprintable() for each in said)
 
 
-def test_a_program_of_a_sink_does_not_have_what_leads_to_root(top, opened, good):
+def test_child_of_a_sink_inherits_no_socket_to_root(top, opened, good):
     found = opened("good")
     found.give(Log(top).say("one"))
     eventually(lambda: good.got == ["one"])

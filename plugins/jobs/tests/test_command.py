@@ -1,4 +1,4 @@
-"""``vmgr ps``: what it shows of the batch system's jobs and of their nodes."""
+"""``vmgr ps``: output for jobs of the batch system and for their nodes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from vtorque_testing import vmgr
 from vtorque_testing.planned import with_core
 
 
-def test_job_ids_are_sorted_by_their_numbers():
+def test_job_ids_are_sorted_by_number():
     ids = ["10.s", "9.s", "7[10].s", "7[2].s", "7[].s", "x", "100", "99_2", "99_10"]
     assert sorted(ids, key=command.by_number) == [
         "7[2].s", "7[10].s", "7[].s", "9.s", "10.s", "99_2", "99_10", "100", "x",
@@ -49,7 +49,7 @@ def test_ps_shows_ended_jobs_with_exit_codes_only_with_all(monkeypatch, tmp_path
     assert "no job abc is listed or kept here" in str(done.exception)
 
 
-def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
+def test_ps_shows_the_answer_of_each_node(monkeypatch, tmp_path):
     """A line a node; one that does not answer says why; jobs by id or number."""
     found = [
         JobInfo("7.srv", "a", "ada", "R", "n[1-2]", 61.0, nodes=("n1", "n2")),

@@ -1,4 +1,4 @@
-"""``vtorque config explain``: one screen of what a job may ask for."""
+"""``vtorque config explain``: one screen with the limits for a job."""
 
 import json
 import re
@@ -37,7 +37,7 @@ scam = false
 """
 
 
-def test_explain_is_one_screen(file):
+def test_explain_fits_on_one_screen(file):
     file.write_text(LIMITS)
     root = ("--file", file, "--as", "root")
     lines = run(*root, "--qos", "idle", "--partition", "gpu").stdout.splitlines()
@@ -65,7 +65,7 @@ def test_explain_is_one_screen(file):
     assert found["options"]["vcpus"] == {"default": {"value": "job", "line": None}}
 
 
-def test_explain_of_a_stranger(file):
+def test_explain_of_an_unknown_user_is_refused(file):
     file.touch()
     done = run("--file", file, "--as", "nobody-of-this-name")
     assert "nobody-of-this-name: there is no such user" in str(done.exception)

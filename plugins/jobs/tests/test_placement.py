@@ -1,4 +1,4 @@
-"""``vmgr ps --placement``: what the ledger holds, as text and as JSON."""
+"""``vmgr ps --placement``: leases of the ledger, as text and as JSON."""
 
 import os
 from dataclasses import replace
@@ -44,12 +44,12 @@ def found(tmp_path):
     return placement.describe(list(walk(paths)), NODE)
 
 
-def test_the_tables(found, capsys):
+def test_tables_show_the_placement(found, capsys):
     placement.show_tables(found)
     assert capsys.readouterr().out == EXPECTED
 
 
-def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
+def test_jobs_are_sorted_by_number(tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     for job in ("10.srv", "9.srv"):
         lease(paths, JobAttempt(job, 0, "ada", 1000), [[MemoryClaim(256, use="guest")]], NODE)
@@ -57,7 +57,7 @@ def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
     assert [job["id"] for job in found["jobs"]] == ["9.srv", "10.srv"]
 
 
-def test_json_has_it_all(found):
+def test_json_has_all_fields(found):
     eve = found["jobs"][1]
     assert eve["guests"] == [
         {
@@ -68,14 +68,14 @@ def test_json_has_it_all(found):
     assert found["nodes"][0]["huge_pages"] == [{"kib": 2048, "mib": 2048, "taken_mib": 1024}]
 
 
-def test_an_empty_node(capsys):
+def test_empty_node_is_shown(capsys):
     placement.show_tables(placement.describe([], NODE))
     nodes = capsys.readouterr().out.splitlines()
     assert nodes[1].split()[1:4] == ["0-1,4-5", "0,4", "1,5"]
     assert nodes[-1] == "no guests on this node"
 
 
-def test_users_are_told_to_ask(monkeypatch, tmp_path):
+def test_unprivileged_user_is_refused(monkeypatch, tmp_path):
     config = tmp_path / "vtorque.toml"
     config.touch()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
