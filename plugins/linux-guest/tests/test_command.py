@@ -1,4 +1,4 @@
-"""``vmgr ssh``, ``console`` and ``clean``: whose guests they find, and what they then run."""
+"""``vmgr ssh``, ``console`` and ``clean``: the guests that they find, and their commands."""
 
 import os
 import subprocess
@@ -38,13 +38,13 @@ def called(tmp_path, monkeypatch):
     return call
 
 
-def test_ssh_has_the_jobs_own_client_configuration(called):
+def test_ssh_uses_the_client_configuration_of_the_job(called):
     (called.run_dir / "ssh_config").write_text("")
     argv = called("42.srv", "3", "--", "id", "-un")
     assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
 
 
-def test_ssh_of_a_moved_guest_has_the_first_guests_configuration(called):
+def test_ssh_to_a_migrated_guest_uses_the_configuration_of_the_first_guest(called):
     guests = [
         {"rank": 0, "index": 0, "hostname": "vm-0"},
         {"rank": 1, "index": 1, "hostname": "vm-1"},
@@ -76,7 +76,7 @@ def test_ssh_rejects_options_and_paths_in_forged_facts(called, forged):
     )
 
 
-def test_what_is_not_there_is_said(called):
+def test_missing_guest_or_ssh_is_reported(called):
     assert "guest 3 does not support ssh:" in called("42.srv", "3")
     assert "no readable records of a guest of rank 0 of job 42.srv of yours" in called("42.srv")
     assert "no readable records of a guest of rank 3 of job 43.srv of yours" in called(
@@ -101,7 +101,7 @@ def test_console_of_a_running_guest(called, monkeypatch):
     assert watched.endswith("logs --console --follow --guest=1 -- 42.srv"), "its owner may watch"
 
 
-def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatch):
+def test_clean_submits_a_job_that_lists_remaining_files(called, tmp_path, monkeypatch):
     place = tmp_path / "a `b` $(c)"
     (place / "mine").mkdir(parents=True)
     ran = []
@@ -121,7 +121,7 @@ def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("before", "runs"), [(["--"], False), ([], True)])
-def test_words_for_the_guest_are_no_options_of_ssh(called, tmp_path, before, runs):
+def test_command_words_are_not_parsed_as_ssh_options(called, tmp_path, before, runs):
     """The real ssh(1) takes options after the host, too; one of them runs a program here."""
     (called.run_dir / "ssh_config").write_text("Host vm-1\n HostName 127.0.0.1\n Port 1\n")
     ran = tmp_path / "ran"

@@ -10,7 +10,7 @@ FOLDERS = ("agent", "boot", "guest", "image", "job")
 BELOW = {"boot": {"guest"}, "image": {"agent", "guest"}, "job": {"guest"}}
 
 
-def test_a_readme_names_each_file_once() -> None:
+def test_readme_names_each_file_once() -> None:
     for folder in FOLDERS:
         found = {p.name for p in (ROOT / folder).iterdir() if p.is_file()}
         rows = (ROOT / folder / "README.md").read_text().splitlines()
@@ -18,7 +18,7 @@ def test_a_readme_names_each_file_once() -> None:
         assert sorted(named) == sorted(found - {"__init__.py", "README.md"}), folder
 
 
-def test_a_folder_imports_only_from_those_below_it() -> None:
+def test_folder_imports_only_from_folders_below() -> None:
     for folder in FOLDERS:
         for path in (ROOT / folder).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

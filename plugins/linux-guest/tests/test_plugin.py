@@ -1,4 +1,4 @@
-"""What the plugin declares, and what doing so imports."""
+"""Declarations of the plugin, and the modules that they import."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Site:
         return self.settings
 
 
-def test_all_context_items_are_supported_under_their_names() -> None:
+def test_all_context_items_are_supported() -> None:
     classes = {
         name
         for name, value in vars(guest_context).items()
@@ -54,7 +54,7 @@ def test_all_context_items_are_supported_under_their_names() -> None:
     assert isinstance(guest_type.driver(), LinuxDriver)
 
 
-def test_builders_are_what_they_say() -> None:
+def test_builders_have_their_classes() -> None:
     names = {
         builder.name: type(builder.builder()).__name__
         for builder in plugin.vtorque_image_builders()
@@ -83,7 +83,7 @@ def imported_by(code: str) -> set[str]:
     return set(shown.stdout.split())
 
 
-def test_declaring_imports_nothing_that_acts() -> None:
+def test_declaring_module_imports_no_acting_module() -> None:
     found = imported_by(
         "import vtorque_linux_guest.plugin as p;"
         "list(p.vtorque_guest_types()); list(p.vtorque_image_builders())"
@@ -111,7 +111,7 @@ def test_declaring_imports_nothing_that_acts() -> None:
 
 
 @pytest.mark.parametrize("module", ["node", "job.driver"])
-def test_hooks_and_the_wrapper_import_nothing_that_makes_seeds(module: str) -> None:
+def test_hooks_and_wrapper_do_not_import_seed_code(module: str) -> None:
     """An epilogue only deletes one, and the wrapper waits on its user's time."""
     found = imported_by(f"import vtorque_linux_guest.{module}")
     heavy = {"pycdlib", "cryptography", "vtorque_core.api.job_files"}
@@ -180,7 +180,7 @@ def test_health_reports_too_few_descriptors_for_shares(
 NONE = Site(Settings(precancel="/none"))
 
 
-def test_what_runs_on_cancellation_is_the_first_guests(tmp_path: Path) -> None:
+def test_cancellation_script_is_only_in_the_first_guest(tmp_path: Path) -> None:
     (tmp_path / "10-save").write_bytes(b"#!/bin/sh\nsave\n")
     site = Site(Settings(precancel=str(tmp_path)))
     items = list(node.vtorque_guest_context(wanting(own=FileData("pre.sh", b"echo")), site))
@@ -193,7 +193,7 @@ def test_what_runs_on_cancellation_is_the_first_guests(tmp_path: Path) -> None:
     assert list(node.vtorque_guest_context(wanting(rank=1), site)) == []
 
 
-def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
+def test_first_guest_cleans_a_directory_of_a_share() -> None:
     assert list(node.vtorque_guest_context(wanting(""), NONE)) == []
     assert list(node.vtorque_guest_context(wanting("/home/ada/x", rank=1), NONE)) == []
     (item,) = node.vtorque_guest_context(wanting("/home/ada/x"), NONE)
@@ -208,19 +208,21 @@ def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
         ("/home/ada/x", {"readonly": True}), ("/home/ada/x", {"kind": "nfs"}),
     ],
 )  # fmt: skip
-def test_elsewhere_nothing_is_cleaned(place: str, share: dict[str, object]) -> None:
+def test_directory_outside_a_writable_share_is_not_cleaned(
+    place: str, share: dict[str, object]
+) -> None:
     with pytest.raises(Refused, match="is not in a writable share"):
         list(node.vtorque_guest_context(wanting(place, **share), NONE))
 
 
 @pytest.mark.parametrize("text", ["x", "", "/home/ada/../eve", "../x"])
-def test_what_is_cleaned_is_an_absolute_path(text: str) -> None:
+def test_directory_to_clean_must_be_absolute(text: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):
         plugin.directory(text)
     assert plugin.directory("/home//ada/./x/") == "/home/ada/x"
 
 
-def test_a_cloud_config_is_read_at_submission() -> None:
+def test_cloud_config_is_parsed_at_submission() -> None:
     def refusals(text: bytes | None) -> list[str]:
         file = None if text is None else FileData("mine.yaml", text)
         request: Any = {plugin.CLOUD_CONFIG: file}

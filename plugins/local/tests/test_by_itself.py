@@ -1,4 +1,4 @@
-"""The service of a user's own site: started where none answers, ended where there is no work."""
+"""The service of a personal site is started on demand, and ends without work."""
 
 import socket
 import threading
@@ -29,7 +29,7 @@ def starting(site, command):
     return LocalSubmitter(site.paths, argv)
 
 
-def test_a_service_without_work_ends_and_takes_its_socket_away():
+def test_idle_service_ends_and_removes_its_socket():
     with fresh_site(idle=0.2) as site:
         assert site.ended() == 0
         assert not (site.paths.run / "local.sock").exists()
@@ -38,28 +38,28 @@ def test_a_service_without_work_ends_and_takes_its_socket_away():
         assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 4\n")) == 4
 
 
-def test_a_service_that_waits_for_ever_does_not_end():
+def test_service_without_an_idle_limit_does_not_end():
     with fresh_site() as site:
         assert site.config.get("idle") is None
         assert site.submit("-W", "block=true", site.script("#!/bin/sh\n")) == 0
         assert site.process.exitcode is None
 
 
-def test_a_service_that_does_not_answer_is_started_once(away):
+def test_missing_service_is_started_once(away):
     submitter = starting(away, AGAIN)
     assert list(submitter.jobs()) == []
     assert list(submitter.jobs()) == []
     assert (away.paths.run / "started").read_text() == "\n"
 
 
-def test_why_it_does_not_start_is_told(away):
+def test_failed_start_of_the_service_is_reported(away):
     with pytest.raises(VtorqueError, match=r"does not answer at .*: no room"):
         list(starting(away, "echo no room >&2; exit 1").jobs())
     with pytest.raises(VtorqueError, match="an admin starts it"):
         list(LocalSubmitter(Paths(run=away.root)).jobs())
 
 
-def test_who_comes_as_the_service_ends_gets_the_next_one(away):
+def test_client_of_an_ending_service_starts_the_next_one(away):
     at = away.paths.run / "local.sock"
 
     def end() -> None:
@@ -78,7 +78,7 @@ def test_who_comes_as_the_service_ends_gets_the_next_one(away):
     assert (away.paths.run / "started").read_text() == "\n"
 
 
-def test_a_service_that_was_killed_is_not_asked_again(away):
+def test_request_to_a_killed_service_is_not_repeated(away):
     """Its job may be in the spool: it would run twice."""
     at = away.paths.run / "local.sock"
 

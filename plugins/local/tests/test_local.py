@@ -29,7 +29,7 @@ def site():
 
 
 @pytest.mark.parametrize(("code", "seen"), [("exit 0", 0), ("exit 1", 1), ("exit 42", 42)])
-def test_block_ends_with_the_scripts_code(site, code, seen, capfd):
+def test_block_option_returns_the_exit_code_of_the_script(site, code, seen, capfd):
     job = site.script(f"#!/bin/sh\necho out; echo err >&2; {code}\n")
     assert site.submit("-W", "block=true", "-N", "t", "-o", "out", "-e", "err", job) == seen
     assert capfd.readouterr().out == f"1.{HOST}\n"
@@ -46,7 +46,7 @@ def test_block_ends_with_the_scripts_code(site, code, seen, capfd):
         ("", "standard output has no reader"),
     ],
 )
-def test_vsub_that_cannot_print_the_id_says_it_on_standard_error(site, redirection, why):
+def test_unprintable_job_id_is_reported_on_standard_error(site, redirection, why):
     """The job is submitted, so exit status 1 would make a caller submit it twice."""
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
@@ -62,7 +62,7 @@ def test_vsub_that_cannot_print_the_id_says_it_on_standard_error(site, redirecti
     assert site.done("1") == 0
 
 
-def test_an_interrupted_wait_says_that_the_job_still_runs(site):
+def test_interrupted_wait_reports_that_the_job_still_runs(site):
     (site.root / "prologue.hold").touch()
     config = site.root / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{site.paths.state}"\nrun = "{site.paths.run}"\n')
@@ -85,11 +85,11 @@ def test_an_interrupted_wait_says_that_the_job_still_runs(site):
     assert site.done("1") == 0
 
 
-def test_a_killed_script_ends_with_its_signal(site):
+def test_killed_script_ends_with_its_signal(site):
     assert site.submit("-W", "block=true", "-S", "/bin/sh", site.script("kill -9 $$\n")) == 137
 
 
-def test_hooks_get_torques_arguments_and_no_user_environment(site):
+def test_hooks_get_torque_arguments_and_no_user_environment(site):
     job = site.script("#!/bin/sh\ntrue\n")
     blob = Request((("ram", "1G"),)).encode()
     resources = "nodes=1:ppn=2,walltime=1:00:00,mem=512mb"
@@ -134,7 +134,7 @@ def test_environment_and_surroundings_of_a_job(site):
     del os.environ["VT_ODD"]
 
 
-def test_a_job_has_no_signals_ignored(site):
+def test_job_has_no_ignored_signals(site):
     """Python ignores SIGPIPE, and what it starts would not notice that nobody reads."""
     job = site.script("#!/bin/sh\nyes | head -n 1; grep SigIgn /proc/self/status\n")
     assert site.submit("-W", "block=true", "-o", "out", "-e", "err", job) == 0
@@ -150,7 +150,7 @@ def test_whole_environment_with_capital_v(site, monkeypatch):
     assert (site.root / "out").read_text() == f"here 1.{HOST}\n"
 
 
-def test_default_names_directives_and_one_stream(site):
+def test_default_names_directives_and_joined_streams_are_used(site):
     text = (
         "#!/bin/sh\n#PBS -N first -j oe\n#PBS -W block=true\n#PBS -vm ram=1G\necho a; echo b >&2\n"
     )
@@ -163,7 +163,7 @@ def test_default_names_directives_and_one_stream(site):
     assert (site.root / "second.o2").exists()
 
 
-def test_options_of_workflow_tools_are_taken(site):
+def test_options_of_workflow_tools_are_accepted(site):
     """As dask-jobqueue, Parsl and PSI/J write them for OpenPBS."""
     text = (
         "#!/bin/bash\n#PBS -m n\n#PBS -A project\n#PBS -r n\n#PBS -p 10\n#PBS -M me@example.org\n"
@@ -184,7 +184,7 @@ def test_script_from_standard_input(site):
     assert (site.root / "STDIN.o1").read_bytes() == b"hi\n"
 
 
-def test_a_script_whose_name_begins_with_a_digit_needs_no_name(site):
+def test_script_name_with_a_leading_digit_is_accepted(site):
     names = ["01_align.sh", "2nd", "_x.sh"]
     for number, name in enumerate(names, 1):
         assert site.submit("-W", "block=true", site.script("exit 0\n", name)) == 0
@@ -204,7 +204,7 @@ def test_odd_names(site, monkeypatch):
     assert (where / 'my_job\'s_"script".sh.e1').read_text() == ""
 
 
-def test_output_is_streamed_as_it_comes(site):
+def test_output_is_streamed(site):
     job = site.script("#!/bin/sh\necho first\nwhile [ ! -e go ]; do sleep 0.02; done\n")
     site.submit("-o", "out", "-d", str(site.root), job)
     site.wait_for(site.root / "out", "first\n")
@@ -257,7 +257,7 @@ def test_output_that_the_user_may_not_write_is_refused(site):
     )
 
 
-def test_output_directory_that_is_removed_while_the_job_waits_is_the_kept_reason(site, capfd):
+def test_output_directory_removed_before_the_start_is_the_reported_reason(site, capfd):
     """It cannot be known at submission. The user sees the reason in all places."""
     (site.root / "prologue.hold").touch()
     (site.root / "logs").mkdir()
@@ -276,7 +276,7 @@ def test_output_directory_that_is_removed_while_the_job_waits_is_the_kept_reason
     assert not (site.root / "ran").exists()
 
 
-def test_walltime_sends_term_then_kill_and_frees_everything():
+def test_walltime_sends_term_then_kill_and_releases_everything():
     with_more_time(late_job, 1, 5, 20)
 
 
@@ -336,7 +336,7 @@ def test_failing_and_killed_prologue(site, capfd):
     assert site.submit("-W", "block=true", "-d", str(site.root), job) == 0, "as Torque does"
 
 
-def test_a_job_waits_for_what_others_have(site):
+def test_job_waits_for_resources_in_use_by_other_jobs(site):
     """Back in the queue, with the reason; tried again when another job has ended."""
     (site.root / "prologue.says").write_text("n1: in use by other jobs: memory\n")
     (site.root / "prologue.exit").write_text("75")
@@ -352,7 +352,7 @@ def test_a_job_waits_for_what_others_have(site):
     assert (site.root / "out").read_text() == "ran\n"
 
 
-def test_a_job_that_waits_for_others_can_be_cancelled(site):
+def test_job_that_waits_for_resources_can_be_canceled(site):
     (site.root / "prologue.exit").write_text("75")
     for number in ("1", "2"):
         site.submit(site.script("true\n"), blob=Request().encode())
@@ -381,7 +381,7 @@ def test_first_in_first_out_with_slots(site):
     ]
 
 
-def test_the_reason_of_a_job_in_guests_is_kept_also_if_it_never_ran(site):
+def test_reason_of_a_vm_job_that_never_ran_is_kept(site):
     """``vmgr ps --all`` said nothing of it, and scripts of an array waited for its task."""
     blob = Request((("ram", "1G"),)).encode()
     (site.root / "prologue.hold").touch()
@@ -407,7 +407,7 @@ def test_the_reason_of_a_job_in_guests_is_kept_also_if_it_never_ran(site):
     assert place.facts()["reason"] == "job killed: cancelled"
 
 
-def test_an_array_is_its_tasks(site, capfd):
+def test_array_runs_as_separate_tasks(site, capfd):
     """Each is a job with an id and output files of its own; the last end is the array's."""
     job = site.script("#!/bin/sh\necho $PBS_ARRAYID $PBS_JOBID; exit $PBS_ARRAYID\n")
     assert site.submit("-W", "block=true", "-t", "1-2,5", "-N", "a", "-j", "oe", job) == 5
@@ -419,7 +419,7 @@ def test_an_array_is_its_tasks(site, capfd):
     assert (site.root / "own-0").read_text() == f"0 2[0].{HOST}\n"
 
 
-def test_of_an_array_as_many_run_as_its_user_wants_and_all_are_cancelled(site):
+def test_array_runs_at_most_its_limit_and_can_be_canceled(site):
     """Also by a service that has found it in its spool."""
     job = site.script("#!/bin/sh\necho $PBS_JOBID >> began; sleep 99\n")
     site.submit("-t", "0-2%1", "-d", str(site.root), job)

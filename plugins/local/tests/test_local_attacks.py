@@ -1,4 +1,4 @@
-"""What one user does to the embedded batch system holds up nobody else: real FUSE, real floods."""
+"""Attacks of one user on the embedded batch system do not delay others: real FUSE, real floods."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ def total(site, key: str) -> int:
     return found
 
 
-def test_descriptors_that_cannot_be_closed(site):
+def test_descriptors_that_cannot_be_closed_do_not_block_others(site):
     """close(2) of a FUSE file whose FLUSH is never answered."""
     with unclosable_descriptors(site) as stands:
         is_well(site)
@@ -75,14 +75,14 @@ def test_descriptors_that_cannot_be_closed(site):
         assert stands()
 
 
-def test_a_process_whose_memory_waits_for_a_file_system(site):
+def test_process_blocked_by_a_file_system_does_not_block_others(site):
     """Nobody can read its /proc/PID/environ: its memory map is locked by a fault."""
     with unreadable_process(site) as stands:
         is_well(site)
         assert stands()
 
 
-def test_a_job_whose_output_hangs_does_not_keep_its_slot():
+def test_job_with_hanging_output_does_not_keep_its_slot():
     """Not even SIGKILL ends the process that opens it."""
     with fresh_site(slots=1) as site:
         site.root.chmod(0o755)
@@ -91,7 +91,7 @@ def test_a_job_whose_output_hangs_does_not_keep_its_slot():
             assert stands()
 
 
-def test_messages_that_unfold(site):
+def test_messages_that_need_much_memory_do_not_block_others(site):
     """8 MiB that take 250 MB of memory each: of who sent them."""
     with unfolding_messages(site):
         is_well(site)
@@ -136,7 +136,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("records", RECORDS, ids=range(len(RECORDS)))
-def test_forged_records(records):
+def test_forged_records_do_not_end_the_service(records):
     """What a user's process may say to the service, were it not ours."""
     forging = [sys.executable, "-I", "-c", FORGED, repr(records)]
     with fresh_site(acceptor=forging) as site:
@@ -151,7 +151,7 @@ def test_forged_records(records):
         assert "Traceback" not in (site.root / "log").read_text()
 
 
-def test_environments_do_not_fill_roots_disk(site):
+def test_environments_do_not_fill_the_disk_of_root(site):
     answers = site.root / "answers"
     answers.touch()
     answers.chmod(0o666)
@@ -167,7 +167,7 @@ def test_environments_do_not_fill_roots_disk(site):
     is_well(site)
 
 
-def test_a_flood_of_jobs_takes_turns_with_others(site):
+def test_many_jobs_of_one_user_alternate_with_others(site):
     """Who was served longest ago is next, so that one job waits for one, not for all."""
     with held_prologues(site):
         with attacker(flood, socket_of(site), 40):

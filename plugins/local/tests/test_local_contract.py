@@ -188,7 +188,7 @@ class TestLocal(BatchContract):
     }
 
 
-def test_300_scripts_of_the_wild_go_through():
+def test_300_real_scripts_are_accepted():
     assert len({wild.content for wild in SCRIPTS}) == len(SCRIPTS)
     assert len(SCRIPTS) - len(TestLocal.refused) >= 300
     assert sum(wild.runs != "" for wild in SCRIPTS) >= 250

@@ -1,4 +1,4 @@
-"""The embedded batch system's service: its end, its queue, and clients that are hostile."""
+"""The service of the embedded batch system: its end, its queue, and hostile clients."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def site():
         yield site
 
 
-def test_killed_service_loses_what_ran_and_keeps_what_was_queued(site):
+def test_killed_service_loses_running_jobs_and_keeps_queued_ones(site):
     loop = site.script("sleep 300 &\nsetsid sleep 300 &\necho $$ >> pids\nwait\n")
     common = ("-S", "/bin/sh", "-d", str(site.root), "-o", "out", "-j", "oe")
     argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true", *common, loop]
@@ -67,7 +67,7 @@ def test_killed_service_loses_what_ran_and_keeps_what_was_queued(site):
     assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
 
 
-def test_the_kernel_ends_hook_and_job_with_the_service(site):
+def test_kernel_ends_hook_and_job_with_the_service(site):
     """Even when nobody starts the service again."""
     (site.root / "prologue").write_text(HOOK.format(dir=site.root, name="prologue"))
     site.submit("-d", str(site.root), site.script("exec sleep 300\n"), blob=Request().encode())
@@ -94,7 +94,7 @@ def spooled(site: Site) -> list[dict]:
     return [json.loads(path.read_text()) for path in files]
 
 
-def test_killed_service_in_prologue_ends_it_before_the_epilogue(site):
+def test_killed_service_ends_its_prologue_before_the_epilogue(site):
     (site.root / "prologue.sleep").write_text("60")
     site.submit("-e", "err", site.script("#!/bin/sh\ntouch ran\n"))
     site.hook("prologue", f"1.{HOST}")
@@ -119,7 +119,7 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
     site.submitter.cancel("3")
 
 
-def test_a_second_service_is_refused(site):
+def test_second_service_is_refused(site):
     run, spool = Path(site.config["run"]), Path(site.config["spool"])
     second = Service(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
     before, mask = (run / "local.sock").stat(), os.umask(0o022)
@@ -140,7 +140,7 @@ def ask(site: Site, data: bytes) -> bytes:
             return b"closed"
 
 
-def test_hostile_clients_are_answered_and_harm_nobody(site):
+def test_hostile_messages_are_refused_and_change_nothing(site):
     good = {
         "op": "submit",
         "argv": ["-N", "x"],
@@ -184,7 +184,7 @@ def test_hostile_clients_are_answered_and_harm_nobody(site):
     assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
 
 
-def test_silent_clients_hold_up_nobody(site):
+def test_silent_clients_do_not_block_others(site):
     idle = [socket.socket(socket.AF_UNIX) for _ in range(95)]
     for sock in idle:
         sock.connect(str(site.paths.run / "local.sock"))
@@ -219,7 +219,7 @@ service.serve()
 """
 
 
-def test_a_daemons_lock_names_it_and_is_free_when_it_has_ended(tmp_path):
+def test_lock_of_a_daemon_names_it_until_it_has_ended(tmp_path):
     subprocess.run([sys.executable, "-c", DAEMON, tmp_path], check=True, timeout=180)
     submitter = LocalSubmitter(Paths(run=tmp_path / "run"))
     assert list(submitter.jobs()) == []
@@ -231,7 +231,7 @@ def test_a_daemons_lock_names_it_and_is_free_when_it_has_ended(tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_a_service_that_ends_with_a_request_unread(tmp_path):
+def test_submission_to_an_ending_service_is_an_error(tmp_path):
     paths = Paths(run=tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "local.sock"))
@@ -249,7 +249,7 @@ def test_a_service_that_ends_with_a_request_unread(tmp_path):
         thread.join()
 
 
-def test_a_full_spool_ends_the_job_and_not_the_service(site):
+def test_full_spool_ends_the_job_and_not_the_service(site):
     (site.root / "prologue.hold").touch()
     job = site.script("#!/bin/sh\ntouch ran\n")
     site.submit("-d", str(site.root), job)
@@ -260,14 +260,14 @@ def test_a_full_spool_ends_the_job_and_not_the_service(site):
     assert not (site.root / "ran").exists(), "a job that could be lost track of is not started"
 
 
-def test_a_queue_of_an_older_layout_gets_numbers_after_its_own(site):
+def test_queue_of_an_older_layout_continues_its_numbers(site):
     (site.spool / "jobs" / "7").mkdir()
     assert not (site.spool / "counter").exists()
     assert site.submit("-W", "block=true", "-o", "out", site.script("#!/bin/sh\necho hi\n")) == 0
     assert site.hook("epilogue", f"8.{HOST}")[9] == "0"
 
 
-def test_nothing_that_a_client_sends_reaches_roots_processes(site, tmp_path):
+def test_descriptors_of_clients_do_not_reach_root_processes(site, tmp_path):
     """To close it takes as long as its owner likes."""
     eventually(lambda: children(site.process.pid))
     roots = [site.process.pid, *children(site.process.pid)]
@@ -289,7 +289,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_descriptor_that_takes_long_to_close_does_not_hold_up_the_end(site):
+def test_slow_close_of_a_descriptor_does_not_delay_the_end(site):
     """close(2) of the last descriptor of a socket with SO_LINGER waits for the other side."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stuck = socket.create_connection(server.getsockname())

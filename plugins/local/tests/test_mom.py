@@ -54,7 +54,7 @@ def task(tmp_path, monkeypatch):
     return make
 
 
-def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, monkeypatch):
+def test_no_process_of_the_user_holds_a_file_of_the_service(task, tmp_path, monkeypatch):
     """It would have it open for writing, whatever its mode."""
     said = tmp_path / "said"
     look = tmp_path / "look"
@@ -71,20 +71,20 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
     assert [at for at in held if not re.fullmatch(r"pipe:\[\d+\]|/dev/null", at)] == []
 
 
-def test_what_is_wrong_with_the_start_is_the_reason(task):
+def test_failed_start_is_the_reason(task):
     one = task("/nonexistent/out")
     one.work()
     assert (one.job.status, one.job.reason) == (1, "/nonexistent/out: No such file or directory")
 
 
-def test_a_job_that_starts_has_no_reason(task, tmp_path):
+def test_job_that_starts_has_no_reason(task, tmp_path):
     one = task()
     one.work()
     assert (one.job.status, one.job.reason) == (0, "")
     assert Path(tmp_path, "out").read_text() == "ran\n"
 
 
-def test_what_the_epilogue_says_goes_to_the_error_file_bounded_and_harmless(task, tmp_path):
+def test_epilogue_output_in_the_error_file_is_bounded_and_escaped(task, tmp_path):
     epilogue = tmp_path / "epilogue"
     epilogue.write_text(
         "#!/bin/sh\nprintf 'one\\033[2Jx\\n\\ntwo\\n'; head -c 100000 /dev/zero | tr '\\0' x\n"
@@ -104,7 +104,7 @@ def program(path, body):
     return str(path)
 
 
-def test_a_killed_prologue_ends_a_job_in_guests_at_once(task, tmp_path):
+def test_killed_prologue_ends_a_vm_job(task, tmp_path):
     """The wrapper would wait for guests that nobody starts any more, until start_timeout."""
     said = tmp_path / "said"
     one = task(
@@ -122,21 +122,21 @@ def test_a_killed_prologue_ends_a_job_in_guests_at_once(task, tmp_path):
     assert Path(tmp_path, "err").read_text() == f"=>> vtorque: 1.h: {reason}\n"
 
 
-def test_a_prologue_that_takes_too_long_ends_it_too(task, tmp_path):
+def test_prologue_timeout_ends_a_vm_job(task, tmp_path):
     one = task(prologue=program(tmp_path / "prologue", "exec sleep 300"), token="vt1:x")
     one._programs = replace(one._programs, hook_timeout=0.05)
     one.work()
     assert one.job.status == 122
 
 
-def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
+def test_killed_prologue_does_not_end_a_bare_metal_job(task, tmp_path):
     """As in Torque."""
     one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
     one.work()
     assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")
 
 
-def test_without_cgroups_what_has_the_jobs_cookie_is_ended(task, monkeypatch):
+def test_processes_with_the_job_cookie_are_killed_without_cgroups(task, monkeypatch):
     monkeypatch.setattr(mom.job_processes, "make_cgroup", lambda *_: "")
     one = task()
     cookie = {name: one.job.environ[name] for name in (mom.job_processes.COOKIE,)}
@@ -158,7 +158,7 @@ def test_without_cgroups_what_has_the_jobs_cookie_is_ended(task, monkeypatch):
         (500, (), None, None),
     ],
 )
-def test_cgroup_of_a_job_limits_its_processes_where_one_can(
+def test_cgroup_limits_processes_of_a_job_if_available(
     tmp_path, monkeypatch, pids, kinds, made, limit
 ):
     """Directories stand for the hierarchies; ``mkdir`` puts there what the kernel would."""
@@ -189,13 +189,13 @@ def test_cgroup_of_a_job_limits_its_processes_where_one_can(
         assert (tmp_path / "v2-busy/cgroup.subtree_control").read_text() == "-pids"
 
 
-def test_what_every_job_waits_for_imports_little():
+def test_become_job_imports_few_modules():
     tree = ast.parse(Path(become_job.__file__).read_bytes())
     found = {n.names[0].name for n in ast.walk(tree) if isinstance(n, ast.Import)}
     found |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert found == {"__future__", "collections.abc", "json", "os", "signal", "sys"}
 
 
-def test_word_in_another_encoding_is_refused_with_the_word():
+def test_word_that_is_not_utf8_is_refused():
     with pytest.raises(UsageError, match=r"^x\\udcff: is not UTF-8$"):
         pack("cancel", "x\udcff")

@@ -1,4 +1,4 @@
-"""The service as a unit of systemd: written where systemd runs, and right to systemd itself."""
+"""The systemd unit of the service: written if systemd runs, and valid for systemd."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def place(tmp_path: Path) -> Installation:
     return Installation(Path(sys.executable), config, shell, python=Path(sys.executable))
 
 
-def test_systemd_finds_nothing_wrong_with_it(place: Installation, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(place: Installation, tmp_path: Path) -> None:
     path = tmp_path / unit.NAME
     (step,) = systemd_unit(unit.NAME, unit.text(place), units=tmp_path, booted=tmp_path)
     step.apply()
@@ -35,5 +35,5 @@ def test_systemd_finds_nothing_wrong_with_it(place: Installation, tmp_path: Path
     assert not path.exists()
 
 
-def test_where_systemd_does_not_run_there_is_no_step(place: Installation, tmp_path: Path) -> None:
+def test_no_unit_is_written_without_systemd(place: Installation, tmp_path: Path) -> None:
     assert systemd_unit(unit.NAME, unit.text(place), booted=tmp_path / "none") == []

@@ -1,4 +1,4 @@
-"""A waiting command and its job: what passes between them, and how far it came otherwise."""
+"""A waiting command and its job: transferred data, and the last step after a timeout."""
 
 import contextlib
 import json
@@ -64,7 +64,7 @@ def job(home, monkeypatch):
     return Job()
 
 
-def test_streams_and_exit_code(job, site, home, capfdbinary):
+def test_streams_and_exit_code_are_passed(job, site, home, capfdbinary):
     job.runs(
         "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1]);"
         "sys.stderr.write('err'); sys.exit(7)"
@@ -89,7 +89,7 @@ def test_streams_and_exit_code(job, site, home, capfdbinary):
     assert list((home / ".vtorque/requests/42.srv.0").iterdir()) == [], "it was taken"
 
 
-def test_large_output_both_ways(job, site, capfd):
+def test_large_output_passes_both_ways(job, site, capfd):
     job.runs("import sys; sys.stdout.write('x' * 3_000_000)")
     thread = job.answers()
     assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
@@ -97,7 +97,7 @@ def test_large_output_both_ways(job, site, capfd):
     assert len(capfd.readouterr().out) == 3_000_000
 
 
-def test_the_end_of_the_script_ends_it(job, site, capfd, monkeypatch):
+def test_end_of_the_script_ends_the_command(job, site, capfd, monkeypatch):
     """The companion tells by SIGTERM; what was said before still comes."""
     thread = job.answers()
     ends = []
@@ -116,7 +116,7 @@ def test_the_end_of_the_script_ends_it(job, site, capfd, monkeypatch):
     assert capfd.readouterr() == ("said\n", "vmgr: the job's script has ended\n")
 
 
-def test_who_reads_no_more_is_told_nothing(job, site, monkeypatch):
+def test_command_with_a_closed_output_prints_no_error(job, site, monkeypatch):
     """As in ``vmgr logs JOB | head -1``: no word of a broken connection."""
     job.runs("print('x' * 100_000)")
     thread = job.answers()
@@ -131,7 +131,7 @@ def test_who_reads_no_more_is_told_nothing(job, site, monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])
-def test_how_far_it_came_is_said(job, home, who, capfd):
+def test_timeout_names_the_last_step(job, home, who, capfd):
     site = PluginSite(settings=(Settings(poll_interval=0.1, answer_timeout=1.0),))
     stop = threading.Event()
 
@@ -171,7 +171,7 @@ def test_how_far_it_came_is_said(job, home, who, capfd):
 
 
 @pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
-def test_who_connects_has_one_time_to_say_who_they_are(monkeypatch, left, given):
+def test_handshake_of_a_client_is_limited_in_time(monkeypatch, left, given):
     """It does not go beyond that of the command."""
     monkeypatch.setattr(waiting, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
     found, answers = [], SimpleQueue()
@@ -188,7 +188,7 @@ def test_who_connects_has_one_time_to_say_who_they_are(monkeypatch, left, given)
     assert (answers.get(), found) == ("10.0.0.9: timed out", [100.0 + given])
 
 
-def test_strangers_who_say_nothing_keep_nobody_out(job, site, monkeypatch, capfd):
+def test_silent_clients_do_not_block_the_job(job, site, monkeypatch, capfd):
     """They are there before the job, and stay."""
     strangers, greeted, tell = [], threading.Semaphore(0), channel.greet
     create = socket.create_server
@@ -223,7 +223,7 @@ def test_strangers_who_say_nothing_keep_nobody_out(job, site, monkeypatch, capfd
     assert capfd.readouterr().out == "here\n"
 
 
-def test_a_request_that_names_this_host_is_not_connected_to(home):
+def test_request_that_names_this_host_is_not_connected_to(home):
     """Services of the node itself are out of a guest's reach."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
@@ -252,7 +252,7 @@ sys.exit(waiting.ask(["ssh", "--", "42.srv"], "42.srv", "n1", site, on_first=Tru
 """
 
 
-def test_a_terminal(job, home):
+def test_terminal_size_and_input_are_passed(job, home):
     """Keys as they are pressed, the window's size and its change, Ctrl-C, the exit code."""
     job.runs(
         "import os, signal, sys\n"

@@ -1,4 +1,4 @@
-"""Commands about a job: what is tried elsewhere first, what may be asked from elsewhere."""
+"""Commands about a job: forwarding to its node, and options that may be forwarded."""
 
 import dataclasses
 from pathlib import Path
@@ -47,7 +47,7 @@ def call(monkeypatch):
     return called
 
 
-def test_who_can_run_it_elsewhere_is_asked_first(call):
+def test_elsewhere_hook_gets_the_command_and_its_options(call):
     done, (asked,) = call("-f", "--level=warn", "--node", "n2", "42", "a", "-", "b")
     assert (done.exit_code, done.output) == (3, "")
     assert asked == {
@@ -58,13 +58,13 @@ def test_who_can_run_it_elsewhere_is_asked_first(call):
     }  # fmt: skip
 
 
-def test_it_runs_here_where_nobody_takes_it(call):
+def test_command_runs_locally_if_no_hook_handles_it(call):
     done, (asked,) = call("42", code=None)
     assert done.output == "here: cfg 42 () info False None False\n"
     assert (asked["options"], asked["operands"]) == ({}, {}), "what is not given does not travel"
 
 
-def test_a_file_stays_here_and_its_content_travels(call):
+def test_output_file_is_written_locally(call):
     _, (asked,) = call("--page", "/home/u/page.html", "42")
     assert asked["output"] == Path("/home/u/page.html")
     assert asked["options"] == {"page": ["--page=-"]}
@@ -79,7 +79,7 @@ def test_a_file_stays_here_and_its_content_travels(call):
         (["--here", "--own", "42"], False),
     ],
 )
-def test_who_is_asked_from_elsewhere_does_what_may_travel(call, argv, runs):
+def test_forwarded_command_accepts_only_transferable_options(call, argv, runs):
     done, asked = call(*argv)
     assert asked == [], "and asks nobody further"
     assert done.output.startswith("here: ") == runs

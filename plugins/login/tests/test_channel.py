@@ -1,4 +1,4 @@
-"""The connection: who the other is, before anything passes; nothing is changed on the way."""
+"""The connection: authentication of both sides, and integrity of frames."""
 
 import os
 import socket
@@ -86,7 +86,7 @@ def test_frames_pass_both_ways(streams):
         assert job.receive() == (channel.IN, b"")
 
 
-def test_the_job_says_nothing_to_who_has_not_the_key(meeting):
+def test_job_sends_nothing_to_a_service_without_the_key(meeting):
     """Whatever host and port a forged request names: that service gets not one byte."""
     heard = []
 
@@ -100,7 +100,7 @@ def test_the_job_says_nothing_to_who_has_not_the_key(meeting):
 
 
 @pytest.mark.parametrize("keys", [(KEY, OTHER), (OTHER, KEY)])
-def test_both_must_have_the_key(meeting, keys):
+def test_both_sides_must_have_the_key(meeting, keys):
     waiting, job = meeting(
         lambda c: channel.greet(c, keys[0], soon()), lambda c: channel.answer(c, keys[1], soon())
     )
@@ -108,7 +108,7 @@ def test_both_must_have_the_key(meeting, keys):
     assert isinstance(job, channel.Broken)
 
 
-def test_who_repeats_what_was_said_once_gets_no_further(meeting):
+def test_replayed_greeting_is_rejected(meeting):
     """A greeting that was overheard is no proof: the job's own random bytes are not in it."""
     said = []
 
@@ -127,7 +127,7 @@ def test_who_repeats_what_was_said_once_gets_no_further(meeting):
     assert "another connection" in str(job)
 
 
-def test_an_answer_of_one_direction_is_none_of_the_other(meeting):
+def test_reflected_answer_is_rejected(meeting):
     """Who sends the waiting side's own words back to it has proved nothing."""
 
     def mirror(connection):
@@ -139,7 +139,7 @@ def test_an_answer_of_one_direction_is_none_of_the_other(meeting):
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 10, -1])
-def test_a_changed_frame_is_an_error(streams, pair, at):
+def test_changed_frame_is_an_error(streams, pair, at):
     tapped, (_, job) = Tapped(), streams
     channel.Stream(tapped, job._receives, job._sends).send(channel.IN, b"rm -rf x")
     tapped.raw[at] ^= 1
@@ -150,7 +150,7 @@ def test_a_changed_frame_is_an_error(streams, pair, at):
         channel.Stream(theirs, job._sends, job._receives).receive()
 
 
-def test_a_frame_that_comes_twice_is_an_error(streams, pair):
+def test_replayed_frame_is_an_error(streams, pair):
     tapped, (_, job) = Tapped(), streams
     channel.Stream(tapped, job._receives, job._sends).send(channel.IN, b"x")
     ours, theirs = pair()
@@ -161,7 +161,7 @@ def test_a_frame_that_comes_twice_is_an_error(streams, pair):
         stream.receive()
 
 
-def test_a_frame_that_is_too_long_is_not_read(pair):
+def test_frame_above_the_limit_is_not_read(pair):
     ours, theirs = pair()
     ours.sendall(b"\2\xff\xff\xff\xff")
     with pytest.raises(channel.Broken, match="bytes, and the limit is 65536"):
@@ -169,7 +169,7 @@ def test_a_frame_that_is_too_long_is_not_read(pair):
 
 
 @pytest.mark.parametrize("side", [channel.greet, channel.answer])
-def test_one_who_sends_a_byte_now_and_then_gets_one_time_for_all(monkeypatch, side):
+def test_slow_sender_has_one_deadline_for_the_handshake(monkeypatch, side):
     """A socket's own timeout would start anew with each byte."""
     clock, timeouts = [100.0], []
     monkeypatch.setattr(channel, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))

@@ -1,4 +1,4 @@
-"""Beside a script: what a guest has left there neither stops the companion nor chooses for it."""
+"""The companion of a script: files left by a guest neither stop nor control it."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def left():
 
 
 @pytest.mark.parametrize("way", ["link", "above is a link", "above is open to all", "relative"])
-def test_a_path_that_another_could_exchange_is_none(tmp_path, monkeypatch, way):
+def test_search_path_that_others_can_change_is_replaced(tmp_path, monkeypatch, way):
     place = tmp_path / "bin"
     if way == "link":
         place.symlink_to("/usr/bin")
@@ -55,7 +55,7 @@ def test_a_path_that_another_could_exchange_is_none(tmp_path, monkeypatch, way):
     assert found._job_environ()["PBS_O_PATH"] == "/usr/bin"
 
 
-def test_those_passed_on_leave_the_others_their_turn(beside):
+def test_forwarded_requests_are_started_in_turn(beside):
     """In whatever order the directory has them."""
     asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_those_passed_on_leave_the_others_their_turn(beside):
     assert len(beside.started) == len(asked)
 
 
-def test_one_passed_on_that_nobody_took_is_taken_away(beside, monkeypatch):
+def test_expired_forwarded_request_is_removed(beside, monkeypatch):
     leave(1, node="n2")
     beside.look()
     assert left() and len(beside.started) == 1
@@ -75,7 +75,7 @@ def test_one_passed_on_that_nobody_took_is_taken_away(beside, monkeypatch):
     assert (len(beside.started), beside._passed_on) == (1, {})
 
 
-def test_what_cannot_be_started_is_no_end_of_it(beside, monkeypatch):
+def test_request_that_cannot_be_started_does_not_stop_the_companion(beside, monkeypatch):
     def start(*_):
         raise ValueError("embedded null byte")
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_started_is_no_end_of_it(beside, monkeypatch):
     beside.look()
 
 
-def test_at_the_end_what_heeds_no_word_is_killed(home, monkeypatch):
+def test_remaining_processes_are_killed_at_the_end(home, monkeypatch):
     """After some time for it to say that the script has ended."""
     done = []
     monkeypatch.setattr(companion.os, "killpg", lambda group, number: done.append((group, number)))

@@ -1,4 +1,4 @@
-"""Where a command runs: here, on which of the job's nodes, by whom; for an admin as its owner."""
+"""Selection of the node and user that run a command; for an admin it runs as the job's owner."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def keep(site, uid=None, **facts):
     place.add_facts(node="n1", **facts)
 
 
-def test_the_batch_system_runs_it_on_the_first_node(site):
+def test_batch_system_runs_the_command_on_the_first_node(site):
     site.code = "raise SystemExit(5)"
     words = {"level": ["--level=info"], "follow": ["--follow"]}
     assert elsewhere.run(asked(command="logs", **words), CONFIG) == 5
@@ -90,7 +90,7 @@ def test_the_batch_system_runs_it_on_the_first_node(site):
 
 
 @pytest.mark.parametrize(("reads", "left"), [(False, b"8\n9\n"), (True, b"")])
-def test_a_loop_keeps_its_input_from_commands_that_read_none(site, tmp_path, reads, left):
+def test_command_that_reads_no_input_leaves_standard_input_unread(site, tmp_path, reads, left):
     """``while read id; do vmgr logs $id; done`` stopped after one job: srun reads all input."""
     site.code = "import sys; sys.stdin.read()"
     given = tmp_path / "ids"
@@ -105,7 +105,7 @@ def test_a_loop_keeps_its_input_from_commands_that_read_none(site, tmp_path, rea
         assert ids.read() == left
 
 
-def test_a_number_is_enough_and_operands_follow_the_job(site):
+def test_job_number_is_enough_and_operands_follow_the_job(site):
     elsewhere.run(
         asked("7", command="ssh", terminal=True, rank=["0"], command_=["ls", "-l"]), CONFIG
     )
@@ -117,13 +117,13 @@ def test_a_number_is_enough_and_operands_follow_the_job(site):
     ("facts", "node", "here"),
     [({}, "", True), ({}, "n1", True), ({}, "n2", False), ({"ended": 1.0}, "", False)],
 )
-def test_what_is_kept_here_of_a_running_job_is_looked_at_here(site, facts, node, here):
+def test_records_of_a_running_job_on_this_node_are_used(site, facts, node, here):
     keep(site, **facts)
     assert (elsewhere.run(asked(node=node), CONFIG) is None) == here
     assert bool(site.steps) != here
 
 
-def test_a_job_that_is_nowhere_is_left_to_the_command(site, capsys):
+def test_unknown_job_is_passed_to_the_command(site, capsys):
     site.jobs = []
     assert elsewhere.run(asked(), CONFIG) is None
     site.error = VtorqueError("no server")
@@ -134,7 +134,7 @@ def test_a_job_that_is_nowhere_is_left_to_the_command(site, capsys):
     assert capsys.readouterr().err == "", "what is kept will do"
 
 
-def test_another_nodes_part_of_a_job_is_not_looked_for_here(site):
+def test_records_of_another_node_are_not_looked_for_locally(site):
     """Where the batch system does not say where that is: this node has another part."""
     keep(site)
     site.error = VtorqueError("no server")
@@ -143,29 +143,29 @@ def test_another_nodes_part_of_a_job_is_not_looked_for_here(site):
     assert elsewhere.run(asked(node="n1"), CONFIG) is None
 
 
-def test_this_host_is_no_other(site):
+def test_job_on_this_host_runs_locally(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=(HOST.partition(".")[0],))]
     assert elsewhere.run(asked(), CONFIG) is None
 
 
-def test_why_it_waits_is_said(site):
+def test_reason_of_a_pending_job_is_reported(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "Q", reason="no \x1b room")]
     with pytest.raises(Refused, match=r"its state is Q, reason: no \\x1b room"):
         elsewhere.run(asked(), CONFIG)
 
 
 @pytest.mark.parametrize("state", ["C", "E", "CG"])
-def test_one_that_has_ended_is_left_to_the_command(site, state):
+def test_ended_job_is_passed_to_the_command(site, state):
     site.jobs = [JobInfo("7.srv", "n", ME, state, node="n1")]
     assert elsewhere.run(asked(), CONFIG) is None
 
 
-def test_another_node_is_refused_with_those_there_are(site):
+def test_node_outside_the_job_is_refused_with_the_nodes(site):
     with pytest.raises(UsageError, match=r"job 7\.srv runs on n1, n2"):
         elsewhere.run(asked(node="n3"), CONFIG)
 
 
-def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
+def test_rank_is_looked_up_on_the_nodes_of_the_job(site, monkeypatch):
     there = {"n1": State("run", ((0, "v0"),)), "n2": State("run", ((1, "v1"),))}
     monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
     elsewhere.run(asked(command="ssh", rank=["1"]), CONFIG)
@@ -174,7 +174,7 @@ def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
         elsewhere.run(asked(command="ssh", rank=["9"]), CONFIG)
 
 
-def test_a_guest_that_was_moved_is_reached_from_the_jobs_first_node(site, monkeypatch):
+def test_migrated_guest_is_reached_from_the_first_node(site, monkeypatch):
     moved = State("run", ((1, "v1"),))
     there = {"n1": State("run", ((0, "v0"),), (("n7", moved),)), "n2": State("run", ((1, "v1"),))}
     monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
@@ -183,7 +183,7 @@ def test_a_guest_that_was_moved_is_reached_from_the_jobs_first_node(site, monkey
 
 
 @pytest.mark.parametrize(("node", "first"), [("", True), ("n1", True), ("n2", False)])
-def test_without_a_way_of_the_batch_systems_the_job_is_asked(site, monkeypatch, node, first):
+def test_job_is_contacted_without_steps_of_the_batch_system(site, monkeypatch, node, first):
     site.step = None
     found = []
 
@@ -196,7 +196,7 @@ def test_without_a_way_of_the_batch_systems_the_job_is_asked(site, monkeypatch, 
     assert found == [(["console", "--", "7.srv"], "7.srv", node or "n1", first, False)]
 
 
-def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
+def test_output_is_written_to_the_file(site, tmp_path, monkeypatch):
     site.code = "print('<html>')"
     site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=("n1",))]
     saved = os.dup(1)
@@ -223,7 +223,9 @@ def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
         ("10[].srv", ["10[3].srv n2"]),
     ],
 )
-def test_what_all_nodes_have_kept_is_brought_for_who_reads_it(site, monkeypatch, wanted, nodes):
+def test_records_of_all_nodes_are_fetched_for_commands_that_read_them(
+    site, monkeypatch, wanted, nodes
+):
     """Of a job on several nodes, and of an array: its elements may have names of the users'."""
     site.jobs += [
         JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
@@ -241,7 +243,7 @@ def test_what_all_nodes_have_kept_is_brought_for_who_reads_it(site, monkeypatch,
 
 
 @pytest.mark.parametrize(("wanted", "job"), [("8_1", "9"), ("8", "8"), ("9", "9")])
-def test_an_element_has_its_id_and_its_users_name(site, wanted, job):
+def test_array_task_is_found_by_job_id_and_array_index(site, wanted, job):
     site.jobs = [
         JobInfo("9", "n", ME, "R", nodes=("n1",), known_as="8_1"),
         JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
@@ -266,7 +268,7 @@ def runuser(site, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(
+def test_command_of_an_admin_runs_as_the_owner_without_a_terminal(
     site, runuser, monkeypatch, tmp_path, terminal
 ):
     """It gets nothing that root has open; of what it says no terminal of root's obeys anything."""
@@ -293,7 +295,7 @@ def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(
     assert json.dumps(site.steps) == "[]"
 
 
-def test_for_an_admin_nothing_of_roots_stays_of_a_command_that_was_ended(tmp_path):
+def test_ended_command_of_an_admin_leaves_no_root_process(tmp_path):
     """The owner can stop their process, and runuser stops with it."""
     told = tmp_path / "pid"
     script = f"echo $$ >{told}.new; mv {told}.new {told}; kill -STOP $$"
@@ -305,7 +307,7 @@ def test_for_an_admin_nothing_of_roots_stays_of_a_command_that_was_ended(tmp_pat
     eventually(lambda: not alive(told.read_text()))
 
 
-def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):
+def test_file_of_an_admin_gets_unchanged_bytes(runuser, tmp_path):
     page, opened = tmp_path / "page.html", tmp_path / "open"
     runuser(f"exec 3>&1; readlink /proc/self/fd/3 > {opened}; printf 'a\\033\\377\\nb'")
     saved = os.dup(1)
@@ -322,16 +324,14 @@ def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):
     ("command", "uid", "owners"),
     [("ssh", 65534, True), ("ssh", 0, False), ("console", 65534, False)],
 )
-def test_an_admin_on_the_node_needs_the_owner_for_their_key(
-    site, runuser, tmp_path, command, uid, owners
-):
+def test_admin_on_the_node_uses_the_key_of_the_owner(site, runuser, tmp_path, command, uid, owners):
     runuser(f'echo "$@" > {tmp_path}/called')
     keep(site, uid, owner="nobody")
     assert elsewhere.run(asked(command=command), CONFIG) == (0 if owners else None)
     assert (tmp_path / "called").exists() == owners
 
 
-def test_for_an_admin_who_reads_no_more_it_ends(runuser, monkeypatch):
+def test_closed_output_of_an_admin_ends_the_command(runuser, monkeypatch):
     runuser("yes")
 
     def gone(_):

@@ -1,4 +1,4 @@
-"""What the nodes of a running job keep of it, brought to where its user is."""
+"""Kept records of a running job, fetched from its nodes."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ def says(said):
     return f"print({json.dumps(said)!r})"
 
 
-def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_path, capsys):
+def test_files_of_each_node_are_fetched_and_failing_nodes_named(nodes, tmp_path, capsys):
     """A node of bare metal, of a mixed request, has nothing to say."""
     asked = ("--files", "--", "7.srv")
     for node in ("n1", "n3"):
@@ -74,7 +74,7 @@ def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_pa
         lambda: {"key": "7.srv.0", "files": {"job.json": packed(bytes(65 << 20))}},
     ],
 )
-def test_what_no_node_says_is_not_taken(nodes, said):
+def test_invalid_answer_of_a_node_is_ignored(nodes, said):
     said = said() if callable(said) else said
     nodes["n1", "--files", "--", "7.srv"] = says(said)
     gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
@@ -82,7 +82,7 @@ def test_what_no_node_says_is_not_taken(nodes, said):
 
 
 @pytest.mark.parametrize("forged", [5, None, {"n2": 1}, [5, None, ["n2"]]])
-def test_whatever_a_node_calls_the_nodes_the_command_goes_on(nodes, capsys, forged):
+def test_forged_node_list_does_not_stop_the_command(nodes, capsys, forged):
     content = json.dumps({"nodes": forged}).encode()
     nodes["n1", "--files", "--", "7.srv"] = says(
         {"key": "7.srv.0", "files": {"job.json": packed(content)}}
@@ -93,7 +93,7 @@ def test_whatever_a_node_calls_the_nodes_the_command_goes_on(nodes, capsys, forg
     assert capsys.readouterr().err == "vmgr: incomplete, without n2: no way\n"
 
 
-def test_all_nodes_together_send_no_more_than_is_held_in_memory(nodes, monkeypatch):
+def test_total_size_of_all_answers_is_limited(nodes, monkeypatch):
     monkeypatch.setattr(gathered, "_MOST", 1000)
     said = {"key": "7.srv.0", "files": {"log.jsonl": packed(bytes(600))}}
     for node in ("n1", "n2"):
@@ -102,7 +102,7 @@ def test_all_nodes_together_send_no_more_than_is_held_in_memory(nodes, monkeypat
     assert [len(each.read("log.jsonl")) for each in gathered.places()] == [600]
 
 
-def test_what_is_too_much_is_left_out_samples_first(tmp_path, monkeypatch):
+def test_samples_are_left_out_first_above_the_limit(tmp_path, monkeypatch):
     place = kept_on("n1", tmp_path)
     place.write("series.jsonl", os.urandom(4000))
     assert list(gathered.packed(place)) == ["job.json", "log.jsonl", "series.jsonl"]
@@ -120,11 +120,11 @@ def test_what_is_too_much_is_left_out_samples_first(tmp_path, monkeypatch):
         ("ssh", [], False),
     ],
 )
-def test_who_reads_what_is_kept_reads_it_of_all_nodes(command, options, all_nodes):
+def test_commands_that_read_records_read_all_nodes(command, options, all_nodes):
     assert gathered.is_of_all_nodes(command, options) == all_nodes
 
 
-def test_a_node_that_sends_no_end_is_ended(nodes):
+def test_node_with_endless_output_is_killed(nodes):
     nodes["n1", "--", "7.srv"] = "import os\nwhile True: os.write(1, b' ' * 65536)"
     with pytest.raises(HostFault, match="the job's state is larger than 2097152 bytes"):
         state.answer(str, "7.srv", "n1", CONFIG, 20.0, most=2 << 20)

@@ -1,4 +1,4 @@
-"""Requests in the owner's home: what is one, and who may have left it where."""
+"""Requests in the owner's home: valid requests, and their permissions."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def data(**changed):
     return json.dumps(a_request(**changed)).encode()
 
 
-def test_what_a_command_leaves_is_read_by_its_job(home):
+def test_request_written_by_a_command_is_read_by_its_job(home):
     request = requests.parsed(data(words=["ssh", "--", JOB, "0", "--", "ls", "-l"]), JOB)
     with requests.directory(JOB) as place:
         name = requests.leave(place, request)
@@ -33,7 +33,7 @@ def test_what_a_command_leaves_is_read_by_its_job(home):
     assert list(top.iterdir()) == []
 
 
-def test_nobody_else_can_read_one(home):
+def test_request_is_unreadable_for_other_users(home):
     with requests.directory(JOB) as place:
         name = requests.leave(place, requests.parsed(data(), JOB))
         status = os.stat(name, dir_fd=place)
@@ -63,7 +63,7 @@ def test_nobody_else_can_read_one(home):
         None,
     ],
 )
-def test_a_request_for_anything_else_is_none(words):
+def test_request_for_another_command_or_option_is_refused(words):
     with pytest.raises(Refused, match="invalid request"):
         requests.parsed(data(words=words), JOB)
 
@@ -93,13 +93,13 @@ def test_a_request_for_anything_else_is_none(words):
         {"host": None},
     ],
 )
-def test_a_request_that_is_bent_is_none(changed):
+def test_malformed_request_is_refused(changed):
     with pytest.raises(Refused, match="invalid request"):
         requests.parsed(data(**changed), JOB)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_request_or_refused(content):
+def test_any_bytes_are_parsed_or_refused(content):
     with pytest.raises(Refused):
         requests.parsed(content, JOB)
 
@@ -118,7 +118,7 @@ def test_only_addresses_of_other_hosts_are_connected_to(address, other):
 
 
 @pytest.mark.parametrize("at", [".vtorque", ".vtorque/requests", ".vtorque/requests/42.srv.0"])
-def test_a_link_in_its_way_is_not_followed(home, tmp_path, at):
+def test_link_in_the_path_is_not_followed(home, tmp_path, at):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o755)
     (home / at).parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def test_a_link_in_its_way_is_not_followed(home, tmp_path, at):
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "large"])
-def test_what_is_no_plain_file_is_not_read(home, kind):
+def test_request_that_is_not_a_small_regular_file_is_refused(home, kind):
     name = "0" * 32 + ".json"
     with requests.directory(JOB) as place:
         path = home / f".vtorque/requests/42.srv.0/{name}"

@@ -1,4 +1,4 @@
-"""What a job's nodes say of it: ``vmgr ps --phase``, and where a rank is."""
+"""State of a job on its nodes: ``vmgr ps --phase``, and the node of a rank."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ CONFIG = Path("/etc/acme.toml")
         ("", "gone \x1b[2J"),
     ],
 )
-def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
+def test_node_with_an_invalid_answer_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
     monkeypatch.setattr(state.service, "vmgr", lambda *_: python(code))
     with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|no answer about the job)$"):
@@ -42,7 +42,7 @@ def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
         ("import signal; signal.pause()", 0.1, r"no answer within 0\.1 s"),
     ],
 )
-def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code, spare, words):
+def test_node_with_endless_output_or_no_answer_is_killed(monkeypatch, tmp_path, code, spare, words):
     """With all that it has started."""
     pids = tmp_path / "pids"
     both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
@@ -56,7 +56,7 @@ def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code
     eventually(lambda: not any(alive(pid) for pid in started))
 
 
-def test_each_node_of_each_job_is_asked_in_order(monkeypatch):
+def test_nodes_are_queried_in_order(monkeypatch):
     """One that cannot answer says why, and the others' answers are there."""
 
     def vmgr(_config, _command, _node, node, _, job_id):

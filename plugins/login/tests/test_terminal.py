@@ -13,7 +13,7 @@ with waiting._raw(None):
 """
 
 
-def test_what_is_typed_before_the_session_begins_is_not_lost():
+def test_input_typed_before_the_session_starts_is_kept():
     ours, theirs = pty.openpty()
     try:
         os.write(ours, b"hostname\n")

@@ -95,7 +95,7 @@ def cluster(tmp_path):
     return run
 
 
-def test_the_commands_of_a_running_job(cluster, tmp_path):
+def test_commands_for_a_running_job_work(cluster, tmp_path):
     page = tmp_path / "page.html"
     log, short, report, html, ssh, phases, wrong = cluster(
         ["logs", JOB],
@@ -119,7 +119,7 @@ def test_the_commands_of_a_running_job(cluster, tmp_path):
 NO_ADMIN = "import os; os.geteuid = lambda: 1; from vtorque_core.cli import vmgr; vmgr.main()"
 
 
-def test_a_running_job_on_two_nodes_is_one_report(cluster):
+def test_running_job_on_two_nodes_has_one_report(cluster):
     report, log = cluster(
         ["report", "--json", JOB],
         ["logs", JOB],
@@ -158,7 +158,7 @@ def written(path):
     return work
 
 
-def test_another_user_neither_reads_nor_leaves_a_request(home):
+def test_other_user_neither_reads_nor_writes_a_request(home):
     """Whoever else is on the host, even where the home is open to all."""
     home.chmod(0o777)
     with requests.directory("42.srv") as place:
@@ -180,7 +180,7 @@ def test_another_user_neither_reads_nor_leaves_a_request(home):
     assert mine.stat().st_mode & 0o777 == 0o700, "they let nobody any more"
 
 
-def test_another_users_directory_is_not_used(home):
+def test_directory_of_another_user_is_not_used(home):
     home.chmod(0o777)
     assert as_another(home, lambda at: os.mkdir(".vtorque", dir_fd=at)) == 0
     with (

@@ -1,4 +1,4 @@
-"""What launchers of parallel programs are told about a job's guests."""
+"""Host files and variables of parallel program launchers for a job's guests."""
 
 from dataclasses import replace
 
@@ -34,12 +34,12 @@ def told(guest=GUEST):
         ("I_MPI_HYDRA_HOST_FILE", "vn1-0\nvn1-1\nvn2-0\n"),
     ],
 )
-def test_each_host_file_names_the_guests_by_rank_with_their_slots(variable, text):
+def test_each_host_file_lists_guests_by_rank_with_slots(variable, text):
     files, variables = told()
     assert files[variables[variable]] == text
 
 
-def test_guests_of_different_sizes_have_their_own_slots():
+def test_guests_of_different_sizes_have_different_slots():
     """vcpus=job on nodes that give the job other numbers of CPUs: all had this guest's."""
     files, variables = told(replace(GUEST, slots=(4, 4, 2)))
     assert files["/etc/vtorque/mpi/openmpi"] == "vn1-0 slots=4\nvn1-1 slots=4\nvn2-0 slots=2\n"
@@ -47,7 +47,7 @@ def test_guests_of_different_sizes_have_their_own_slots():
     assert variables["I_MPI_PERHOST"] == "2", "Intel's host file has no counts"
 
 
-def test_nodes_without_guests_follow_with_their_own_slots():
+def test_nodes_without_guests_follow_with_their_slots():
     files, variables = told(replace(GUEST, bare=(BareNode("n3", 16), BareNode("n4", 8))))
     texts = {name: files[variables[name]].split("\n")[3:] for name in variables if "FILE" in name}
     assert texts["HYDRA_HOST_FILE"] == ["n3:16", "n4:8", ""]
@@ -56,7 +56,7 @@ def test_nodes_without_guests_follow_with_their_own_slots():
     assert files["/etc/vtorque/mpi/openmpi"].endswith("vn2-0 slots=4\nn3 slots=16\nn4 slots=8\n")
 
 
-def test_ssh_starts_the_daemons_whatever_the_host_is():
+def test_ssh_starts_the_daemons_on_any_host():
     _, variables = told()
     wanted = {
         "OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": "ssh", "PRTE_MCA_plm": "ssh",
@@ -82,7 +82,7 @@ def test_with_dhcp_no_subnet_is_known():
     assert not [name for name in variables if name.endswith("if_include")]
 
 
-def test_each_variable_gives_way_to_the_users_own_and_to_its_other_name():
+def test_each_variable_gives_way_to_user_variables():
     items = [i for i in node.vtorque_guest_context(GUEST) if isinstance(i, EnvVar)]
     assert all(item.name in item.unless for item in items)
     unless = {item.name: item.unless for item in items}
@@ -91,13 +91,13 @@ def test_each_variable_gives_way_to_the_users_own_and_to_its_other_name():
 
 
 @pytest.mark.parametrize("supports", [set(), {"EnvVar"}, {"GuestFile"}])
-def test_a_guest_type_that_cannot_have_them_gets_nothing(supports):
+def test_guest_type_without_support_gets_nothing(supports):
     guest = replace(GUEST, supports=frozenset(supports))
     assert list(node.vtorque_guest_context(guest)) == []
 
 
 @pytest.mark.parametrize("disable", [(), ("mpi",)])
-def test_it_is_found_beside_the_core_alone_and_can_be_disabled(disable):
+def test_mpi_loads_without_other_plugins_and_can_be_disabled(disable):
     plugins = Plugins.load(node=True, enable=("mpi",), disable=disable)
     assert plugins.broken == {}
     assert plugins.names == ("core",) if disable else ("core", "mpi")

@@ -1,4 +1,4 @@
-"""Containers in every form they come in, and everything that can be wrong with them."""
+"""Containers in every format, and invalid containers."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def check_tree(tree: FileTree) -> None:
     ],
     ids=["layout", "zstd", "plain", "oci-archive", "docker-archive", "saved directory"],
 )
-def test_all_forms_give_the_same_files(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_all_formats_give_the_same_files(make: Callable[[Path], Path], tmp_path: Path) -> None:
     check_tree(tree_of(read(make(tmp_path / "source"), tmp_path / "work")))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_what_skopeo_writes_is_read(tmp_path: Path) -> None:
+def test_files_written_by_skopeo_are_read(tmp_path: Path) -> None:
     source = made.as_directory(made.layout_files([BASE, UPPER]), tmp_path / "layout")
     # Else root's skopeo keeps a cache in /var/lib/containers (containers/image, blobinfocache).
     environ = {**os.environ, "_CONTAINERS_ROOTLESS_UID": "1", "XDG_DATA_HOME": str(tmp_path)}
@@ -130,7 +130,7 @@ def test_environment_and_entry_point(tmp_path: Path) -> None:
     assert text == b"A=1=2\0EMPTY=\0!PATH=/app\0\0/app/run\0-v\0"
 
 
-def test_one_of_several_images_is_chosen(tmp_path: Path) -> None:
+def test_one_of_several_images_is_selected_by_tag(tmp_path: Path) -> None:
     files = made.layout_files([BASE])
     index = json.loads(files["index.json"])
     (one,) = index["manifests"]
@@ -334,7 +334,7 @@ def test_hostile_layers_are_refused(entry: made.Entry, message: str, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("budget", [Budget(entries=25), Budget(headers=50_000)])
-def test_layers_of_an_image_have_one_budget(budget: Budget, tmp_path: Path) -> None:
+def test_layers_of_an_image_share_one_budget(budget: Budget, tmp_path: Path) -> None:
     attributes = {f"SCHILY.xattr.user.{n}": "x" for n in range(10)}
     one = made.layer(*((f"f{n}", b"", "f", {"pax_headers": attributes}) for n in range(10)))
     layers.apply(FileTree(), io.BytesIO(one), 0, can_store, dataclasses.replace(budget))
@@ -370,7 +370,7 @@ def test_chains_of_links_are_followed_in_a_bounded_number_of_steps(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_links_of_a_layer_lead_nowhere_else(tmp_path: Path) -> None:
+def test_links_of_a_layer_do_not_lead_outside(tmp_path: Path) -> None:
     """What would be written to this machine's /etc by an unpacker is in the image's own."""
     evil = made.layer(("evil", "/etc", "l"), ("up", "../../../../etc", "l"))
     through = made.layer(("evil/mark", b"1", "f"), ("up/mark2", b"2", "f"))
@@ -396,7 +396,7 @@ def test_whiteouts_through_links_stay_in_the_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_only_root_can_change_what_root_runs_in_the_guest(tmp_path: Path) -> None:
+def test_code_run_by_guest_root_is_writable_by_root_only(tmp_path: Path) -> None:
     """The container's directories are anybody's, links lead through /tmp, a module is its own."""
     loose = {"mode": 0o777, "uid": 1000}
     evil = made.layer(
@@ -434,14 +434,14 @@ def test_only_root_can_change_what_root_runs_in_the_guest(tmp_path: Path) -> Non
     write_disk(tree, tmp_path / "disk", tmp_path / "root.qcow2", 64)
 
 
-def test_settings_that_the_agent_would_not_take_are_refused() -> None:
+def test_settings_above_the_agent_limit_are_refused() -> None:
     environment = {f"N{number}": "x" * 100_000 for number in range(11)}
     with pytest.raises(Refused, match="bytes, and the agent's limit is 1048576"):
         settings(Container((), environment), ())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_layer_that_the_configuration_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_layer_missing_in_the_configuration_is_refused(tmp_path: Path) -> None:
     rootfs = {"type": "layers", "diff_ids": [made.digest(b"other")]}
     files = changed(GOOD, "config", rootfs=rootfs)
     container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
@@ -449,7 +449,7 @@ def test_a_layer_that_the_configuration_does_not_know_is_refused(tmp_path: Path)
         tree_of(container)
 
 
-def test_sources_that_are_no_files_are_refused(tmp_path: Path) -> None:
+def test_sources_that_are_not_regular_files_are_refused(tmp_path: Path) -> None:
     source = made.as_directory(GOOD, tmp_path / "source")
     (tmp_path / "link").symlink_to(source)
     os.mkfifo(tmp_path / "fifo")

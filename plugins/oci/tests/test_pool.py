@@ -1,4 +1,4 @@
-"""``vmgr images build`` with what is broken: refused, and neither pool nor staging shows it."""
+"""``vmgr images build`` with broken input: refused, without changes of pool and staging."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def state(pool: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", sparing.each(3, BROKEN))
-def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path: Path) -> None:
+def test_broken_input_does_not_change_the_pool(case: str, pool: Path, tmp_path: Path) -> None:
     builder, make, message = BROKEN[case]
     source = make(tmp_path / "source")
     key = "source" if builder == "oci" else "recipe"
@@ -171,7 +171,7 @@ def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path:
         assert state(pool) == before
 
 
-def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> None:
+def test_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> None:
     before = state(pool)
     argv = ["build", "a\nb", "oci", "-o", "source=/x"]
     done = vmgr.run(tmp_path / "site.toml", "images", *argv)
@@ -191,7 +191,9 @@ def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> N
         ([], "NAME BUILDER, or --oci DIR|FILE, are missing"),
     ],
 )
-def test_the_short_form_for_containers(words: list[str], message: str, pool: Path) -> None:
+def test_invalid_short_form_arguments_are_refused(
+    words: list[str], message: str, pool: Path
+) -> None:
     site = pool.parent / "site.toml"
     before = state(pool)
     done = vmgr.run(site, "images", "build", *words)
@@ -233,7 +235,7 @@ def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, made.zstd])
-def test_all_layers_must_be_unpacked_in_time(
+def test_all_layers_must_be_decompressed_in_time(
     pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oci, "TIMEOUT", 0)
@@ -248,7 +250,7 @@ def test_all_layers_must_be_unpacked_in_time(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
-def test_nothing_of_a_tool_is_left_that_could_write_to_a_layer(tmp_path: Path) -> None:
+def test_child_of_a_tool_is_killed_before_it_writes_to_a_layer(tmp_path: Path) -> None:
     """A tool that a hostile container has taken over leaves a process with the file open."""
     marked = "86398.25"  # seconds: how the test finds the process
     script = f"id -u; setsid sh -c 'sleep {marked}; echo changed' 2>/dev/null & echo over"

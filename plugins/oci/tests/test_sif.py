@@ -33,7 +33,7 @@ def read(path: Path, work: Path, most: int = 1 << 20) -> Any:
         return sif.read_sif(descriptor, work, most, "x86_64", path.name)
 
 
-def test_a_sif_is_one_layer_with_a_runscript(root: Path, tmp_path: Path) -> None:
+def test_sif_is_one_layer_with_a_runscript(root: Path, tmp_path: Path) -> None:
     container = read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")
     assert container.entrypoint == ("/.singularity.d/runscript",)
     ((layer, digest),) = container.layers
@@ -75,7 +75,7 @@ def test_broken_files_are_refused(
         read(made.as_sif(root, tmp_path / "app.sif", **changes), tmp_path / "work")
 
 
-def test_a_bomb_is_refused(root: Path, tmp_path: Path) -> None:
+def test_bomb_is_refused(root: Path, tmp_path: Path) -> None:
     (root / "zeros").write_bytes(bytes(30 << 20))
     with pytest.raises(
         Refused,

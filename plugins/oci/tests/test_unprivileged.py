@@ -1,4 +1,4 @@
-"""The process that reads a container's layers: no rights, limits, and a bounded answer."""
+"""The process that reads the layers of a container: no privileges, limits, a bounded answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told(
     return steps
 
 
-def test_it_has_no_rights_and_only_the_files_that_it_needs(tmp_path: Path) -> None:
+def test_process_has_no_privileges_and_only_its_files(tmp_path: Path) -> None:
     with (tmp_path / "disk").open("xb") as disk, (tmp_path / "secret").open("xb") as secret:
 
         def work(root: Root) -> None:
@@ -87,7 +87,7 @@ def close_pipe_and_sleep(root: Root) -> None:
         (lambda _: None, "has failed"),  # taken over, it says that it is done before root is
     ],
 )
-def test_it_is_bounded(
+def test_process_cpu_memory_and_time_are_limited(
     work: Callable[[Root], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unprivileged, "CPU", 1)
@@ -97,7 +97,7 @@ def test_it_is_bounded(
         told(work)
 
 
-def test_files_that_it_writes_are_bounded(tmp_path: Path) -> None:
+def test_size_of_written_files_is_limited(tmp_path: Path) -> None:
     def work(_: Root) -> None:
         os.pwrite(disk.fileno(), b"x", 4096)
 
@@ -106,7 +106,7 @@ def test_files_that_it_writes_are_bounded(tmp_path: Path) -> None:
     assert (tmp_path / "disk").stat().st_size <= 4096
 
 
-def test_nothing_of_it_is_left_when_root_fails() -> None:
+def test_process_is_killed_when_root_fails() -> None:
     pids = []
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""The builder, and recipes that it takes or refuses."""
+"""The builder, and accepted and refused recipes."""
 
 import struct
 import subprocess
@@ -59,7 +59,7 @@ NAMES = "a b"
 """
 
 
-def test_an_image_from_a_recipe(here):
+def test_image_is_built_from_a_recipe(here):
     (here / "r.toml").write_text(RECIPE)
     built = build(here, recipe=str(here / "r.toml"))
     assert (built.guest_type, built.distro, built.arch) == ("osv", "OSV", "x86_64")
@@ -76,7 +76,7 @@ def test_an_image_from_a_recipe(here):
     assert (here / "staging/loader.elf").read_bytes() == (here / "loader.elf").read_bytes()
 
 
-def test_a_root_file_system_that_is_a_share(here):
+def test_root_share_is_built_with_its_directory(here):
     (here / "r.toml").write_text(RECIPE)
     (here / "prog").chmod(0o700)
     (here / "data/deep/file").chmod(0o600)
@@ -100,7 +100,7 @@ def test_a_root_file_system_that_is_a_share(here):
     assert sorted(p.name for p in here.iterdir() if p.name.startswith(".")) == []
 
 
-def test_a_root_share_that_has_its_files_already(here):
+def test_existing_root_share_is_used(here):
     loader = str(here / "loader.elf")
     built = build(here, loader=loader, root_share="sim", **{"command:run": "/bin/x 1"})
     assert (built.disk, built.labels) == (None, {"root": "sim", "command.run": "/bin/x 1"})
@@ -114,12 +114,12 @@ def test_a_root_share_that_has_its_files_already(here):
         ({"root_directory": "/x/y"}, "root_directory: must be a path, and"),
     ],
 )
-def test_root_shares_that_make_no_sense(here, options, message):
+def test_contradicting_root_share_options_are_refused(here, options, message):
     with pytest.raises(Refused, match=message):
         build(here, loader=str(here / "loader.elf"), **options)
 
 
-def test_a_root_directory_below_what_others_can_write(here, monkeypatch):
+def test_root_directory_that_others_can_write_is_refused(here, monkeypatch):
     (here / "open/mine").mkdir(parents=True)
     (here / "open").chmod(0o777)
     loader = str(here / "loader.elf")
@@ -135,7 +135,7 @@ def test_a_root_directory_below_what_others_can_write(here, monkeypatch):
     assert [path.name for path in (here / "open").rglob("*")] == ["mine", "r.toml"]
 
 
-def test_options_win_over_the_recipe(here):
+def test_options_override_the_recipe(here):
     (here / "r.toml").write_text(RECIPE)
     built = build(
         here, recipe=str(here / "r.toml"), **{"env:NAMES": "x", "command:run": "/bin/prog"},
@@ -146,7 +146,7 @@ def test_options_win_over_the_recipe(here):
     assert built.min_ram_mib == 64
 
 
-def test_an_image_that_boots_from_its_disk(here):
+def test_image_that_boots_from_its_disk_is_built(here):
     (here / "loader.img").write_bytes(bytes(510) + b"\x55\xaa" + bytes(5000))
     built = build(here, loader=str(here / "loader.img"), **{"file:/prog": str(here / "prog")})
     assert built.kernel is None
@@ -162,7 +162,7 @@ def test_parts_of_osv_become_labels(here):
     assert built.labels == {"rest": "true", "cloud-init": "true"}
 
 
-def test_the_same_again_gives_the_same_bytes(here):
+def test_build_is_reproducible(here):
     (here / "r.toml").write_text(RECIPE)
     build(here, recipe=str(here / "r.toml"))
     first = (here / "staging/disk.raw").read_bytes()
@@ -198,7 +198,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "why"), BAD)
-def test_bad_recipes(here, text, why):
+def test_bad_recipes_are_refused(here, text, why):
     (here / "r.toml").write_text(text)
     with pytest.raises(Refused) as refused:
         build(here, recipe=str(here / "r.toml"))
@@ -220,13 +220,13 @@ def test_bad_recipes(here, text, why):
         ({"command:x": "/prog"}, "/prog is not among the image's files"),
     ],
 )
-def test_bad_options(here, arguments, why):
+def test_bad_options_are_refused(here, arguments, why):
     with pytest.raises(Refused) as refused:
         build(here, **{"loader": str(here / "loader.elf"), **arguments})
     assert why in str(refused.value)
 
 
-def test_a_recipe_that_is_too_big(here):
+def test_recipe_above_1_mib_is_refused(here):
     (here / "r.toml").write_text("#" * (recipe.MAX_RECIPE + 1))
     with pytest.raises(Refused, match="is larger than 1 MiB"):
         build(here, recipe=str(here / "r.toml"))

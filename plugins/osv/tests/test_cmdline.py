@@ -40,7 +40,7 @@ def osv_script(text):
     return [w for w in found if w.startswith("--env=")], [w for w in found if w[:6] != "--env="]
 
 
-def test_the_whole_line():
+def test_boot_line_has_all_options():
     options = [*cmdline.base_options(), *cmdline.network_options((STATIC, SECOND)),
                *cmdline.mount_options(["/data"])]  # fmt: skip
     line = cmdline.boot_line(options, {"A": "b c", "D": "$e f"}, "runscript /dev/vblk1")
@@ -53,7 +53,7 @@ def test_the_whole_line():
     )
 
 
-def test_the_script_disk():
+def test_script_disk_has_all_commands():
     commands = script.parse(b'/hello "x y"\n/b\n', {})
     text = cmdline.script_disk({"A": "b c", "D": "$e"}, commands)
     line, padding = text.split(b"\n")
@@ -63,13 +63,13 @@ def test_the_script_disk():
     assert not padding.strip()
 
 
-def test_dhcp_is_osvs_default():
+def test_dhcp_is_the_default_of_osv():
     assert cmdline.network_options((DHCP,)) == []
     assert cmdline.network_options(()) == []
 
 
 @pytest.mark.parametrize("addresses", [(Address("52:54:00:00:00:01", dhcp=False),), (STATIC, DHCP)])
-def test_what_osv_cannot_do_on_networks(addresses):
+def test_unsupported_networks_are_refused(addresses):
     with pytest.raises(Refused):
         cmdline.network_options(addresses)
 
@@ -85,7 +85,7 @@ def test_variables_that_osv_gets():
 
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True),
                        st.text(st.characters(max_codepoint=126), max_size=20)))  # fmt: skip
-def test_osv_reads_back_what_was_meant(environ):
+def test_boot_line_and_script_disk_are_parsed_back_by_osv_rules(environ):
     wanted = cmdline.for_guest(environ)
     options, rest = osv_split(cmdline.boot_line(["--verbose"], wanted, "/a b"))
     text = cmdline.script_disk(wanted, script.parse(b"/a b", {})).decode()
@@ -95,7 +95,7 @@ def test_osv_reads_back_what_was_meant(environ):
     assert sorted(options + variables) == sorted(f"--env={n}={v}" for n, v in wanted.items())
 
 
-def test_what_is_too_long():
+def test_command_line_above_the_limit_is_refused():
     with pytest.raises(Refused, match=r"submit with fewer variables \(-v NAME"):
         cmdline.boot_line([], {"A": "$" + "x" * cmdline.MAX_CMDLINE}, "/a")
     with pytest.raises(Refused, match="fewer variables"):

@@ -36,7 +36,7 @@ def read(data, sizes=(1 << 20,), **kwargs):
         ("background", b"line 0 of many\nline 1 of many\nline 2 of many\nwill return 2\n", 2),
     ],
 )
-def test_output_and_code(name, out, code):
+def test_output_and_exit_code_are_parsed(name, out, code):
     said, outcome = read((DATA / f"{name}.console").read_bytes())
     assert (said, outcome.code, outcome.reason) == (out, code, "")
 
@@ -48,26 +48,26 @@ def test_output_and_code(name, out, code):
         ("segv", b"will crash\n", 139, "(an invalid memory access)"),
     ],
 )
-def test_a_crash(name, out, code, words):
+def test_crash_is_a_failure(name, out, code, words):
     said, outcome = read((DATA / f"{name}.console").read_bytes())
     assert (said, outcome.code) == (out, code)
     assert words in outcome.reason
     assert any(line.startswith("0x") for line in outcome.detail)
 
 
-def test_a_program_that_is_not_in_the_image():
+def test_missing_program_is_exit_code_127():
     said, outcome = read((DATA / "missing.console").read_bytes())
     assert (said, outcome.code) == (b"", 127)
     assert outcome.reason == "Failed to load object: /no/such. Powering off."
 
 
-def test_a_script_disk_that_osv_cannot_read():
+def test_unreadable_script_disk_is_a_failure():
     said, outcome = read((DATA / "badscript.console").read_bytes())
     assert (said, outcome.booted) == (b"", False)
     assert outcome.code != 0
 
 
-def test_osv_that_ends_before_the_job():
+def test_osv_that_ends_before_the_job_is_a_failure():
     said, outcome = read((DATA / "badoption.console").read_bytes())
     assert (said, outcome.code, outcome.booted) == (b"", 126, False)
     assert outcome.reason == "unrecognized option: nonsense"
@@ -75,14 +75,14 @@ def test_osv_that_ends_before_the_job():
 
 @pytest.mark.parametrize("name", NAMES)
 @given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
-def test_how_the_bytes_arrive_makes_no_difference(name, sizes):
+def test_chunk_boundaries_make_no_difference(name, sizes):
     data = (DATA / f"{name}.console").read_bytes()
     assert read(data, sizes) == read(data)
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(7, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_console_cut_off_anywhere_is_no_success(name, stride):
+def test_truncated_console_is_never_a_success(name, stride):
     data = (DATA / f"{name}.console").read_bytes()
     end = data.rindex(b"Powering off.") if b"Powering off." in data else len(data)
     for cut in {*range(0, end, stride + end // 200), *range(max(0, end - 300), end, stride)}:
@@ -109,42 +109,42 @@ DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nP
         (b"a\r\nrandom: device unblocked.\r\nb\r\n", b"a\nb\n", 0),
     ],
 )
-def test_what_a_program_may_say(text, out, code):
+def test_program_output_that_looks_like_osv_lines_is_kept(text, out, code):
     said, outcome = read(BOOT + text + DOWN)
     assert (said.removesuffix(b"\n"), outcome.code) == (out.removesuffix(b"\n"), code)
 
 
-def test_output_comes_before_its_line_ends():
+def test_output_is_returned_before_its_line_ends():
     console = Console({"/hello"})
     assert console.feed(BOOT + b"working... ") == b"working... "
     assert console.feed(b"done\r\n") == b"done\n"
 
 
-def test_what_may_be_of_osv_waits_for_its_end():
+def test_possible_osv_line_is_held_until_complete():
     console = Console({"/hello"})
     assert console.feed(BOOT + b"progr") == b""
     assert console.feed(b"ess: 3") == b"progress: 3"
 
 
-def test_a_long_line_is_not_held_back():
+def test_long_line_is_not_held_back():
     console = Console({"/hello"})
     assert len(console.feed(BOOT + b"program " + b"x" * 100_000)) > 90_000
 
 
-def test_power_that_goes_without_a_shutdown_is_a_failure():
+def test_power_off_without_a_shutdown_is_a_failure():
     said, outcome = read(BOOT + b"half of it\r\n")
     assert (said, outcome.code) == (b"half of it\n", 134)
     assert "half of it" in outcome.detail
 
 
-def test_the_servers_own_lines_are_no_output():
+def test_lines_of_the_rest_server_are_not_output():
     server = b"httpserver: loaded plugin\r\nRest API server running on port 8000\r\n"
     said, outcome = read(BOOT + server + b"hi\r\n" + DOWN, begin="Rest API server running on port ")
     assert (said, outcome.code) == (b"hi\n", 0)
 
 
 @given(st.binary(max_size=2000))
-def test_anything_on_a_console_is_taken(data):
+def test_any_console_bytes_are_parsed(data):
     _, outcome = read(data, (13, 1))
     assert outcome.code != 0 or b"Powering off." in data
     read(BOOT + data)
@@ -164,7 +164,7 @@ BOOTED = f"{BEGIN}\n".encode()
     ],
     ids=["no newline", "way down", "abort", "crash", "crash without newline"],
 )
-def test_a_guest_that_never_stops_takes_no_memory(first, flood):
+def test_endless_output_uses_bounded_memory(first, flood):
     """What a console writes is the guest's, and the job wrapper is on the host."""
     console = Console({"/prog"})
     console.feed(first)

@@ -79,11 +79,11 @@ def late(guest, sent):
     return found, "".join(texts)
 
 
-def test_it_is_told_late_what_to_run():
+def test_driver_is_a_late_driver():
     assert isinstance(OsvDriver(), LateDriver)
 
 
-def test_its_hardware():
+def test_domain_has_clock_console_kernel_shares_and_script_disk():
     found = list(OsvDriver().elements(PLAN, Site()))
     assert Clock(hpet=True) in found
     assert Console("/r/console.sock") in found
@@ -112,17 +112,17 @@ def test_a_guest_without_a_root_disk():
     assert late(plan(dataclasses.replace(IMAGE, disk=None)), order())[0].cmdline.endswith("/vblk0")
 
 
-def test_a_working_directory_that_is_not_in_the_guest_is_left_out():
+def test_working_directory_outside_the_guest_is_left_out():
     assert "--cwd" not in late(PLAN, order(cwd="/home/ada"))[0].cmdline
     assert "--cwd" not in late(PLAN, order(cwd="/data\\x"))[0].cmdline
 
 
-def test_nfs_where_the_image_has_it():
+def test_nfs_is_mounted_if_the_image_supports_it():
     _, text = late(plan(labelled(nfs="true")), order())
     assert text.endswith(" /tools/mount-fs.so nfs nfs://srv/exp?version=4 /nfs; /prog x")
 
 
-def test_the_seed_where_the_image_reads_one():
+def test_seed_is_added_if_the_image_reads_one():
     guest = plan(labelled(**{"cloud-init": "true"}))
     disks = [e.path for e in OsvDriver().elements(guest, Site()) if isinstance(e, Disk)]
     assert disks == ["/s/seed.iso", "/s/script"]
@@ -140,7 +140,7 @@ def test_the_seed_where_the_image_reads_one():
     assert (seed.mode, seed.uid) == (0o400, guest.qemu_uid)
 
 
-def test_in_rest_mode_the_server_is_all_that_runs():
+def test_only_the_server_runs_in_rest_mode():
     guest = plan(labelled(rest="true"), osv_mode="rest")
     element, text = late(guest, order(A="secret", B="$x"))
     assert element.cmdline.endswith("/data /libhttpserver-api.so")
@@ -155,7 +155,7 @@ def test_in_rest_mode_the_server_is_all_that_runs():
     )  # fmt: skip
 
 
-def test_a_disk_that_boots_by_itself_carries_the_line():
+def test_boot_line_is_written_to_a_disk_that_boots_without_a_kernel():
     guest = plan(dataclasses.replace(IMAGE, kernel=None), fs_type="ramdisk")
     found, _ = late(guest, order())
     assert isinstance(found, BootLine)
@@ -165,7 +165,7 @@ def test_a_disk_that_boots_by_itself_carries_the_line():
         late(guest, order(A="$" + "x" * 1000))
 
 
-def test_the_line_is_written_with_the_rights_of_qemus_user(tmp_path, monkeypatch):
+def test_boot_line_is_written_with_the_privileges_of_the_qemu_user(tmp_path, monkeypatch):
     """qemu-io parses the image, which a stranger may have made."""
     image, overlay = tmp_path / "base", tmp_path / "overlay"
     image.write_bytes(bytes(1 << 20))
@@ -199,14 +199,14 @@ def test_several_nodes_are_refused():
      b'{"script": "", "environ": {"A": 3}, "cwd": ""}', b"[" * 100_000,
      b'{"script": "", "environ": [], "cwd": ""}'],
 )  # fmt: skip
-def test_a_bad_order_is_refused(data):
+def test_bad_order_is_refused(data):
     with pytest.raises(Refused):
         late(PLAN, data)
 
 
 @given(st.binary(max_size=200), st.dictionaries(st.text(max_size=5), st.text(max_size=9)),
        st.text(max_size=20))  # fmt: skip
-def test_any_order_gives_one_printable_line_or_is_refused(script, environ, cwd):
+def test_any_order_gives_a_printable_line_or_is_refused(script, environ, cwd):
     try:
         element, text = late(PLAN, Order(script, environ, cwd).encode())
     except Refused:
@@ -220,7 +220,7 @@ def refusals(guest, **settings):
     return [str(each) for each in node.vtorque_plan(guest, Site(**settings))]
 
 
-def test_what_osv_the_image_or_the_site_cannot_do():
+def test_options_unsupported_by_osv_image_or_site_are_refused():
     file = type("F", (), {"name": "p.sh", "content": b""})()
     assert refusals(PLAN) == []
     assert "has no REST server" in refusals(plan(osv_mode="rest"), rest=True)[0]
@@ -234,13 +234,13 @@ def test_what_osv_the_image_or_the_site_cannot_do():
     assert "is not OSv" in refusals(plan(linux, osv_mode="rest"))[0]
 
 
-def test_a_mode_that_is_none():
+def test_unknown_mode_is_refused():
     assert mode("rest") == "rest"
     with pytest.raises(ValueError, match="cmdline or rest"):
         mode("shell")
 
 
-def test_a_script_is_checked_against_the_image():
+def test_script_is_checked_against_the_image():
     assert check_script(b"greet\n/prog\n", IMAGE) == ()
     (refusal,) = check_script(b"\nbye\n", IMAGE)
     assert "line 2" in refusal.message

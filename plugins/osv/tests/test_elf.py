@@ -59,7 +59,7 @@ def test_a_program_at_osvs_own_addresses(tmp_path, base):
         elf.check_program(elf.read(program), "x86_64")
 
 
-def test_libraries_are_found_with_what_they_need(tmp_path, library):
+def test_libraries_are_found_with_their_dependencies(tmp_path, library):
     program = compile_(tmp_path, "p", SOURCE, str(library), f"-Wl,-rpath,{library.parent}")
     found = elf.libraries([elf.read(program)])
     assert {name: path.name for name, path in found.items()} == {
@@ -68,7 +68,7 @@ def test_libraries_are_found_with_what_they_need(tmp_path, library):
     }
 
 
-def test_libraries_are_looked_for_where_the_recipe_says(tmp_path, library):
+def test_libraries_are_searched_in_recipe_directories(tmp_path, library):
     program = compile_(tmp_path, "p", SOURCE, str(library))
     with pytest.raises(
         Refused, match=r"needs the library libanswer.so, which is missing on this machine"
@@ -89,13 +89,13 @@ def test_a_library_of_the_system(tmp_path):
     assert set(elf.libraries([elf.read(program)])) == {"libz.so.1"}
 
 
-def test_what_is_no_elf_file(tmp_path):
+def test_other_file_is_not_elf(tmp_path):
     (tmp_path / "text").write_text("hello")
     assert elf.read(tmp_path / "text") is None
 
 
 @pytest.mark.parametrize("size", [4, 20, 64, 1000])
-def test_a_broken_elf_file(tmp_path, size):
+def test_broken_elf_file_is_refused(tmp_path, size):
     whole = compile_(tmp_path, "p", "int main(void) { return 0; }").read_bytes()
     (tmp_path / "cut").write_bytes(whole[:size])
     with pytest.raises(Refused, match="is an invalid ELF file"):

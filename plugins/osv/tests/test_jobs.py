@@ -1,4 +1,4 @@
-"""The wrapper's side with root's real process, consoles that were recorded, and signals."""
+"""The job wrapper with a real root process, recorded consoles, and signals."""
 
 import os
 import signal
@@ -87,14 +87,14 @@ def said(tmp_path):
     return (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
 
 
-def test_a_job(tmp_path, run_dir, outputs):
+def test_job_runs_to_its_exit_code(tmp_path, run_dir, outputs):
     root = Root(run_dir, [recorded("ret42")])
     assert run(run_dir, outputs, "#!/bin/sh\n/hello ret 42\n") == 42
     assert said(tmp_path) == (b"will return 42\n", b"")
     assert root.orders == [Order(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
 
 
-def test_a_crash_is_told_with_its_backtrace(tmp_path, run_dir, outputs):
+def test_crash_is_reported_with_its_backtrace(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("segv")])
     assert run(run_dir, outputs) == 139
     out, err = said(tmp_path)
@@ -105,7 +105,7 @@ def test_a_crash_is_told_with_its_backtrace(tmp_path, run_dir, outputs):
     assert rest
 
 
-def test_osv_that_did_not_come_up(tmp_path, run_dir, outputs):
+def test_osv_that_does_not_boot_is_a_dead_guest(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0")[:300]])
     with pytest.raises(GuestDied, match="before it started the job"):
         run(run_dir, outputs)
@@ -123,7 +123,7 @@ def test_several_guests(tmp_path, run_dir, outputs):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_batch_system_ends_the_job(tmp_path, run_dir, outputs, number):
+def test_batch_system_signal_ends_the_job(tmp_path, run_dir, outputs, number):
     Root(run_dir, [BEGIN.encode() + b"\r\nlooping\r\n"], hold={0})
     before = signal.getsignal(number)
 
@@ -147,14 +147,14 @@ def test_the_batch_system_ends_the_job(tmp_path, run_dir, outputs, number):
         ({"args": ("1",)}, "cannot have arguments"),
     ],
 )
-def test_what_is_refused_before_anything_boots(run_dir, outputs, fields, why):
+def test_invalid_job_is_refused_before_the_boot(run_dir, outputs, fields, why):
     root = Root(run_dir, [])
     with pytest.raises(Refused, match=why):
         run(run_dir, outputs, **fields)
     assert root.orders == []
 
 
-def test_a_closed_output_does_not_stop_the_job(run_dir):
+def test_closed_output_does_not_stop_the_job(run_dir):
     Root(run_dir, [recorded("ret42")])
     reader, writer = os.pipe()
     os.close(reader)

@@ -35,13 +35,13 @@ def test_variables(osv):
     assert osv.environ == {"A": "b c&d=e%#/\u00e9", "EMPTY": ""}
 
 
-def test_a_file_is_written_to_the_byte(osv):
+def test_file_is_uploaded_unchanged(osv):
     content = bytes(range(256)) * 5 + b"\r\n--x--\r\n"
     rest(osv).upload("/tmp/dir/a b", content)
     assert osv.files == {"/tmp/dir/a b": content}
 
 
-def test_a_raw_body_would_write_nothing(osv):
+def test_raw_body_uploads_nothing(osv):
     """That is why there is a form."""
     connection = http.client.HTTPConnection("127.0.0.1", osv.server_port)
     connection.request("POST", "/file//tmp/x", body=b"hi")
@@ -50,7 +50,7 @@ def test_a_raw_body_would_write_nothing(osv):
     assert osv.files == {}
 
 
-def test_a_server_that_hangs_is_given_up(osv):
+def test_hanging_server_times_out(osv):
     with pytest.raises(TimeoutError):
         rest(osv, timeout=0.2).upload("/etc/x", b"")
 
@@ -67,7 +67,7 @@ def test_programs(osv):
 @pytest.mark.parametrize(
     ("command", "why"), [("/no/such", "500 .*Failed to load"), ("/hello; /other", "400 ")]
 )
-def test_what_the_server_refuses(osv, command, why):
+def test_refused_command_raises_rest_error(osv, command, why):
     with pytest.raises(RestError, match=why):
         rest(osv).start(command)
 
@@ -77,7 +77,7 @@ def test_power_off_gets_no_answer(osv):
     assert osv.off.wait(30)
 
 
-def test_nobody_answers():
+def test_missing_server_raises_rest_error():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -93,7 +93,7 @@ def run(osv, commands, environ=(), files=(), seconds=30.0):
     return job.stop()
 
 
-def test_a_whole_job(osv):
+def test_whole_job_runs(osv):
     commands = (Command(1, ("/hello", "a b")), Command(2, ("/other",)))
     said = run(osv, commands, {"A": "1"}, {"/tmp/nodes": "n1\n"})
     assert said == ""
@@ -102,25 +102,25 @@ def test_a_whole_job(osv):
     assert osv.off.is_set()
 
 
-def test_a_command_in_the_background_is_waited_for_at_the_end(osv):
+def test_background_command_is_awaited_at_the_end(osv):
     osv.asks = 5
     assert run(osv, (Command(1, ("/hello",), "&"), Command(1, ("/other",)))) == ""
     assert osv.left == {"27": -1, "28": -1}
 
 
-def test_a_detached_command_is_not_waited_for(osv):
+def test_detached_command_is_not_awaited(osv):
     assert run(osv, (Command(1, ("/hello",), "&!"),)) == ""
     assert osv.left == {"27": 2}
 
 
-def test_a_missing_program_is_told_and_the_guest_ends(osv):
+def test_missing_program_is_reported_and_the_guest_ends(osv):
     said = run(osv, (Command(1, ("/no",)), Command(2, ("/hello",))))
     assert "500" in said
     assert osv.ran == []
     assert osv.off.is_set()
 
 
-def test_a_guest_that_ends_by_itself_is_no_failure_of_the_server():
+def test_guest_that_powers_off_is_not_a_server_failure():
     word = Word(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
     job = RestJob(word, {}, (), 1)
     job.start()

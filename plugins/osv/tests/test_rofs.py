@@ -1,4 +1,4 @@
-"""What the writer writes, an independent reader reads back; real OSv has read it too (e2e)."""
+"""Files from the writer, parsed by an independent reader; real OSv reads them in e2e tests."""
 
 import os
 import struct
@@ -88,7 +88,7 @@ def test_ten_thousand_files(tmp_path):
     assert all(found[b"/d%d/f%d" % (n % 97, n)] == b"%d" % n for n in range(10_000))
 
 
-def test_the_same_tree_gives_the_same_bytes(tmp_path):
+def test_same_tree_gives_the_same_bytes(tmp_path):
     def build(order):
         tree = rofs.Tree()
         for name in order:
@@ -101,12 +101,12 @@ def test_the_same_tree_gives_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     "path", ["relative", "/a/../b", "/" + "x" * 256, "/x\0y", "/a" * 3000, "/"]
 )
-def test_bad_paths(path):
+def test_bad_paths_are_refused(path):
     with pytest.raises(Refused):
         rofs.Tree().file(path, b"")
 
 
-def test_what_is_no_file(tmp_path):
+def test_special_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Refused, match="is not a file, directory or link"):
         rofs.Tree().add("/x", tmp_path)
@@ -116,7 +116,7 @@ def test_what_is_no_file(tmp_path):
         image(tree, tmp_path)
 
 
-def test_files_and_directories_do_not_replace_each_other():
+def test_file_and_directory_do_not_replace_each_other():
     tree = rofs.Tree()
     tree.file("/a", b"1")
     tree.file("/a", b"2")
@@ -127,7 +127,7 @@ def test_files_and_directories_do_not_replace_each_other():
         tree.file("/d", b"")
 
 
-def test_a_disk_has_one_partition(tmp_path):
+def test_disk_has_one_partition(tmp_path):
     tree = rofs.Tree()
     tree.file("/hello", b"hi")
     disk.write_disk(tree, tmp_path / "disk")

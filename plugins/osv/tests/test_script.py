@@ -32,7 +32,7 @@ def words(text, named=NAMED):
         ('/a "b|c>d*"', [(("/a", "b|c>d*"), ";")]),
     ],
 )  # fmt: skip
-def test_lines_that_osv_can_run(text, found):
+def test_supported_lines_are_parsed(text, found):
     assert words(text) == found
 
 
@@ -79,7 +79,7 @@ def test_lines_that_osv_can_run(text, found):
         ("both", 1, "does not run exactly one program"),
     ],
 )
-def test_lines_that_need_a_shell(text, line, why):
+def test_lines_that_need_a_shell_are_refused(text, line, why):
     with pytest.raises(Refused) as refused:
         words(text)
     message = str(refused.value)
@@ -87,24 +87,24 @@ def test_lines_that_need_a_shell(text, line, why):
     assert why in message
 
 
-def test_every_bad_line_is_told():
+def test_every_bad_line_is_reported():
     with pytest.raises(Refused) as refused:
         words("cd /\n/a\nexport X=1\n")
     assert len(refused.value.refusals) == 2
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "#!/bin/sh\n# nothing\n", "   \n"])
-def test_an_empty_script(text):
+def test_empty_script_is_refused(text):
     with pytest.raises(Refused, match="no command line"):
         words(text)
 
 
-def test_a_script_that_is_too_long():
+def test_script_above_the_limit_is_refused():
     with pytest.raises(Refused, match="larger than 64 KiB"):
         words("/a x\n" * 20_000)
 
 
-def test_the_commands_as_osv_reads_them():
+def test_commands_are_quoted_for_osv():
     commands = script.parse(b'/a "b c" ""\n/d "x\\"y" & /e\n', {})
     assert script.command_line(commands) == '/a "b c" "";  /d "x\\"y"& /e'.replace(";  ", "; ")
 
@@ -120,7 +120,7 @@ def test_quoting_and_reading_are_inverse(arguments):
 
 
 @given(st.binary(max_size=300))
-def test_anything_is_read_or_refused(content):
+def test_any_script_is_parsed_or_refused(content):
     try:
         commands = script.parse(content, NAMED)
     except Refused:

@@ -49,7 +49,7 @@ def said(session: Session, start: Start) -> str:
     return out.decode().rstrip("\n")
 
 
-def test_environment_is_a_default_but_for_path(binary: Path, home: Path) -> None:
+def test_container_environment_is_a_default_except_for_path(binary: Path, home: Path) -> None:
     with LocalAgent(binary, extra=put(home, *ENTRIES, "")) as agent:
         agent.ready()
         session = agent.session()
@@ -67,7 +67,7 @@ def test_environment_is_a_default_but_for_path(binary: Path, home: Path) -> None
         assert "PATH=/bin:/usr/bin" in shown.splitlines()
 
 
-def test_entry_point_goes_before_what_the_user_sent_only(binary: Path, home: Path) -> None:
+def test_entry_point_precedes_only_commands_of_the_user(binary: Path, home: Path) -> None:
     entry = home / "entry"
     entry.write_text('#!/bin/sh\necho "entry $1:"\nshift\nexec "$@"\n')
     entry.chmod(0o755)

@@ -40,7 +40,7 @@ def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
     assert when_up(session, script, lambda events: events.signal(signal.SIGTERM)) == (7, b"got\n")
 
 
-def test_an_agent_that_was_slow_to_answer_runs_the_job(
+def test_agent_that_answers_late_runs_the_job(
     agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It finds HELLO, zeros and HELLO at once: it answers, says ERROR of the zeros, answers."""
@@ -107,7 +107,7 @@ def test_background_child_holding_the_pipe_is_killed_after_a_grace(session: Sess
     assert late == [b"late"]
 
 
-def test_leftover_without_streams_is_killed_at_once(tmp_path: Path) -> None:
+def test_leftover_process_without_streams_is_killed_without_grace(tmp_path: Path) -> None:
     """Without the grace, which is an hour in this agent."""
     said: list[bytes] = []
 
@@ -126,7 +126,7 @@ def test_leftover_without_streams_is_killed_at_once(tmp_path: Path) -> None:
     assert not alive(int(said[0]))
 
 
-def test_daemon_in_its_own_session_neither_blocks_nor_dies(session: Session) -> None:
+def test_daemon_in_a_separate_session_neither_blocks_nor_is_killed(session: Session) -> None:
     script = """
     f=$PWD/there.$$; export f; trap 'rm -f $f' EXIT
     setsid sh -c 'echo $$; : >$f; exec sleep 1000' &
@@ -144,7 +144,7 @@ def test_endless_background_writer_does_not_hold_the_job(session: Session) -> No
     assert status.code == 0
 
 
-def test_slow_reader_loses_nothing_and_signals_pass(session: Session) -> None:
+def test_slow_reader_loses_no_output_and_signals_arrive(session: Session) -> None:
     with_more_time(partial(read_late, session), 0.3, 3, 15)
 
 
@@ -200,7 +200,7 @@ def test_blocked_stdout_does_not_block_stderr_signals_or_kill(session: Session) 
     assert status.code == 137
 
 
-def test_closed_stdout_gives_the_program_sigpipe(session: Session) -> None:
+def test_closed_stdout_sends_sigpipe_to_the_program(session: Session) -> None:
     read, write = os.pipe()
     os.close(read)
     status = session.run(sh("exec cat /dev/zero"), None, write, DEVNULL)
@@ -222,7 +222,7 @@ def test_unread_stdin_does_not_hold_the_job(session: Session) -> None:
     assert run(session, sh("cat"), b"clean")[1] == b"clean"
 
 
-def test_host_disconnect_kills_the_job_and_the_next_one_runs(agent: LocalAgent) -> None:
+def test_host_disconnect_kills_the_job_and_the_next_job_runs(agent: LocalAgent) -> None:
     first = agent.connect()
     session = Session(first)
     session.hello(time.monotonic() + 20)

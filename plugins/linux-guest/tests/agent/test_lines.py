@@ -1,4 +1,4 @@
-"""The agent's line port: what a job appends to its file reaches the host, and nobody ever waits."""
+"""The agent's line port: lines that a job appends to its file reach the host without waiting."""
 
 import socket
 import stat
@@ -59,7 +59,7 @@ def append(file, data):
         out.write(data)
 
 
-def test_what_is_appended_arrives_at_once_and_in_order(lines):
+def test_appended_lines_arrive_in_order(lines):
     host, file, agent = lines
     status = file.stat()
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (agent.uid, 0o600)
@@ -72,7 +72,7 @@ def test_what_is_appended_arrives_at_once_and_in_order(lines):
     assert host.read(2) == b"c\n"
 
 
-def test_much_arrives_whole_and_slow_readers_delay_nobody(lines):
+def test_large_data_arrives_completely_and_slow_readers_delay_no_job(lines):
     host, file, agent = lines
     data = b"".join(b"line %d\n" % n for n in range(200_000))
     for start in range(0, len(data), 50_000):
@@ -81,7 +81,7 @@ def test_much_arrives_whole_and_slow_readers_delay_nobody(lines):
     assert host.read(len(data)) == data
 
 
-def test_the_host_may_go_and_come_back(lines):
+def test_host_can_disconnect_and_reconnect(lines):
     host, file, _ = lines
     append(file, b"a\n")
     assert host.read(2) == b"a\n"
@@ -96,7 +96,7 @@ def test_the_host_may_go_and_come_back(lines):
     assert host.read(2) == b"d\n"
 
 
-def test_a_file_that_cannot_be_made_fails_no_job(tmp_path, binary):
+def test_metrics_file_that_cannot_be_created_fails_no_job(tmp_path, binary):
     host = Lines(tmp_path)
     extra = f"lines={tmp_path}/absent/metrics\nlines_port=unix:{host.path}\n"
     with LocalAgent(binary, extra=extra) as agent:

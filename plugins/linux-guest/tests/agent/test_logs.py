@@ -1,4 +1,4 @@
-"""The real agent tells the end of a log: after a failure, in a setup that hangs."""
+"""The real agent sends the end of a log: after a failure, and while the setup hangs."""
 
 import os
 import random
@@ -20,7 +20,7 @@ def told(reader: StatusReader, path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 3000, 3001, LOG_MAX, LOG_MAX + 1, 200_000])
-def test_the_end_of_a_file_arrives_as_it_is(binary: Path, tmp_path: Path, size: int) -> None:
+def test_end_of_a_file_is_sent_unchanged(binary: Path, tmp_path: Path, size: int) -> None:
     (tmp_path / "log").write_bytes(EVERY_BYTE[:size])
     with LocalAgent(binary) as agent, agent.status() as status:
         reader = StatusReader(status)
@@ -29,7 +29,7 @@ def test_the_end_of_a_file_arrives_as_it_is(binary: Path, tmp_path: Path, size: 
             assert told(reader, tmp_path / "log") == EVERY_BYTE[:size][-LOG_MAX:]
 
 
-def test_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
+def test_log_is_sent_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with LocalAgent(binary, f"echo said >{log}; exit 1") as agent, agent.status() as status:
         reader = StatusReader(status)
@@ -38,7 +38,7 @@ def test_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
         assert told(reader, log) == b"said\n"
 
 
-def test_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
+def test_log_is_sent_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = f"echo 'STEP packages' >&3; echo waits >{log}; exec sleep 1000"
     with LocalAgent(binary, script) as agent, agent.status() as status:
@@ -50,7 +50,7 @@ def test_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "device", "relative", "long"])
-def test_what_is_no_file_is_told_as_nothing(binary: Path, tmp_path: Path, kind: str) -> None:
+def test_missing_or_special_file_is_sent_as_empty(binary: Path, tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind
     if kind == "directory":
         path.mkdir()
@@ -66,7 +66,7 @@ def test_what_is_no_file_is_told_as_nothing(binary: Path, tmp_path: Path, kind: 
         assert told(StatusReader(status), path) == b""
 
 
-def test_a_host_that_asks_and_does_not_read_delays_nobody(binary: Path, tmp_path: Path) -> None:
+def test_host_that_does_not_read_delays_no_job(binary: Path, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(EVERY_BYTE)
     with LocalAgent(binary) as agent:
         status = agent.status()
@@ -76,7 +76,7 @@ def test_a_host_that_asks_and_does_not_read_delays_nobody(binary: Path, tmp_path
         assert run(agent.session(), sh("echo ran"))[1] == b"ran\n"
 
 
-def test_a_new_host_gets_nothing_of_what_the_one_before_has_asked(
+def test_new_connection_gets_no_data_requested_by_the_last_one(
     binary: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "log").write_bytes(EVERY_BYTE)

@@ -94,7 +94,7 @@ def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session)
     assert list(agent.spool.iterdir()) == []
 
 
-def test_groups_come_from_the_configuration(binary: Path) -> None:
+def test_groups_are_those_of_the_configuration(binary: Path) -> None:
     with LocalAgent(binary, groups=(4001, 4002)) as agent:
         agent.ready()
         _, out, _ = run(agent.session(), sh("id -G"))
@@ -133,7 +133,7 @@ def test_agent_uses_the_login_shell_of_the_guests_passwd(binary: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["", "/bin/bash", "/bin/dash"])
 @pytest.mark.parametrize("line", [b"", b"#!/bin/sh\n"])
-def test_a_login_shell_runs_a_script_as_its_command(session: Session, shell, line) -> None:
+def test_login_shell_runs_a_script_after_the_profile(session: Session, shell, line) -> None:
     """After the user's profile, by the script's own line, with its words as they are."""
     text = line + b'echo "$FROM|$1|$2|${0##*/}"; exit 3\n'
     words = (shell, FileArg("s"), "a  b", "*")
@@ -147,7 +147,7 @@ def test_a_login_shell_runs_a_script_as_its_command(session: Session, shell, lin
     assert (status.code, out, err) == (3, b"profile|a  b|*|s\n", b"")
 
 
-def test_what_is_no_shell_gets_the_script_as_its_argument(session: Session) -> None:
+def test_other_shell_program_gets_the_script_as_argument(session: Session) -> None:
     files = (GuestFileData("s", b"hello\n"),)
     start = Start(argv=("/bin/cat", FileArg("s")), env=ENV, files=files, mode=Mode.LOGIN)
     assert run(session, start)[1] == b"hello\n"
@@ -195,7 +195,7 @@ def test_cwd_umask_and_limits(agent: LocalAgent, session: Session) -> None:
         ),
     ],
 )
-def test_what_cannot_be_started_is_named(session: Session, start: Start, reason: str) -> None:
+def test_program_that_cannot_start_is_named(session: Session, start: Start, reason: str) -> None:
     with pytest.raises(NotStarted) as caught:
         run(session, start)
     assert reason in caught.value.reason
@@ -249,7 +249,7 @@ def test_pty_with_size_resize_and_eof(session: Session) -> None:
     assert said[-2] == b"'hi\\n'"
 
 
-def test_many_runs_over_one_connection(session: Session) -> None:
+def test_thirty_programs_run_over_one_connection(session: Session) -> None:
     for number in range(30):
         status, out, _ = run(session, sh(f"echo {number}; exit {number}"), b"unread")
         assert (status.code, out) == (number, f"{number}\n".encode())
@@ -281,7 +281,7 @@ def test_output_is_not_held_back(session: Session) -> None:
     assert answered(session, sh(script))[0].code == 0
 
 
-def test_the_agent_interrupts_a_program_for_its_first_output_only(session: Session) -> None:
+def test_agent_preempts_a_program_for_its_first_output_only(session: Session) -> None:
     """It would be woken for each line: SCHED_BATCH (3) waits for its turn, sched(7)."""
     program = (
         "import os\n"
@@ -294,7 +294,7 @@ def test_the_agent_interrupts_a_program_for_its_first_output_only(session: Sessi
         assert (status.code, said) == (0, b"0 0 3 0\n")
 
 
-def test_an_end_of_input_that_comes_with_the_start_is_passed_on(session: Session) -> None:
+def test_end_of_input_sent_with_the_start_is_passed_on(session: Session) -> None:
     """The agent reads both at once, and nothing else may happen until the script has read it."""
     for _ in range(50):
         status, out, _ = run(session, sh("cat; echo over"))

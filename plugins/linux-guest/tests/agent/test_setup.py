@@ -38,7 +38,7 @@ def test_setup_steps_and_ready(binary: Path) -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told_when_the_guest_is_ready(
+def test_agent_notifies_systemd_when_the_guest_is_ready(
     binary: Path, tmp_path: Path, abstract: bool
 ) -> None:
     name = f"@vtorque-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
@@ -78,7 +78,7 @@ def test_failed_setup_is_named_and_serves_no_jobs(binary: Path, script: str, rea
             run(agent.session(), sh("echo must not run"))
 
 
-def test_status_is_told_again_to_whoever_connects(binary: Path) -> None:
+def test_status_is_sent_to_each_new_connection(binary: Path) -> None:
     with LocalAgent(binary, "echo 'STEP one' >&3") as agent:
         for _ in range(3):
             steps: list[str] = []

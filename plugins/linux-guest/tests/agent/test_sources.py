@@ -8,7 +8,7 @@ import vtorque_linux_guest.agent
 SOURCES = Path(vtorque_linux_guest.agent.__file__).parent
 
 
-def test_a_file_uses_only_files_above_it() -> None:
+def test_source_file_uses_only_files_declared_above_it() -> None:
     header = (SOURCES / "agent.h").read_text()
     parts = re.split(r"^/\* (\w+)\.c", header, flags=re.MULTILINE)[1:]
     order, texts = parts[::2], parts[1::2]

@@ -1,4 +1,4 @@
-"""Which fragments of cloud-config a guest gets, of its image and of the site."""
+"""Fragments of cloud-config that a guest gets from its image and the site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Settings:
     return Settings(cloud_config=str(tmp_path))
 
 
-def test_the_images_comes_before_the_sites(site: Settings) -> None:
+def test_fragments_of_the_image_precede_those_of_the_site(site: Settings) -> None:
     assert fragments(DEBIAN, Settings(cloud_config="/none")) == ()
     sites = ("#cloud-config\na: 1\n", "#cloud-config\nb: 1\n")
     assert fragments(DEBIAN, site) == sites
@@ -35,7 +35,7 @@ def test_the_images_comes_before_the_sites(site: Settings) -> None:
     assert fragments(labelled(DEBIAN, "none"), site) == ()
 
 
-def test_an_image_without_cloud_init_says_what_to_do(site: Settings) -> None:
+def test_image_without_cloud_init_is_refused_with_a_fix(site: Settings) -> None:
     none = Settings(cloud_config="/none")
     with pytest.raises(
         Refused,
@@ -51,13 +51,15 @@ def test_an_image_without_cloud_init_says_what_to_do(site: Settings) -> None:
     ("content", "says"),
     [(b"packages: []\n", "does not begin with"), (b"#cloud-config\n\xff\n", "is not UTF-8")],
 )
-def test_a_file_that_cloud_init_would_pass_over(tmp_path: Path, content: bytes, says: str) -> None:
+def test_file_that_cloud_init_would_skip_is_refused(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(HostFault, match=f"x {says}"):
         fragments(DEBIAN, Settings(cloud_config=str(tmp_path)))
 
 
-def test_doctor_reads_them(tmp_path: Path, site: Settings) -> None:
+def test_doctor_checks_the_fragments(tmp_path: Path, site: Settings) -> None:
     (tmp_path / "30-list").write_text("#cloud-config\n- a\n")
     (tmp_path / "40-bad").write_text("#cloud-config\n{\n")
     found = list(node.cloud_config_check({Settings: site}))  # type: ignore[arg-type]
@@ -69,7 +71,7 @@ def test_doctor_reads_them(tmp_path: Path, site: Settings) -> None:
 
 
 @pytest.mark.parametrize("builtin", [True, False])
-def test_the_guest_holds_it_against_its_own_schema(fake_root: FakeRoot, plan, builtin) -> None:
+def test_guest_validates_cloud_config_with_its_schema(fake_root: FakeRoot, plan, builtin) -> None:
     """Its own images then run what else there is; elsewhere cloud-init itself is at that."""
     fake_root.stub("cloud-init")
     image = DEBIAN if builtin else replace(DEBIAN, labels={})

@@ -1,4 +1,4 @@
-"""What cloud-init gets, for both families, checked against cloud-init's own schema."""
+"""Data for cloud-init, for both families, checked against cloud-init's schema."""
 
 from __future__ import annotations
 
@@ -174,33 +174,33 @@ def test_without_merge_how_a_later_fragment_replaces_keys(plan, mergers) -> None
 
 
 @pytest.mark.integration
-def test_what_users_may_have_is_in_the_schema(schema, jsonschema) -> None:
+def test_modules_allowed_for_users_are_in_the_schema(schema, jsonschema) -> None:
     jsonschema.Draft4Validator(schema).validate(yaml.safe_load(sample_guests.USER_CLOUD_CONFIG))
 
 
 @pytest.mark.parametrize("image", [DEBIAN, ROCKY])
-def test_nobody_gets_sudo_a_password_or_root(plan, image) -> None:
+def test_user_data_grants_no_sudo_password_or_root_login(plan, image) -> None:
     data = parsed(cloud_init.user_data(plan(image=image)))
     assert data["users"] == [{"name": "root", "lock_passwd": True}]
     assert (data["disable_root"], data["ssh_pwauth"]) == (True, False)
     assert "sudo" not in str(data)
 
 
-def test_host_key_is_the_derived_one(plan) -> None:
+def test_host_key_is_derived_from_the_secret(plan) -> None:
     key = keys.host_key(PLAN.secret, "vn1")
     data = parsed(cloud_init.user_data(plan(image=DEBIAN)))
     assert data["ssh_keys"]["ed25519_public"] == key.public
     assert keys.user_key(PLAN.secret).private not in str(data)
 
 
-def test_sshd_is_closed_before_it_starts(plan) -> None:
+def test_sshd_is_restricted_before_it_starts(plan) -> None:
     (written,) = parsed(cloud_init.user_data(plan(image=DEBIAN)))["write_files"]
     assert written["path"] == "/etc/ssh/sshd_config.d/00-vtorque.conf"
     assert "PermitRootLogin no\nPasswordAuthentication no\n" in written["content"]
     assert "AuthorizedKeysFile /etc/vtorque/ssh/%u/authorized_keys\n" in written["content"]
 
 
-def test_an_image_without_agent_gets_it(plan) -> None:
+def test_image_without_an_agent_gets_one(plan) -> None:
     assert "runcmd" not in parsed(cloud_init.user_data(plan(image=DEBIAN)))
     data = parsed(cloud_init.user_data(plan(image=ROCKY)))
     written = {item["path"]: item["content"] for item in data["write_files"]}
@@ -226,7 +226,7 @@ def test_instance_id_is_unique_per_attempt(plan) -> None:
     assert first["instance-id"] != second["instance-id"]
 
 
-def test_only_our_own_images_are_set_up_in_the_first_stage(plan) -> None:
+def test_only_images_built_by_vtorque_use_the_first_stage(plan) -> None:
     assert parsed(cloud_init.meta_data(plan(image=DEBIAN)))["dsmode"] == "local"
     assert "dsmode" not in parsed(cloud_init.meta_data(plan(image=ROCKY)))
 

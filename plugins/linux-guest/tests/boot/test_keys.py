@@ -23,7 +23,7 @@ from vtorque_testing.planned import guest_plan
 SECRET = bytes(range(32))
 
 
-def test_same_secret_same_key_on_every_node() -> None:
+def test_same_secret_gives_the_same_key_on_every_node() -> None:
     assert keys.user_key(SECRET).public == keys.user_key(SECRET).public
     # Fixed: an upgrade of one node must not part it from the others.
     assert keys.user_key(SECRET).public == (
@@ -46,7 +46,7 @@ def test_no_two_purposes_jobs_or_hosts_share_a_key() -> None:
 
 
 @pytest.mark.parametrize("pair", [keys.user_key(SECRET), keys.host_key(SECRET, "vn1")])
-def test_private_key_is_openssh_and_belongs_to_the_public_one(pair: keys.KeyPair) -> None:
+def test_private_key_is_in_openssh_format_and_matches_the_public_key(pair: keys.KeyPair) -> None:
     assert pair.private.startswith("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     loaded = load_ssh_private_key(pair.private.encode(), None)
     assert (
@@ -57,7 +57,7 @@ def test_private_key_is_openssh_and_belongs_to_the_public_one(pair: keys.KeyPair
 
 
 @pytest.mark.integration
-def test_ssh_keygen_takes_the_key(tmp_path: Path) -> None:
+def test_ssh_keygen_accepts_the_key(tmp_path: Path) -> None:
     tool = shutil.which("ssh-keygen")
     assert tool is not None, "apt-get install openssh-client"
     file = tmp_path / "key"
@@ -67,7 +67,7 @@ def test_ssh_keygen_takes_the_key(tmp_path: Path) -> None:
     assert shown.stdout.strip() == keys.user_key(SECRET).public
 
 
-def test_known_hosts_has_every_guest_with_its_own_key() -> None:
+def test_known_hosts_lists_every_guest_with_its_key() -> None:
     lines = keys.known_hosts(SECRET, [("vn1", "10.0.0.1"), ("vn2", "")]).splitlines()
     assert lines == [
         f"vn1,10.0.0.1 {keys.host_key(SECRET, 'vn1').public}",

@@ -32,7 +32,7 @@ def three_cards(fake_root: FakeRoot) -> FakeRoot:
     return fake_root
 
 
-def test_a_micro_guest_sets_up_each_card_by_its_mac(three_cards: FakeRoot, plan) -> None:
+def test_micro_guest_configures_each_nic_by_its_mac(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, HPC, BARE)))
     assert (ran.code, ran.output) == (0, "")
     assert ran.called("ip") == [
@@ -59,9 +59,7 @@ def test_a_second_route_stands_behind_the_first(three_cards: FakeRoot, plan) -> 
     )
 
 
-def test_dhcp_of_a_second_network_gives_an_address_and_no_route(
-    three_cards: FakeRoot, plan
-) -> None:
+def test_dhcp_on_a_second_network_sets_an_address_and_no_route(three_cards: FakeRoot, plan) -> None:
     ran = three_cards.setup(plan(addresses=(FIRST, BY_DHCP)))
     assert ran.code == 0, ran.output
     assert len(ran.called("udhcpc")) == 1
@@ -73,7 +71,9 @@ def test_dhcp_of_a_second_network_gives_an_address_and_no_route(
 
 
 @pytest.mark.parametrize(("only", "routes"), [("1", 0), ("", 1)])
-def test_what_a_lease_sets(tmp_path: Path, only: str, routes: int) -> None:
+def test_dhcp_lease_sets_a_route_only_on_the_first_network(
+    tmp_path: Path, only: str, routes: int
+) -> None:
     log = tmp_path / "ip"
     (tmp_path / "run").mkdir()
     stub = tmp_path / "run/ip"
@@ -156,7 +156,7 @@ def _known_hosts(guest):
     return files["/etc/ssh/ssh_known_hosts"].splitlines()
 
 
-def test_it_waits_for_the_address_that_cloud_init_has_described(fake_root: FakeRoot, plan) -> None:
+def test_setup_waits_for_the_address_configured_by_cloud_init(fake_root: FakeRoot, plan) -> None:
     guest = plan(image=DEBIAN)
     head = "Iface\tDestination\tGateway\n"
     fake_root.write("/proc/net/route", head)

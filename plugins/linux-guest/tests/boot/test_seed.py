@@ -43,7 +43,7 @@ def test_every_file_reads_back_under_both_name_systems(top: dict, inner: dict) -
         assert read(image, path, "joliet_path") == content
 
 
-def test_label_is_what_nocloud_looks_for_and_only_root_can_read() -> None:
+def test_seed_has_the_nocloud_label_and_is_readable_by_root_only() -> None:
     opened = pycdlib.PyCdlib()
     opened.open_fp(BytesIO(iso({"user-data": b"x", "vtorque/setup.sh": b"y"})))
     assert opened.pvd.volume_identifier.rstrip() == b"cidata"
@@ -79,7 +79,7 @@ def test_missing_agent_names_image_path_and_key(plan) -> None:
         seed_contents.seed_files(plan(image=ROCKY), [], Settings(agent="/nonexistent/agent"))
 
 
-def test_seed_of_a_micro_guest_has_nothing_for_cloud_init(plan) -> None:
+def test_seed_of_a_micro_guest_has_no_cloud_init_files(plan) -> None:
     files = seed_contents.seed_files(plan(), [], Settings(prologue="/nonexistent"))
     assert all(path.startswith("vtorque/") for path in files)
 
@@ -97,7 +97,7 @@ def test_create_makes_a_private_file_and_release_can_be_repeated(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_create_replaces_a_link_instead_of_writing_through_it(tmp_path: Path) -> None:
+def test_create_replaces_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"kept")
     (tmp_path / "seed.iso").symlink_to(victim)

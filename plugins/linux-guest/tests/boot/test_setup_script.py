@@ -54,7 +54,7 @@ TEXT = st.lists(
 ).map("".join)
 
 
-def test_micro_guest_from_nothing(fake_root: FakeRoot, plan) -> None:
+def test_micro_guest_is_set_up_completely(fake_root: FakeRoot, plan) -> None:
     ran = fake_root.setup(plan(ntp=("10.0.0.123",)), [EnvVar("DISTRO", "SLG"), HOME])
     assert (ran.code, ran.output) == (0, "")
     assert ran.steps == (
@@ -82,7 +82,7 @@ def test_micro_guest_from_nothing(fake_root: FakeRoot, plan) -> None:
     assert ran.called("chown") == []
 
 
-def test_users_and_groups_are_the_clusters_whatever_the_image_has(fake_root: FakeRoot) -> None:
+def test_users_and_groups_of_the_cluster_replace_those_of_the_image(fake_root: FakeRoot) -> None:
     assert fake_root.setup(PLAN, [HOME]).code == 0
     assert fake_root.read("/etc/passwd") == (
         "alice:x:1000:1000::/home/alice:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n"
@@ -130,7 +130,7 @@ def test_setup_links_aliases_of_a_share(fake_root: FakeRoot) -> None:
     assert str((fake_root.path / "data/u").readlink()) == "/home/alice"
 
 
-def test_sudo_is_taken_away_where_there_is_sudo(fake_root: FakeRoot) -> None:
+def test_sudo_is_revoked_if_installed(fake_root: FakeRoot) -> None:
     (fake_root.path / "etc/sudoers.d").mkdir()
     assert fake_root.setup(PLAN, [HOME]).code == 0
     assert fake_root.read("/etc/sudoers.d/zz-vtorque") == "#1000 ALL=(ALL:ALL) !ALL\n"
@@ -150,7 +150,7 @@ def test_dhcp(fake_root: FakeRoot, plan) -> None:
     assert os.access(script, os.X_OK)
 
 
-def test_a_card_that_is_not_there_is_named(fake_root: FakeRoot, plan) -> None:
+def test_missing_nic_is_named(fake_root: FakeRoot, plan) -> None:
     ran = fake_root.setup(plan(addresses=(Address("52:54:00:ff:ff:ff", "10.86.0.9"),)))
     assert ran.code == 1
     assert ran.steps[-1] == "network 10.86.0.9"
@@ -171,7 +171,7 @@ def test_a_card_that_is_not_there_is_named(fake_root: FakeRoot, plan) -> None:
     content=st.binary(max_size=200),
     name=TEXT.filter(lambda t: "/" not in t and t not in {"", ".", ".."} and len(t.encode()) < 200),
 )
-def test_hostile_values_arrive_as_they_are(
+def test_hostile_values_are_passed_unchanged(
     shell: list[str], words: list[str], value: str, content: bytes, name: str
 ) -> None:
     with fake_guest(shell) as root:
@@ -205,7 +205,7 @@ def test_hostile_values_arrive_as_they_are(
     assert not Path("/tmp/vtorque-pwned").exists()
 
 
-def test_text_files_have_their_modes_and_replace_those_of_the_image(fake_root) -> None:
+def test_files_get_their_modes_and_replace_those_of_the_image(fake_root) -> None:
     (fake_root.path / "data").mkdir()
     (fake_root.path / "data/b").write_text("of the image")
     (fake_root.path / "data/b").chmod(0o600)
@@ -238,7 +238,7 @@ def _escaped(path: Path) -> str:
         Mount("virtiofs", "x", "not/absolute"),
     ],
 )
-def test_what_no_guest_can_have_is_refused_before_it_boots(item: object) -> None:
+def test_invalid_item_is_refused_before_the_boot(item: object) -> None:
     with pytest.raises(HostFault):
         setup_script.build(PLAN, [item], Settings())
 
@@ -249,7 +249,7 @@ def test_a_user_that_passwd_cannot_hold() -> None:
         setup_script.build(replace(PLAN, user=user), [], Settings())
 
 
-def test_a_failed_command_ends_the_setup_with_its_words(fake_root: FakeRoot) -> None:
+def test_failed_command_ends_the_setup_with_its_output(fake_root: FakeRoot) -> None:
     fake_root.stub("rdma", "#!/bin/sh\necho 'link add: no such device' >&2\nexit 3\n")
     fake_root.stub("never")
     ran = fake_root.setup(PLAN, [HOME, RootCommand(("rdma", "link")), RootCommand(("never",))])
@@ -267,7 +267,7 @@ def test_output_of_earlier_steps_is_not_in_the_reason(fake_root: FakeRoot) -> No
     assert "noise" not in ran.output
 
 
-def test_a_failed_mount_names_its_target(fake_root: FakeRoot) -> None:
+def test_failed_mount_names_its_target(fake_root: FakeRoot) -> None:
     fake_root.stub("mount", "#!/bin/sh\necho 'mount: tag not found' >&2\nexit 32\n")
     ran = fake_root.setup(PLAN, [HOME])
     assert (ran.code, ran.steps[-1]) == (1, "mount /home/alice")
@@ -352,7 +352,7 @@ def at(offset: int, text: bytes) -> bytes:
         (bytes(8192), "an empty disk: make a file system in it, as with mkfs.ext4"),
     ],
 )
-def test_a_disk_without_a_file_system_is_named_by_what_it_begins_like(fake_root, content, like):
+def test_disk_without_a_file_system_is_described_by_its_first_bytes(fake_root, content, like):
     fake_root.stub("mount", "#!/bin/sh\necho 'wrong fs type' >&2\nexit 32\n")
     fake_root.write("/sys/block/vdb/serial", "vtdata")
     fake_root.write("/dev/vdb", "")
@@ -387,7 +387,7 @@ def test_a_file_system_that_the_image_cannot_mount_is_named(fake_root, offset, m
     )
 
 
-def test_a_disk_whose_file_system_is_damaged_has_what_mount_says(fake_root):
+def test_damaged_file_system_is_reported_with_the_mount_error(fake_root):
     fake_root.stub("mount", "#!/bin/sh\necho 'Structure needs cleaning' >&2\nexit 32\n")
     fake_root.write("/sys/block/vdb/serial", "vtdata")
     fake_root.write("/dev/vdb", "")
@@ -412,7 +412,7 @@ def test_disk_is_found_by_its_serial(fake_root: FakeRoot) -> None:
     assert ran.output == "no disk has the serial other\n"
 
 
-def test_devices_in_the_order_of_their_numbers(fake_root: FakeRoot) -> None:
+def test_devices_are_sorted_by_number(fake_root: FakeRoot) -> None:
     for number in (0, 2, 10):
         fake_root.write(f"/dev/infiniband/uverbs{number}", "")
     items = [
@@ -447,7 +447,9 @@ def test_prologue_runs_with_the_jobs_facts_and_fails_the_start(fake_root: FakeRo
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_epilogue_waits_for_the_user_and_tells_its_code(fake_root: FakeRoot, code: int) -> None:
+def test_epilogue_waits_for_the_user_and_returns_its_exit_code(
+    fake_root: FakeRoot, code: int
+) -> None:
     done = fake_root.path.parent / "done"
     scripts = [
         SiteScript("first", f"#!/bin/sh\necho 'one\ntwo'\ntouch '{done}'\nexit {code}\n".encode()),
@@ -470,7 +472,7 @@ def test_epilogue_waits_for_the_user_and_tells_its_code(fake_root: FakeRoot, cod
     assert done.exists()
 
 
-def test_what_runs_on_cancellation_has_an_agent_of_its_own(fake_root: FakeRoot, plan) -> None:
+def test_cancellation_command_has_a_separate_agent(fake_root: FakeRoot, plan) -> None:
     fake_root.write("/usr/lib/vtorque/vtorque-agent", '#!/bin/sh\necho "$1" >"${0%/*}/started"\n')
     (fake_root.path / "usr/lib/vtorque/vtorque-agent").chmod(0o755)
     said = fake_root.path.parent / "said"
@@ -488,7 +490,7 @@ def test_what_runs_on_cancellation_has_an_agent_of_its_own(fake_root: FakeRoot, 
     assert b"on-cancel" not in other
 
 
-def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:
+def test_only_missing_packages_are_installed(fake_root: FakeRoot, plan) -> None:
     fake_root.stub(
         "dpkg-query",
         '#!/bin/sh\nfor name; do :; done\n[ "$name" = htop ] && echo "install ok installed"\n',
@@ -508,9 +510,7 @@ def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:
 
 
 @pytest.mark.parametrize("name", ["numactl-", "numact.", "num"])
-def test_a_name_that_apt_get_would_take_for_something_else_is_no_package(
-    fake_root: FakeRoot, plan, name
-) -> None:
+def test_package_name_that_apt_get_interprets_is_refused(fake_root: FakeRoot, plan, name) -> None:
     """For a package to remove (apt-get(8)), or for a pattern."""
     fake_root.stub("dpkg-query", "#!/bin/sh\nexit 1\n")
     fake_root.stub("apt-get")
@@ -535,7 +535,7 @@ def test_packages_redhat(fake_root: FakeRoot, plan) -> None:
 
 
 @pytest.mark.parametrize("image", [MICRO, replace(ROCKY, distro="gentoo")])
-def test_packages_are_refused_where_there_is_no_way(plan, image) -> None:
+def test_packages_are_refused_for_unsupported_images(plan, image) -> None:
     with pytest.raises(Refused, match=rf"package numactl .* image {image.name}"):
         setup_script.build(plan(image=image), [Package("numactl", "debian")], Settings())
 
@@ -564,9 +564,7 @@ def test_ssh_of_a_cloud_guest(fake_root: FakeRoot, plan) -> None:
     assert ran.called("ip") == []
 
 
-def test_sshd_that_includes_a_directory_has_been_told_by_cloud_init(
-    fake_root: FakeRoot, plan
-) -> None:
+def test_sshd_with_an_include_directory_is_not_reconfigured(fake_root: FakeRoot, plan) -> None:
     text = "Include /etc/ssh/sshd_config.d/*.conf\n"
     fake_root.write("/etc/ssh/sshd_config", text)
     ran = fake_root.setup(plan(image=DEBIAN), [HOME])
@@ -615,6 +613,6 @@ def test_missing_memory_of_a_pci_device_is_named(
 
 
 @pytest.mark.parametrize("device", ["", "1af4", "1AF4:1110", "1af4:*", "../x:1110", "1af4:11100"])
-def test_what_is_no_pci_device_is_refused_before_the_guest_boots(device: str) -> None:
+def test_invalid_pci_device_is_refused_before_the_boot(device: str) -> None:
     with pytest.raises(HostFault, match="is not a PCI device"):
         setup_script.build(PLAN, [PciMemory(device, 2, "/dev/x")], Settings())

@@ -1,4 +1,4 @@
-"""The user's cloud-config: what it may have, and what becomes of it. Hostile ones, too."""
+"""The user's cloud-config: supported content and its effect, and hostile files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(config: UserConfig, allowed=MODULES, kin="debian"):
     return list(user_cloud_config.items(config, allowed, kin, USER, "/home/alice"))
 
 
-def test_what_it_may_have() -> None:
+def test_supported_modules_are_parsed() -> None:
     assert read(TEXT) == CONFIG
     assert CONFIG.modules == MODULES
 
@@ -75,20 +75,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_refused(text: str) -> None:
+def test_unsupported_content_is_refused(text: str) -> None:
     with pytest.raises((ValueError, Refused)) as refused:
         user_cloud_config._checked(user_cloud_config.parse(text.encode()))
     assert BAD[text] in str(refused.value)
 
 
 @pytest.mark.parametrize("content", [b"#cloud-config\nruncmd:\n- echo caf\xe9\n", b"\xff\xfe#"])
-def test_a_text_in_another_encoding_is_refused(content: bytes) -> None:
+def test_text_that_is_not_utf8_is_refused(content: bytes) -> None:
     """Its bytes were replaced, and the guest ran another command."""
     with pytest.raises(ValueError, match=r"^line [13] is not UTF-8$"):
         list(user_cloud_config.parse(content))
 
 
-def test_the_readers_reason_is_the_refusal() -> None:
+def test_error_of_the_parser_is_the_refusal() -> None:
     with pytest.raises(
         Refused, match=r"^your cloud-config: users: users may only use packages, write_files"
     ):
@@ -96,7 +96,7 @@ def test_the_readers_reason_is_the_refusal() -> None:
 
 
 @given(st.one_of(st.binary(), st.text("#[]{}&*!-:?,'\"|>%@` \nax01")))
-def test_nothing_but_a_reason_comes_of_any_bytes(text) -> None:
+def test_any_bytes_are_parsed_or_raise_value_error(text) -> None:
     data = b"#cloud-config\n" + (text.encode() if isinstance(text, str) else text)
     try:
         list(user_cloud_config.parse(data))
@@ -111,18 +111,18 @@ def test_nothing_but_a_reason_comes_of_any_bytes(text) -> None:
         ([b"s\xff"], "not UTF-8"), ([b"w\xff\0000\0x"], "not UTF-8"), ([b"sa\0b"], "a NUL"),
     ],
 )  # fmt: skip
-def test_root_looks_at_each_value_that_the_reader_gives(parts, says) -> None:
+def test_root_checks_each_value_from_the_parser(parts, says) -> None:
     with pytest.raises(Refused, match=says):
         user_cloud_config._checked(parts)
 
 
-def test_only_what_the_site_allows() -> None:
+def test_modules_outside_the_site_limit_are_refused() -> None:
     with pytest.raises(Refused, match=r"packages is not allowed here \(limit: runcmd\)"):
         made(CONFIG, allowed=("runcmd", "users"))
     assert made(UserConfig(commands=("a",)), allowed=("runcmd",))
 
 
-def test_files_are_below_the_home_and_the_image_has_cloud_init() -> None:
+def test_files_must_be_below_the_home_and_need_cloud_init() -> None:
     for path in ("/etc/passwd", "/home/alicex/y", "/home/alice"):
         with pytest.raises(Refused, match="is not below your home"):
             made(UserConfig(files=(UserFile(path, b"", 0o644, False),)))
@@ -132,7 +132,7 @@ def test_files_are_below_the_home_and_the_image_has_cloud_init() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
-def test_what_the_user_runs_in_the_guest(tmp_path, shell) -> None:
+def test_user_files_and_commands_are_applied_in_the_guest(tmp_path, shell) -> None:
     home = tmp_path / "it's"
     home.mkdir()
     files = tuple(
@@ -160,7 +160,7 @@ def test_what_the_user_runs_in_the_guest(tmp_path, shell) -> None:
     assert (home / ".config/x").stat().st_mode & 0o777 == 0o600
 
 
-def test_packages_are_those_of_the_images_family() -> None:
+def test_packages_get_the_family_of_the_image() -> None:
     config = UserConfig(packages=("gdb",))
     assert made(config) == [Package("gdb", "debian")]
     assert made(config, kin="redhat") == [Package("gdb", "redhat")]

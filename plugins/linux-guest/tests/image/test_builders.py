@@ -1,4 +1,4 @@
-"""What the image builders make of packages: kernels, modules, initramfs archives, options."""
+"""Output of the image builders: kernels, modules, initramfs archives, options."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_kernel_that_unpacks_to_too_much_is_refused(pack, monkeypatch) -> None
         (bzimage(b"\x02\x21\x4c\x18garbage"), "lz4"),
     ],
 )
-def test_what_is_no_kernel_is_refused(image: bytes, message: str) -> None:
+def test_invalid_kernel_is_refused(image: bytes, message: str) -> None:
     with pytest.raises(HostFault, match=message):
         extract_vmlinux(image)
 
@@ -96,7 +96,7 @@ def unpacked(archive: bytes, into: Path) -> Path:
     return into
 
 
-def test_archive_is_one_that_cpio_unpacks(tmp_path: Path) -> None:
+def test_archive_is_unpacked_by_cpio(tmp_path: Path) -> None:
     tree = Tree()
     tree.file("etc/deep/er/file", b"content\n", 0o640)
     tree.file("empty", b"")
@@ -140,7 +140,7 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path, "6.1.0-cloud", "linux-image-6.1.0-cloud", "6.1.0-1")
 
 
-def test_modules_come_with_what_they_need_in_load_order(kernel: Kernel) -> None:
+def test_modules_are_added_with_dependencies_in_load_order(kernel: Kernel) -> None:
     tree = Tree()
     loaded = add_modules(tree, kernel, ["virtio_blk", "ext4", "virtio-rng", "packed"])
     assert loaded == ["virtio_ring", "virtio", "virtio_blk", "virtio_rng", "packed"]
@@ -157,7 +157,7 @@ def test_modules_come_with_what_they_need_in_load_order(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("place", ["bin", "usr/bin"])
-def test_a_program_is_found_where_the_packages_have_it(tmp_path: Path, place: str) -> None:
+def test_program_is_found_in_bin_and_usr_bin(tmp_path: Path, place: str) -> None:
     with pytest.raises(HostFault, match="the packages do not contain the program busybox"):
         program(tmp_path, "busybox")
     (tmp_path / place).mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_bad_micro_options_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_given_packages_must_be_exactly_one_of_each(tmp_path: Path) -> None:
+def test_given_packages_must_contain_exactly_one_file_each(tmp_path: Path) -> None:
     assert debs_directory({"debs": str(tmp_path)}) == tmp_path
     with pytest.raises(Refused, match="has 0 files bash-static_"):
         fetch(["bash-static"], tmp_path, tmp_path)
@@ -229,7 +229,7 @@ def test_missing_tool_names_the_package() -> None:
         need_tools("no-such-tool")
 
 
-def test_without_root_no_distributions_image_is_begun(
+def test_distribution_image_without_root_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

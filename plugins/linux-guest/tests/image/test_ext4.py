@@ -113,7 +113,7 @@ def test_ten_thousand_files_hard_links_owners_and_times(tmp_path: Path) -> None:
     assert len(debugfs(path, "ls -p /many").splitlines()) >= 10_002
 
 
-def test_extended_attributes_in_the_inode_and_beside_it(tmp_path: Path) -> None:
+def test_extended_attributes_are_stored_in_the_inode_or_a_block(tmp_path: Path) -> None:
     tree = FileTree()
     small = Node(stat.S_IFREG | 0o755, b"x", xattrs={"security.capability": CAPABILITY})
     large = {"user.a": b"1" * 300, "user.empty": b"", "trusted.t": b"\0\1\2"}
@@ -176,7 +176,7 @@ def test_too_small_is_refused(tmp_path: Path) -> None:
         write_ext4(many, tmp_path / "many", 8, "")
 
 
-def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
     disks = []
     for order in (1, -1):
         tree = FileTree()

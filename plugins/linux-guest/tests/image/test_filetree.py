@@ -1,4 +1,4 @@
-"""The tree that images are made of: paths as in a chroot, tar files by anybody."""
+"""File trees of images: paths as in a chroot, and untrusted tar files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_links_are_followed_inside_the_image_only() -> None:
         assert node.read() == content
 
 
-def test_loops_and_files_in_the_way() -> None:
+def test_link_loop_or_file_in_a_path_is_refused() -> None:
     tree = FileTree()
     tree.link("a", "b")
     tree.link("b", "a")
@@ -68,7 +68,7 @@ def test_loops_and_files_in_the_way() -> None:
         tree.file("", b"")
 
 
-def test_put_replaces_and_keeps_what_a_directory_has() -> None:
+def test_put_replaces_files_and_keeps_directory_content() -> None:
     tree = FileTree()
     tree.file("d/f", b"1")
     tree.directory("d", 0o700)
@@ -81,7 +81,7 @@ def test_put_replaces_and_keeps_what_a_directory_has() -> None:
     assert [path for path, _ in tree.walk()] == [""]
 
 
-def test_hard_links_are_one_file_and_attributes_come_along() -> None:
+def test_hard_links_share_one_node_with_attributes() -> None:
     tree = read(tar(("a", b"x", "f"), ("b", "a", "h"), **{"SCHILY.xattr.user.k": "v"}))
     assert tree.find("a") is tree.find("b")
     node = tree.find("a")
@@ -125,7 +125,7 @@ def test_broken_tar_files_are_refused(file: io.BytesIO, message: str) -> None:
         read(file, 1000)
 
 
-def test_an_owner_that_is_no_id_is_refused() -> None:
+def test_owner_above_the_id_range_is_refused() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         info = tarfile.TarInfo("f")
@@ -135,7 +135,7 @@ def test_an_owner_that_is_no_id_is_refused() -> None:
         read(out)
 
 
-def test_it_reads_what_tar_writes(tmp_path: Path) -> None:
+def test_tar_files_written_by_tar_are_read(tmp_path: Path) -> None:
     base = tmp_path / "in"
     (base / "d" / ("long" * 40)).mkdir(parents=True)
     (base / "d" / ("long" * 40) / ("name" * 40)).write_bytes(b"deep")
@@ -154,7 +154,7 @@ def test_it_reads_what_tar_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-def test_it_reads_every_format_of_tar(form: str, tmp_path: Path) -> None:
+def test_every_tar_format_is_read(form: str, tmp_path: Path) -> None:
     base = tmp_path / "in"
     deep = base / ("directory" * 5) / "d"
     deep.mkdir(parents=True)
@@ -277,13 +277,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, said)
         ),
     ],
 )
-def test_no_header_takes_much_memory(data: Callable[[], bytes], message: str) -> None:
+def test_headers_use_little_memory(data: Callable[[], bytes], message: str) -> None:
     said, peak = memory_of(data())
     assert message in said
     assert peak < 600 << 10
 
 
-def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implicit_directories_count_as_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filetree, "MAX_ENTRIES", 1000)
     paths = (pax(records(b"path=%d" % n + b"/a" * 400)) + FILE for n in range(6))
     with pytest.raises(Refused, match="the image has more than 1000 files"):
@@ -318,7 +318,7 @@ def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatc
         (b"", "is empty"),
     ],
 )  # fmt: skip
-def test_headers_made_by_hand_are_refused(data: bytes, message: str) -> None:
+def test_handmade_hostile_headers_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(Refused, match=message):
         read(io.BytesIO(data))
 
@@ -334,7 +334,7 @@ def test_paths_through_links_stay_short_enough() -> None:
         read(tar(*entries))
 
 
-def test_a_link_to_itself_leads_nowhere() -> None:
+def test_link_to_itself_is_not_found() -> None:
     tree = FileTree()
     tree.link("bin/sh", "sh")
     assert tree.find("bin/sh") is None
@@ -369,7 +369,7 @@ def test_damage_is_read_or_refused(changes: list[tuple[int, int]], mend: bool) -
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_numbers_larger_than_their_field(form: int) -> None:
+def test_numbers_larger_than_their_field_are_read(form: int) -> None:
     """GNU's tar and pax write what eight octal digits cannot say, each in its own way."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:

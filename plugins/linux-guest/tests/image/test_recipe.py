@@ -112,12 +112,14 @@ def test_a_broken_recipe_is_refused(tmp_path: Path, old: str, new: str, message:
         (b"a" * (1 << 21), "larger than 1048576 bytes"),
     ],
 )
-def test_other_broken_recipes(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_invalid_recipe_is_refused_with_the_reason(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         read(written(tmp_path, text))
 
 
-def test_the_builder_says_what_it_needs(tmp_path: Path) -> None:
+def test_builder_names_missing_and_unknown_options(tmp_path: Path) -> None:
     for arguments, message in (
         ({}, "-o recipe=FILE"),
         ({"recipe": "/nonexistent/r.toml"}, "No such file"),
@@ -149,7 +151,7 @@ def test_files_are_packed_with_their_directories(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_is_followed_out_of_the_recipes_directory(tmp_path: Path) -> None:
+def test_links_out_of_the_recipe_directory_are_refused(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "secret").write_text("secret")

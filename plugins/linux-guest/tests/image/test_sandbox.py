@@ -1,4 +1,4 @@
-"""The sandbox of package scripts: root inside, nobody outside."""
+"""The sandbox of package scripts: root inside, unprivileged outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sh(work: Path, script: str, timeout: float = 30) -> str:
     return sandbox.run(work, "sh", "-euc", script, timeout=timeout, stage="test")
 
 
-def test_root_inside_is_nobody_outside(work: Path) -> None:
+def test_root_inside_is_unprivileged_outside(work: Path) -> None:
     (work / "given").write_text("text")
     (work / "given").chmod(0o600)
     said = sh(work, "id -u; pwd; cat given; echo made > made; chown 7:8 made; echo $$; ls /proc")
@@ -43,7 +43,7 @@ def test_root_inside_is_nobody_outside(work: Path) -> None:
     "script",
     ["cat /etc/shadow", "touch /etc/x", "mknod n b 8 0", "kill -0 2", "ls /root"],
 )
-def test_what_only_root_can_do_fails(work: Path, script: str) -> None:
+def test_operations_that_need_real_root_fail(work: Path, script: str) -> None:
     with pytest.raises(HostFault, match="sh: exit"):
         sh(work, script)
 
@@ -55,7 +55,7 @@ def test_mounts_stay_inside(work: Path) -> None:
     assert list((work / "m").iterdir()) == []
 
 
-def test_all_that_was_started_ends_with_it(work: Path) -> None:
+def test_all_processes_end_with_the_sandbox(work: Path) -> None:
     mark = f"1234{os.getpid()}"
     sh(work, f"sleep {mark} >/dev/null 2>&1 &")
     with pytest.raises(HostFault, match="timed out after"):

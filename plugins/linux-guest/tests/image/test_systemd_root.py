@@ -1,4 +1,4 @@
-"""What the builder makes of an installed system; none of it runs here."""
+"""Changes of the builder to an installed system, without booting it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_cloud_init_is_wanted_without_a_search_for_data() -> None:
     assert target(tree, f"{UNITS}/cloud-init-local.service") is None
 
 
-def test_without_the_target_cloud_init_keeps_its_generator() -> None:
+def test_cloud_init_generator_is_kept_without_its_target() -> None:
     tree = finished({k: v for k, v in SYSTEM.items() if not k.endswith("cloud-init.target")})
     assert target(tree, GENERATOR) is None
 
 
-def test_nothing_restarts_sshd_once_the_job_may_use_it() -> None:
+def test_sshd_is_not_restarted_after_the_setup() -> None:
     tree = finished(SYSTEM)
     assert target(tree, f"{UNITS}/multi-user.target.wants/ssh.service") is not None
     found = tree.find("etc/cloud/cloud.cfg.d/90-vtorque.cfg")
@@ -64,7 +64,7 @@ def test_a_system_that_would_not_boot_is_refused(missing: str) -> None:
         finished({k: v for k, v in SYSTEM.items() if k != missing})
 
 
-def test_a_guest_without_a_seed_waits_for_it_in_cloud_init_alone() -> None:
+def test_only_cloud_init_waits_for_a_missing_seed() -> None:
     stages = ("cloud-init-local.service", "cloud-init-network.service")
     text = b"[Unit]\nBefore=network-pre.target\nBefore=sysinit.target\n"
     tree = finished(SYSTEM | {f"usr/lib/systemd/system/{stage}": text for stage in stages})
@@ -78,7 +78,7 @@ def test_a_guest_without_a_seed_waits_for_it_in_cloud_init_alone() -> None:
     assert target(tree, "usr/lib/vtorque/vtorque-waits") is not None
 
 
-def test_logs_go_and_the_directories_of_services_that_write_them_stay() -> None:
+def test_log_files_are_removed_and_their_directories_kept() -> None:
     tree = finished(SYSTEM | {"var/log/dpkg.log": b"", "var/log/munge/munged.log": b""})
     assert target(tree, "var/log/dpkg.log") is None
     assert target(tree, "var/log/munge/munged.log") is None

@@ -17,6 +17,6 @@ def test_warnings_name_directories_with_a_default_acl(tmp_path):
     assert line.startswith(f"warning: {listed} has a default ACL. In a guest the umask 0077 limits")
 
 
-def test_warnings_are_empty_for_a_umask_that_masks_nothing(tmp_path):
+def test_umask_that_masks_nothing_gives_no_warnings(tmp_path):
     subprocess.run(["setfacl", "-d", "-m", "g::rwx", tmp_path], check=True, timeout=60)
     assert default_acl.warnings([str(tmp_path)], 0) == []

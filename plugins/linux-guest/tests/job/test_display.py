@@ -1,4 +1,4 @@
-"""The X display of an interactive job: how it is found, and the ssh that leads to it from a guest.
+"""The X display of an interactive job: detection, and ssh forwarding from a guest.
 
 ssh is a script here, with what the real one says; a real one, guest and X server: tests/e2e.
 """
@@ -50,7 +50,7 @@ def home(tmp_path: Path) -> dict[str, str]:
         ("unix:50", "localhost:50", "/tmp/.X11-unix/X50"),
     ],
 )
-def test_a_display_of_this_node_is_the_same_in_the_guest(home, name, inside, end):
+def test_display_of_this_node_is_forwarded_under_the_same_name(home, name, inside, end):
     found = of({**home, "DISPLAY": name})
     assert (found.end, found.cookie) == (end, COOKIE)
     path = "/var/spool/vtorque/.vtorque-xauthority"
@@ -64,7 +64,7 @@ def test_a_display_of_this_node_is_the_same_in_the_guest(home, name, inside, end
     ["n2:10.0", "localhost:22222.0", "localhost:-10", ":0 -oProxyCommand=x", "/tmp/a:0",
      "SLURM_X11_SETUP_FAILED", "localhost:5\u0660.0", "[::1]:50"],
 )  # fmt: skip
-def test_what_is_no_display_of_this_node_is_refused(home, name):
+def test_invalid_or_remote_display_is_refused(home, name):
     with pytest.raises(NoDisplay, match="is not a display of this node"):
         of({**home, "DISPLAY": name})
 
@@ -77,19 +77,19 @@ def test_what_is_no_display_of_this_node_is_refused(home, name):
         b"\xff" * 99,
     ],
 )  # fmt: skip
-def test_without_its_cookie_there_is_none(home, tmp_path, content):
+def test_display_without_a_cookie_is_refused(home, tmp_path, content):
     (tmp_path / ".Xauthority").write_bytes(content)
     with pytest.raises(NoDisplay, match=r"/\.Xauthority has no cookie for display"):
         of(home)
 
 
-def test_the_cookie_is_the_first_that_a_client_takes(home, tmp_path):
+def test_first_matching_cookie_is_used(home, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(entry(number=b"51") + entry(WILD, b"", b"", cookie=b"mine") + entry())
     assert of({**home, "XAUTHORITY": str(other)}).cookie == b"mine"
 
 
-def test_nobody_waits_for_a_cookie(home, tmp_path):
+def test_fifo_or_device_as_cookie_file_does_not_block(home, tmp_path):
     """Code in a guest can write to a shared home."""
     path = tmp_path / ".Xauthority"
     path.unlink()
@@ -132,7 +132,7 @@ def ended(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_ssh_leads_to_the_display_and_is_gone_after_it(guest, home, tmp_path):
+def test_ssh_to_the_display_ends_with_the_session(guest, home, tmp_path):
     """It runs the command in the guest by the user's shell there, which may say something first."""
     note = f'cd {tmp_path}; printf "%s\\n" "$@" >argv; env >environ; echo $$ >pid; echo hello; '
     with forwarded(guest(note + IN_GUEST), home) as found:
@@ -150,7 +150,7 @@ def test_ssh_leads_to_the_display_and_is_gone_after_it(guest, home, tmp_path):
     assert names <= {"PATH", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_"}
 
 
-def test_the_command_in_the_guest_sees_the_job_shells_end(guest, home, tmp_path):
+def test_command_in_the_guest_ends_with_the_job_shell(guest, home, tmp_path):
     """However that ends: the pipe closes."""
     pid = os.fork()
     if pid == 0:
@@ -172,12 +172,12 @@ def test_the_command_in_the_guest_sees_the_job_shells_end(guest, home, tmp_path)
         ("exec yes", "ssh to the guest: y"),
     ],
 )  # fmt: skip
-def test_why_there_is_none_is_told(guest, home, script, why):
+def test_failed_forwarding_is_reported_with_the_reason(guest, home, script, why):
     with pytest.raises(NoDisplay, match=why), forwarded(guest(script), home):
         pass
 
 
-def test_a_guest_that_is_silent_is_not_waited_for(guest, home, tmp_path, monkeypatch):
+def test_silent_guest_times_out(guest, home, tmp_path, monkeypatch):
     monkeypatch.setattr(display, "SECONDS", 0.5)
     silent = guest(f"echo $$ >{tmp_path}/pid; exec sleep 1000")
     with pytest.raises(NoDisplay, match="sshd did not answer"), forwarded(silent, home):
@@ -185,7 +185,7 @@ def test_a_guest_that_is_silent_is_not_waited_for(guest, home, tmp_path, monkeyp
     assert ended(int((tmp_path / "pid").read_text()))
 
 
-def test_an_image_without_sshd_is_told(guest, home, tmp_path):
+def test_image_without_sshd_is_reported(guest, home, tmp_path):
     without = guest("exit 1")
     (tmp_path / SSH_CONFIG).unlink()
     with (

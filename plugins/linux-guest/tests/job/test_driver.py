@@ -99,13 +99,13 @@ def test_kernel_and_command_line() -> None:
     assert "ds=" not in cmdline(DEBIAN)
 
 
-def test_direct_boot_where_the_image_has_a_kernel(plan) -> None:
+def test_kernel_of_the_image_is_booted_directly(plan) -> None:
     image = replace(MICRO, kernel=Path("/p/vmlinux"), initrd=Path("/p/initrd"))
     (boot,) = of(DRIVER.elements(plan(image=image), Site()), KernelBoot)
     assert (boot.kernel, boot.initrd) == ("/p/vmlinux", "/p/initrd")
 
 
-def test_seed_is_made_and_removed(plan, tmp_path: Path) -> None:
+def test_seed_is_created_and_released(plan, tmp_path: Path) -> None:
     guest = plan(state_dir=tmp_path, run_dir=tmp_path, qemu_uid=os.geteuid())
     epilogue = tmp_path / "epilogue"
     epilogue.mkdir(mode=0o755)
@@ -122,7 +122,7 @@ def test_seed_is_made_and_removed(plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writable", ["directory", "script"])
-def test_scripts_that_others_can_write_never_run_as_root(plan, tmp_path, writable) -> None:
+def test_scripts_that_others_can_write_are_refused(plan, tmp_path, writable) -> None:
     scripts = tmp_path / "prologue"
     scripts.mkdir(mode=0o755)
     (scripts / "10-x").write_text("#!/bin/sh\n")
@@ -132,7 +132,7 @@ def test_scripts_that_others_can_write_never_run_as_root(plan, tmp_path, writabl
         DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
 
 
-def test_a_script_that_is_a_link_is_not_followed(plan, tmp_path: Path) -> None:
+def test_script_that_is_a_link_is_refused(plan, tmp_path: Path) -> None:
     scripts = tmp_path / "prologue"
     scripts.mkdir(mode=0o755)
     (scripts / "10-x").symlink_to("/etc/passwd")
@@ -190,7 +190,7 @@ def test_ready_guest(plan, tmp_path: Path) -> None:
     assert seen == ["hosts", "mount /home/a"]
 
 
-def test_failed_guest_says_why(plan, tmp_path: Path) -> None:
+def test_failed_guest_reports_the_reason(plan, tmp_path: Path) -> None:
     line = b"FAILED mount /home/a: mount: tag not found"
     with (
         guest_that_says(tmp_path, line),
@@ -200,7 +200,7 @@ def test_failed_guest_says_why(plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["mount /data", "command chown 1000:1000 /data"])
-def test_a_users_disk_that_cannot_be_used_is_no_fault_of_the_node(plan, tmp_path, step) -> None:
+def test_unusable_user_disk_does_not_blame_the_node(plan, tmp_path, step) -> None:
     """Torque and Slurm requeued the job, then held it: two nodes were blamed."""
     why = "no file system found; the file begins like a vmdk"
     with (
@@ -245,7 +245,7 @@ def test_guest_that_never_started(plan, tmp_path: Path) -> None:
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 1, lambda _: None)
 
 
-def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
+def test_unmodified_cloud_image_cannot_be_a_spare_guest(plan) -> None:
     with pytest.raises(HostFault, match="agent=builtin"):
         DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)
 
@@ -272,7 +272,7 @@ def test_alias_is_never_in_a_system_directory(plan, leads_to: str, is_alias: boo
     assert (real in found) == is_alias
 
 
-def test_aliases_of_home_and_shares_lead_to_their_targets(plan) -> None:
+def test_aliases_of_home_and_shares_resolve_to_their_targets(plan) -> None:
     """Aliases are the home's path in the user database, and paths without symbolic links."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name).resolve()

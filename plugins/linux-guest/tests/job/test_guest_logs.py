@@ -1,4 +1,4 @@
-"""What the node makes of a failed guest's logs: an honest agent's, and those of hostile doubles."""
+"""Logs of a failed guest on the node: from an honest agent, and from hostile doubles."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_failed_setup(debian: GuestPlan) -> None:
+def test_logs_of_a_failed_setup_are_kept(debian: GuestPlan) -> None:
     with agent(debian.run_dir, b"FAILED mount: no tag\n", honest) as asked:
         assert "guest vn1: mount: no tag" in start(debian)
     assert tuple(asked) == guest_logs.FILES
@@ -109,7 +109,7 @@ def test_a_failed_setup(debian: GuestPlan) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_setup_that_is_not_done_in_time(plan: Guest, tmp_path: Path) -> None:
+def test_logs_of_a_setup_that_timed_out_are_kept(plan: Guest, tmp_path: Path) -> None:
     def attempt(seconds: float) -> None:
         here = tmp_path / f"{seconds}"
         here.mkdir()
@@ -121,13 +121,13 @@ def test_a_setup_that_is_not_done_in_time(plan: Guest, tmp_path: Path) -> None:
     with_more_time(attempt, 0.5, 5, 100)
 
 
-def test_an_agent_that_never_spoke_is_not_asked(debian: GuestPlan) -> None:
+def test_agent_that_never_answered_is_not_queried(debian: GuestPlan) -> None:
     with agent(debian.run_dir, b"", honest) as asked:
         assert "no step seen" in start(debian, 0.3)
     assert asked == []
 
 
-def test_a_micro_guest_has_none(plan: Guest, tmp_path: Path) -> None:
+def test_micro_guest_has_no_logs(plan: Guest, tmp_path: Path) -> None:
     guest = plan(image=MICRO, state_dir=tmp_path, run_dir=tmp_path)
     with agent(tmp_path, b"FAILED x\n", honest) as asked:
         start(guest)
@@ -135,7 +135,7 @@ def test_a_micro_guest_has_none(plan: Guest, tmp_path: Path) -> None:
     assert not (tmp_path / guest_logs.NAME).exists()
 
 
-def test_the_time_for_it_is_part_of_the_deadline(plan: Guest) -> None:
+def test_time_for_logs_is_part_of_the_deadline(plan: Guest) -> None:
     now = time.monotonic()
     assert guest_logs.ready_by(plan(image=MICRO), now + 300) == now + 300
     assert guest_logs.ready_by(plan(image=DEBIAN), now + 300) == pytest.approx(now + 298)
@@ -200,7 +200,7 @@ HOSTILE = [
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("answer", "some"), HOSTILE, ids=[a.__name__ for a, _ in HOSTILE])
-def test_what_a_hostile_guest_sends_is_bounded(
+def test_output_of_a_hostile_guest_is_bounded(
     debian: GuestPlan, answer: Answer, some: bytes
 ) -> None:
     with agent(debian.run_dir, b"FAILED x\n", answer):
@@ -212,7 +212,7 @@ def test_what_a_hostile_guest_sends_is_bounded(
 
 
 @pytest.mark.parametrize("answer", [nothing, drips], ids=lambda a: a.__name__)
-def test_a_hostile_guest_has_seconds(
+def test_hostile_guest_is_read_for_seconds_only(
     debian: GuestPlan, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert guest_logs.SECONDS == 2
@@ -231,13 +231,13 @@ def test_a_link_is_not_followed(debian: GuestPlan, tmp_path: Path) -> None:
     assert (tmp_path / "other").read_bytes() == b"mine"
 
 
-def test_a_directory_that_is_gone_changes_nothing(plan: Guest, tmp_path: Path) -> None:
+def test_missing_directory_does_not_change_the_error(plan: Guest, tmp_path: Path) -> None:
     guest = plan(image=DEBIAN, state_dir=tmp_path / "gone", run_dir=tmp_path)
     with agent(tmp_path, b"FAILED x\n", honest):
         assert start(guest) == "guest vn1: x"
 
 
-def test_without_time_nothing_is_waited_for(debian: GuestPlan) -> None:
+def test_no_logs_are_read_after_the_deadline(debian: GuestPlan) -> None:
     host, guest_end = socket.socketpair()
     with host, guest_end:
         assert list(guest_logs.told(StatusReader(host), time.monotonic() - 1)) == []

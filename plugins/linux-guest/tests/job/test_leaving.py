@@ -1,4 +1,4 @@
-"""What a job shell leaves for another one, or tells while its script runs on."""
+"""Session state that a job shell hands to its successor, also while its script runs."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ LONG = SessionState(
 )  # fmt: skip
 
 
-def test_it_is_a_line_between_two_ends_of_lines_until_the_fifo_is_gone(tmp_path: Path) -> None:
+def test_session_state_is_written_until_the_fifo_is_removed(tmp_path: Path) -> None:
     guest = SimpleNamespace(run_dir=tmp_path)
     assert leaving.left(guest) is None
     fifo = tmp_path / LEAVE
@@ -39,7 +39,7 @@ def test_it_is_a_line_between_two_ends_of_lines_until_the_fifo_is_gone(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"nonce": 1}'])
-def test_what_is_none_is_said_in_a_line(tmp_path: Path, text: str) -> None:
+def test_invalid_session_state_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / LEFT).write_text(text)
     with pytest.raises(HostFault, match="cannot read the session state"):
         leaving.left(SimpleNamespace(run_dir=tmp_path))
@@ -55,11 +55,11 @@ def read(path: Path) -> str:
         return fifo.read()
 
 
-def test_who_does_not_ask_is_told_nothing(guest: ReadyGuest) -> None:
+def test_no_state_is_written_without_a_request(guest: ReadyGuest) -> None:
     assert not leaving.Telling(guest, lambda: True)(lambda: LONG)
 
 
-def test_who_asks_and_does_not_read_is_waited_for(guest: ReadyGuest) -> None:
+def test_state_is_read_when_the_reader_is_ready(guest: ReadyGuest) -> None:
     os.mkfifo(guest.run_dir / TELL)
     asked = []
     telling = leaving.Telling(guest, lambda: True)
@@ -68,7 +68,7 @@ def test_who_asks_and_does_not_read_is_waited_for(guest: ReadyGuest) -> None:
     assert not asked, "the state is that of when it is read"
 
 
-def test_who_reads_is_told_once_and_another_again(
+def test_state_is_written_once_per_reader(
     guest: ReadyGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, telling = guest.run_dir / TELL, leaving.Telling(guest, lambda: True)
@@ -92,7 +92,7 @@ def test_who_reads_is_told_once_and_another_again(
     assert not telling(lambda: LONG)
 
 
-def test_who_asks_while_no_script_runs_is_told_so(guest: ReadyGuest) -> None:
+def test_request_without_a_running_script_gets_an_empty_line(guest: ReadyGuest) -> None:
     path = guest.run_dir / TELL
     os.mkfifo(path)
     said: list[str] = []
@@ -105,7 +105,7 @@ def test_who_asks_while_no_script_runs_is_told_so(guest: ReadyGuest) -> None:
     assert said == ["\n\n"]
 
 
-def test_a_reader_who_is_killed_keeps_nobody_waiting(guest: ReadyGuest) -> None:
+def test_killed_reader_does_not_block_the_writer(guest: ReadyGuest) -> None:
     path = guest.run_dir / TELL
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

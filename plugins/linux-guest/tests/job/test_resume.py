@@ -151,7 +151,7 @@ SMALL = sh("cat; echo error >&2; exit 7")
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["seen", "unseen"])
 @pytest.mark.parametrize("way", [0, 1], ids=["to-guest", "to-host"])
-def test_a_break_after_each_byte(wire: Wire, way: int, noticed: bool) -> None:
+def test_break_after_each_byte_loses_nothing(wire: Wire, way: int, noticed: bool) -> None:
     every = 5
     size = (len(SMALL.encode()) + 60, 130)[way]
     for after in range(0, size, every):
@@ -215,7 +215,7 @@ sys.exit(count % 100)
 
 @settings(quick, max_examples=max(10, settings().max_examples // 5))
 @given(st.lists(st.tuples(st.integers(0, 120), st.booleans()), min_size=1, max_size=5))
-def test_each_signal_comes_once(wire: Wire, breaks: list[tuple[int, bool]]) -> None:
+def test_each_signal_arrives_once(wire: Wire, breaks: list[tuple[int, bool]]) -> None:
     """Signals of which the kernel drops none (signal(7), real-time signals)."""
     session = wire.session()
     read, write = os.pipe()
@@ -258,7 +258,7 @@ def test_a_window_size_of_the_break_is_the_terminals(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["seen", "unseen"])
-def test_a_job_that_ends_in_the_break_has_its_output_and_code(wire: Wire, noticed: bool) -> None:
+def test_job_that_ends_during_the_break_keeps_output_and_code(wire: Wire, noticed: bool) -> None:
     done = wire.agent.home / f"done-{noticed}"
     session = wire.session(Cut(1, 10, noticed))
 
@@ -271,7 +271,7 @@ def test_a_job_that_ends_in_the_break_has_its_output_and_code(wire: Wire, notice
     assert (status.code, out) == (6, b"first\nlast\n")
 
 
-def test_a_hold_without_a_break_loses_nothing(wire: Wire) -> None:
+def test_hold_without_a_break_loses_nothing(wire: Wire) -> None:
     """What the agent has dropped meanwhile is sent again over the same connection."""
     session = wire.session()
     read, write = os.pipe()
@@ -297,7 +297,7 @@ def test_a_hold_without_a_break_loses_nothing(wire: Wire) -> None:
     assert status.code == 5
 
 
-def test_a_host_that_stays_away_is_given_up(binary: Path) -> None:
+def test_host_that_does_not_return_ends_the_job(binary: Path) -> None:
     """The job is ended as if nothing had been held."""
     with LocalAgent(binary) as agent:
         status = StatusReader(agent.status())
@@ -325,7 +325,7 @@ def test_a_host_that_stays_away_is_given_up(binary: Path) -> None:
         os.close(write)
 
 
-def test_a_break_that_nobody_expects_is_the_end(binary: Path) -> None:
+def test_unexpected_break_ends_the_session(binary: Path) -> None:
     with LocalAgent(binary) as agent:
         agent.ready()
         first = agent.connect()
@@ -340,7 +340,7 @@ def test_a_break_that_nobody_expects_is_the_end(binary: Path) -> None:
         first.close()
 
 
-def test_nothing_to_hold_is_said(binary: Path) -> None:
+def test_hold_without_a_job_shell_is_refused(binary: Path) -> None:
     with LocalAgent(binary) as agent:
         status = StatusReader(agent.status())
         list(status.steps(time.monotonic() + LONG))
@@ -364,7 +364,7 @@ def test_stop_ends_the_wait_for_a_connection(wire: Wire) -> None:
 
 @settings(quick, max_examples=max(10, settings().max_examples // 5))
 @given(cut=st.integers(0, 300_000), noticed=st.booleans())
-def test_another_job_shell_goes_on(wire: Wire, cut: int, noticed: bool) -> None:
+def test_another_job_shell_continues_the_session(wire: Wire, cut: int, noticed: bool) -> None:
     """The first one leaves with the connection; a second one has its state, as text."""
     session = wire.session(Cut(1, cut, noticed))
     text = b"".join(b"%d\n" % i for i in range(40_000))
@@ -398,7 +398,7 @@ def test_another_job_shell_goes_on(wire: Wire, cut: int, noticed: bool) -> None:
         assert (status.code, out.read(), err.read()) == (4, text, b"some input\n")
 
 
-def test_what_is_told_when_a_break_may_come_lets_another_go_on(wire: Wire) -> None:
+def test_exported_state_lets_another_job_shell_continue(wire: Wire) -> None:
     """Not before; then again and again until it is taken, while the script runs on."""
     said: list[SessionState] = []
     calls = 0

@@ -113,7 +113,7 @@ def signalled(number: int, when: Path) -> Iterator[None]:
     thread.join(180)
 
 
-def test_output_and_exit_code_are_the_scripts(guest: Guest) -> None:
+def test_output_and_exit_code_are_those_of_the_script(guest: Guest) -> None:
     text = b"#!/bin/sh\nprintf 'out\\000\\377'; printf err >&2; exit 3\n"
     assert guest.run(text) == (3, b"out\0\xff", b"err")
 
@@ -124,11 +124,11 @@ def test_script_has_its_name_arguments_directory_and_umask(guest: Guest) -> None
     assert (code, out) == (0, b"42.srv.SC\nb c\n/usr\n0027\n")
 
 
-def test_without_interpreter_line_the_login_shell_runs_it(guest: Guest) -> None:
+def test_script_without_interpreter_line_is_run_by_the_login_shell(guest: Guest) -> None:
     assert guest.run(b"echo hello\nexit 4\n")[:2] == (4, b"hello\n")
 
 
-def test_a_login_shell_reads_the_users_profile_before(guest: Guest) -> None:
+def test_login_shell_reads_the_user_profile_first(guest: Guest) -> None:
     text = b'echo "$PROFILE $1"; exit 4\n'
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -139,7 +139,7 @@ def test_a_login_shell_reads_the_users_profile_before(guest: Guest) -> None:
         assert guest.run(text, interpreter="/no/shell", **home)[0] == 127
 
 
-def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
+def test_shell_of_option_s_overrides_the_interpreter_line(guest: Guest) -> None:
     text = b"#!/bin/false\nprint('python')\n"
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
     assert guest.run(text, interpreter=python)[:2] == (0, b"python\n")
@@ -174,7 +174,9 @@ def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
         (b"#!/bin/sh\n", {"environ": {"A": "x" * (3 << 20)}}, 126, b"cannot run"),
     ],
 )
-def test_what_cannot_be_run(guest: Guest, text: bytes, more: dict, code: int, words: bytes) -> None:
+def test_script_that_cannot_run_is_explained(
+    guest: Guest, text: bytes, more: dict, code: int, words: bytes
+) -> None:
     got, out, err = guest.run(text, **more)
     assert (got, out) == (code, b"")
     assert err.startswith(b"vtorque: ")
@@ -198,7 +200,7 @@ def test_exit_status_127_of_another_program_has_no_hint(guest: Guest) -> None:
     assert guest.run(b"#!/bin/sh\nexit 127\n")[::2] == (127, b"")
 
 
-def test_prologue_script_epilogue_in_order_with_one_environment(guest: Guest) -> None:
+def test_prologue_script_and_epilogue_share_one_environment(guest: Guest) -> None:
     code, out, err = guest.run(
         b"#!/bin/sh\necho job $V\n",
         environ=PATH | {"V": "1"},
@@ -208,7 +210,7 @@ def test_prologue_script_epilogue_in_order_with_one_environment(guest: Guest) ->
     assert (code, out, err) == (0, b"before 1\njob 1\nafter 1\n", b"")
 
 
-def test_a_failed_prologue_fails_the_job_and_shows_why(guest: Guest) -> None:
+def test_failed_prologue_fails_the_job_and_prints_its_output(guest: Guest) -> None:
     code, out, err = guest.run(b"#!/bin/sh\necho job\n", prologue=b"echo bad >&2; exit 9\n")
     assert (code, out) == (9, b"")
     assert err == b"bad\nvtorque: vm_prologue failed with exit code 9; the job script was not run\n"
@@ -222,7 +224,7 @@ def test_a_failed_epilogue_counts_if_the_script_succeeded(
     assert (got, err) == (code, b"why\nvtorque: vm_epilogue failed with exit code 5\n")
 
 
-def test_site_epilogue_is_asked_for_where_the_guest_has_one(
+def test_site_epilogue_runs_if_the_guest_has_one(
     guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_job, "EPILOGUE_CLIENT", "/bin/false")
@@ -243,7 +245,7 @@ def test_site_epilogue_is_asked_for_where_the_guest_has_one(
         ),
     ],
 )
-def test_root_has_the_site_epilogue_run_where_nobody_has(
+def test_root_runs_a_site_epilogue_that_the_job_shell_did_not_run(
     guest: Guest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text, told
 ) -> None:
     client = guest.agent.home / "client"
@@ -257,7 +259,7 @@ def test_root_has_the_site_epilogue_run_where_nobody_has(
     assert f"{record.levelname} {record.getMessage()}".startswith(told)
 
 
-def test_a_port_without_room_keeps_no_guest(
+def test_full_port_does_not_block_the_release_of_a_guest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job's user has it, too, and may have connected until its queue was full."""
@@ -273,7 +275,7 @@ def test_a_port_without_room_keeps_no_guest(
     assert "not completed: " in caplog.text
 
 
-def test_no_epilogue_keeps_a_guest_that_is_gone(tmp_path: Path) -> None:
+def test_missing_guest_does_not_block_its_epilogue(tmp_path: Path) -> None:
     SiteEpilogue(str(tmp_path), "vn1", 0, LONG).release()
 
 
@@ -293,7 +295,7 @@ def test_term_reaches_the_script(guest: Guest) -> None:
     assert (code, out) == (7, b"got TERM\n")
 
 
-def test_a_signal_just_before_the_wait_wakes_it() -> None:
+def test_signal_just_before_the_wait_interrupts_it() -> None:
     """Its handler has not been called then; who was told of signals before still is."""
     read, write = os.pipe2(os.O_NONBLOCK)
     before = signal.set_wakeup_fd(write)
@@ -342,7 +344,7 @@ def cancelled(guest: Guest, binary: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield script
 
 
-def test_what_runs_on_cancellation_comes_before_term(guest: Guest, cancelled: Path) -> None:
+def test_cancellation_script_runs_before_sigterm(guest: Guest, cancelled: Path) -> None:
     """With the script's surroundings, while it still runs."""
     flag = guest.agent.home / "started"
     cancelled.write_text(f"#!/bin/sh\nrm {flag}; echo saving $V in $(pwd); echo e >&2; exit 3\n")
@@ -353,7 +355,7 @@ def test_what_runs_on_cancellation_comes_before_term(guest: Guest, cancelled: Pa
     assert (code, out, err) == (7, b"saving 1 in /\nTERM\n", b"e\n")
 
 
-def test_what_runs_on_cancellation_has_half_of_the_grace(guest: Guest, cancelled: Path) -> None:
+def test_cancellation_script_gets_half_of_the_grace(guest: Guest, cancelled: Path) -> None:
     flag = guest.agent.home / "started"
     cancelled.write_text("#!/bin/sh\nsleep 1000\n")
     text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 600 & wait\n"
@@ -366,7 +368,7 @@ def test_what_runs_on_cancellation_has_half_of_the_grace(guest: Guest, cancelled
     )
 
 
-def test_a_script_may_end_while_it_is_cancelled(guest: Guest, cancelled: Path) -> None:
+def test_script_may_end_during_its_cancellation(guest: Guest, cancelled: Path) -> None:
     """Its epilogue then gets no TERM that was meant for it."""
     flag, end = guest.agent.home / "started", guest.agent.home / "end"
     cancelled.write_text(f"#!/bin/sh\ntouch {end}; sleep 0.2; echo saved\n")
@@ -376,7 +378,7 @@ def test_a_script_may_end_while_it_is_cancelled(guest: Guest, cancelled: Path) -
     assert (code, out) == (5, b"saved\nepilogue\n")
 
 
-def test_nobody_runs_it_where_the_guest_has_no_such_agent(guest: Guest) -> None:
+def test_cancellation_script_is_skipped_without_its_agent(guest: Guest) -> None:
     (guest.run_dir / CANCEL_MARKER).touch()
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 60 & wait\n"
@@ -395,7 +397,7 @@ def test_other_signals_are_forwarded(guest: Guest, number: signal.Signals) -> No
         assert guest.run(text.encode())[:2] == (0, f"{name}\n".encode())
 
 
-def test_a_burst_of_one_signal_comes_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_signal_is_forwarded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torque's pbs_mom sends one of qsig's four times."""
     clock = [100.0]
     monkeypatch.setattr(run_job.time, "monotonic", lambda: clock[0])
@@ -411,7 +413,7 @@ def test_a_burst_of_one_signal_comes_through_once(monkeypatch: pytest.MonkeyPatc
     assert len(once) == 2 * len(again) > 0 and once.startswith(again)
 
 
-def test_a_script_killed_by_a_signal(guest: Guest) -> None:
+def test_script_killed_by_a_signal_has_its_exit_code(guest: Guest) -> None:
     line = b"vtorque: the script was killed by signal 11 (Segmentation fault)\n"
     assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n", login=True) == (139, b"", line)
     assert guest.run(b"#!/bin/sh\nkill -INT $$\n", login=True) == (130, b"", b"")
@@ -428,7 +430,7 @@ def test_stdin_is_passed_on(guest: Guest) -> None:
         os.close(read)
 
 
-def test_a_guest_that_dies_is_named(guest: Guest) -> None:
+def test_guest_that_dies_is_named(guest: Guest) -> None:
     flag = guest.agent.home / "started"
 
     def kill() -> None:
@@ -444,7 +446,7 @@ def test_a_guest_that_dies_is_named(guest: Guest) -> None:
     thread.join(180)
 
 
-def test_no_guest_at_all(tmp_path: Path) -> None:
+def test_missing_run_port_is_a_dead_guest(tmp_path: Path) -> None:
     ready = ReadyGuest("vt", "vn1", 0, tmp_path)
     with pytest.raises(GuestDied, match=r"run\.sock: No such file"):
         run_job.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))
@@ -469,7 +471,7 @@ while :; do sleep 0.1; done
     ("system", "code"),
     sparing.each(2, [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]),
 )
-def test_a_cancelled_job_shell_dies_of_term_where_a_plain_jobs_would(
+def test_canceled_job_shell_dies_of_sigterm_as_a_plain_job(
     guest: Guest, tmp_path: Path, system: str, code: int
 ) -> None:
     """After the script's trap: its 0 would start those that depend on the job's success."""
@@ -500,7 +502,7 @@ def test_a_cancelled_job_shell_dies_of_term_where_a_plain_jobs_would(
     assert (shell.returncode, out) == (code, b"got TERM\n"), err
 
 
-def test_an_interactive_job_has_the_job_shells_display(guest, tmp_path, monkeypatch):
+def test_interactive_job_has_the_display_of_the_job_shell(guest, tmp_path, monkeypatch):
     """With its cookie; without a terminal, a display or a way to it the job has none, and runs."""
     entry = b"\xff\xff" + b"".join(
         len(part).to_bytes(2, "big") + part for part in (b"", b"50", b"MIT-MAGIC-COOKIE-1", b"abc")

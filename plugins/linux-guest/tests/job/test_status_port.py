@@ -1,4 +1,4 @@
-"""What a guest that was booted before its job is told, and what it says while it waits."""
+"""The status port of a guest booted before its job: requests and answers."""
 
 import socket
 import threading
@@ -33,7 +33,7 @@ def told(lines):
     return steps, b"".join(heard).decode().splitlines()
 
 
-def test_a_guest_is_told_the_time_once_when_its_agent_is_there():
+def test_guest_gets_the_time_once_when_its_agent_answers():
     before = time.time()
     steps, heard = told(["STEP agent", "CLOCK 1.000000000", "STEP network"])
     assert steps == ["agent", "network"]
@@ -53,14 +53,14 @@ def holds(seconds, *lines):
 
 
 @pytest.mark.parametrize("said", [(), ("HELD 60",)])
-def test_an_older_agent_is_known_at_once(said):
+def test_older_agent_is_detected(said):
     """It knows no HOLD, or tells its job shell nothing of it."""
     with pytest.raises(StreamError, match="the agent of the guest's image is too"):
         holds(60, "STEP network", *said, "READY 1", "LOGGED")
     assert holds(0, *said, "LOGGED") == ["HOLD 0", "LOG /"]
 
 
-def test_one_that_holds_and_tells_says_both():
+def test_hold_is_confirmed_or_refused():
     assert holds(60, "READY 1", "HELD 60 tells", "LOGGED") == ["HOLD 60", "LOG /"]
     with pytest.raises(StreamError, match="no job shell"):
         holds(60, "HELD 0", "LOGGED")
@@ -75,7 +75,7 @@ def waits(plan, *lines):
         ready.await_seed(plan(), host, time.monotonic() + 10)
 
 
-def test_one_without_a_job_waits_for_its_seed(plan):
+def test_spare_guest_waits_for_its_seed(plan):
     waits(plan, "STEP seed")
 
 
@@ -88,6 +88,6 @@ def test_one_without_a_job_waits_for_its_seed(plan):
         (["x" * 5000], "more than 4096 bytes"),
     ],
 )
-def test_one_that_does_not_wait_is_no_spare_guest(plan, lines, why):
+def test_guest_that_does_not_wait_for_a_seed_is_a_host_fault(plan, lines, why):
     with pytest.raises(HostFault, match=why):
         waits(plan, *lines)

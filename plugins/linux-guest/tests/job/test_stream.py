@@ -117,7 +117,7 @@ def answer(pair: tuple[Session, Guest], out: list[bytes], *data: bytes, close: b
         thread.join(LONG)
 
 
-def test_a_plain_run(pair: tuple[Session, Guest]) -> None:
+def test_program_runs_to_its_exit_code(pair: tuple[Session, Guest]) -> None:
     data = frame(Kind.DATA, 1, b"hello\n") + frame(Kind.EOF, 1) + frame(Kind.EOF, 2) + EXIT_3
     out: list[bytes] = []
     assert (answer(pair, out, data), b"".join(out)) == (3, b"hello\n")
@@ -162,7 +162,9 @@ def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
         (frame(Kind.ERROR, 0, RESYNCED), "unknown frame type"),  # no HELLO was sent twice
     ],
 )
-def test_what_breaks_the_protocol(pair: tuple[Session, Guest], data: bytes, message: str) -> None:
+def test_protocol_violation_raises_stream_error(
+    pair: tuple[Session, Guest], data: bytes, message: str
+) -> None:
     with pytest.raises(StreamError, match=message):
         answer(pair, [], data)
     with pytest.raises(StreamError, match="no session"):
@@ -227,7 +229,7 @@ def test_stop_ends_a_silent_run(pair: tuple[Session, Guest]) -> None:
         timer.join()
 
 
-def test_stdin_keeps_to_its_window(pair: tuple[Session, Guest]) -> None:
+def test_stdin_is_sent_only_within_the_window(pair: tuple[Session, Guest]) -> None:
     session, guest = opened(pair, window=1000)
     got: list[int] = []
 
@@ -257,7 +259,7 @@ def test_stdin_keeps_to_its_window(pair: tuple[Session, Guest]) -> None:
     assert sum(got) == 1000
 
 
-def test_hello_finds_its_answer_among_old_bytes(pair: tuple[Session, Guest]) -> None:
+def test_hello_is_answered_despite_older_bytes(pair: tuple[Session, Guest]) -> None:
     session, guest = pair
     old = os.urandom(300_000) + hello_frame(b"87654321", 5) + MAGIC * 3
 
@@ -320,7 +322,7 @@ def test_hello_to_a_flood_ends(pair: tuple[Session, Guest]) -> None:
     thread.join(LONG)
 
 
-def test_another_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
+def test_other_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
     session, guest = pair
     nonce: list[bytes] = []
 
@@ -351,7 +353,7 @@ def test_another_protocol_version_is_refused(pair: tuple[Session, Guest]) -> Non
         lambda: {"limits": {99: (1, 1)}},
     ],
 )
-def test_a_start_that_does_not_fit_is_refused(
+def test_invalid_start_is_refused(
     pair: tuple[Session, Guest], wrong: Callable[[], dict[str, Any]]
 ) -> None:
     session, _ = opened(pair)

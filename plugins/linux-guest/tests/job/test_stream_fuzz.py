@@ -200,7 +200,7 @@ def send_and_leave(agent: LocalAgent, data: bytes) -> None:
 
 @settings(quick, max_examples=2 * settings().max_examples)
 @given(to_agent)
-def test_agent_survives_anything(agent: LocalAgent, data: bytes) -> None:
+def test_agent_survives_random_bytes_and_frames(agent: LocalAgent, data: bytes) -> None:
     send_and_leave(agent, data)
     assert agent.process.poll() is None, agent.log()
 

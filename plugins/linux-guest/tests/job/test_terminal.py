@@ -33,7 +33,7 @@ def test_an_end_of_input_typed_before_the_terminal_is_raw_is_the_guests(typed):
         os.close(terminal)
 
 
-def test_what_was_typed_before_it_is_raw_is_the_guests():
+def test_input_typed_before_raw_mode_is_sent_to_the_guest():
     master, terminal = pty.openpty()
     before = signal.getsignal(signal.SIGWINCH)
     events = Events()
