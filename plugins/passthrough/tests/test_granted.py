@@ -1,4 +1,4 @@
-"""Cards that a batch system counts: asked for, and those that it has granted, no others.
+"""Cards that a batch system counts: requests, and use of granted cards only.
 
 /dev/null and /dev/zero stand for the device files of two GPUs on a recorded machine.
 """
@@ -72,20 +72,20 @@ def gpus(*devices, count=None):
 @pytest.mark.parametrize(
     ("pci", "count", "wanted"), [("gpu:2", 1, 2), ("gpu", 3, 3), ("gpu:2", 2, 4), ("", 1, None)]
 )
-def test_the_batch_system_is_asked_for_the_cards_of_all_guests_of_a_node(site, pci, count, wanted):
+def test_vsub_requests_the_cards_of_all_guests_of_a_node(site, pci, count, wanted):
     found = site.needs(*words(pci, count))
     assert dict(found.resources) == ({} if wanted is None else {"gres/gpu": wanted})
     assert not found.licenses
 
 
-def test_a_class_without_a_resource_is_as_it_was(tmp_path):
+def test_class_without_a_resource_requests_and_checks_nothing(tmp_path):
     site = site_of(tmp_path, BLIND.partition("resource")[0])
     assert not site.needs("pci=gpu:2").resources
     assert items(site, "gpu", {}) == (FIRST, SECOND)
     assert items(site, "gpu", None) == (FIRST, SECOND)
 
 
-def test_a_user_who_asks_for_fewer_than_the_guests_need_is_told(site):
+def test_user_request_smaller_than_the_guests_need_is_refused(site):
     site.needs("pci=gpu:2", asked={"gres/gpu": 2})
     site.needs("pci=gpu:2", asked={"gres/fpga": 1})
     with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are requested.*request more"):
@@ -98,32 +98,32 @@ def test_a_user_who_asks_for_fewer_than_the_guests_need_is_told(site):
 @pytest.mark.parametrize(
     ("devices", "expected"), [((0,), {FIRST}), ((1,), {SECOND}), ((0, 1), {FIRST, SECOND})]
 )
-def test_a_guest_gets_of_what_is_granted_only(site, devices, expected):
+def test_guest_gets_only_granted_cards(site, devices, expected):
     assert set(items(site, "gpu", gpus(*devices))) == expected
 
 
-def test_guests_of_a_node_share_what_is_granted(site):
+def test_guests_of_a_node_share_granted_cards(site):
     assert items(site, "gpu", gpus(0, 1), count=2) == (FIRST, SECOND)
 
 
 @pytest.mark.parametrize("granted", [{}, gpus(), {"gres/fpga": Grant(2, (0, 1))}])
-def test_what_is_not_granted_is_refused_with_what_to_do(site, granted):
+def test_missing_grant_is_refused_with_a_fix(site, granted):
     (answer,) = asked(site, "gpu", granted)
     assert isinstance(answer, Refusal)
     assert "need 1 gres/gpu, the batch system has granted the job 0" in str(answer)
     assert "submit with vsub" in str(answer)
 
 
-def test_all_guests_of_a_node_count(site):
+def test_cards_of_all_guests_of_a_node_are_counted(site):
     (answer,) = asked(site, "gpu", gpus(1), count=2)
     assert "need 2 gres/gpu, the batch system has granted the job 1" in str(answer)
 
 
-def test_a_batch_system_that_counts_nothing_leaves_it_to_the_ledger(site):
+def test_batch_system_without_grants_leaves_cards_to_the_ledger(site):
     assert items(site, "gpu", None) == (FIRST, SECOND)
 
 
-def test_cards_that_others_may_have_too_are_no_guests(site):
+def test_cards_without_known_numbers_are_refused(site):
     with pytest.raises(
         Refused,
         match="the batch system does not report which gres/gpu of node n1 belong to the job",
@@ -149,7 +149,7 @@ def test_cards_that_others_may_have_too_are_no_guests(site):
         ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
     ],
 )
-def test_files_that_do_not_fit_the_node_are_its_fault(tmp_path, files, message):
+def test_device_files_that_do_not_match_the_node_are_a_host_fault(tmp_path, files, message):
     other = '[[plugin.passthrough.classes]]\nname = "other"\nids = ["10de:2204", "10de:1aef"]\n'
     site = site_of(tmp_path, f"{BLIND}files = {files}\n{other}")
     assert items(site, "gpu", gpus(0)) == (FIRST,)
@@ -157,7 +157,7 @@ def test_files_that_do_not_fit_the_node_are_its_fault(tmp_path, files, message):
         asked(site, "gpu", gpus(1))
 
 
-def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
+def test_group_with_an_ungranted_card_is_a_fault_without_blame(tmp_path):
     site = site_of(tmp_path)
     second = Path(site.site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
     second.unlink()
@@ -170,7 +170,7 @@ def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
     assert not raised.value.blames_node, "users could take nodes out of service"
 
 
-def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
+def test_broken_granted_card_blames_the_node(site):
     Path(site.site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
     with pytest.raises(
         HostFault, match=r"0000:3b:00.0 cannot be reset, and its classes do not set allow_no_reset"
@@ -179,7 +179,7 @@ def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
     assert raised.value.blames_node
 
 
-def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_path):
+def test_cards_without_files_must_have_no_host_driver(tmp_path):
     site = site_of(tmp_path, BLIND)
     with pytest.raises(
         HostFault,
@@ -195,7 +195,7 @@ def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_
     assert items(site, "gpu", gpus(count=1)) == (FIRST, SECOND)
 
 
-def test_of_several_types_each_guest_gets_its_own(tmp_path):
+def test_guests_get_granted_cards_of_their_type(tmp_path):
     typed = GPU.replace("gres/gpu", "gres/gpu:a100").replace('zero"', 'zero", "/dev/full"')
     other = typed.replace('"gpu"', '"render"').replace("a100", "rtx")
     other = other.replace('"10de:20b0"', '"10de:2204", "10de:1aef"')
@@ -208,7 +208,7 @@ def test_of_several_types_each_guest_gets_its_own(tmp_path):
 # -- device files ------------------------------------------------------------------------------
 
 
-def test_a_device_file_leads_to_its_function(site, tmp_path):
+def test_device_file_leads_to_its_pci_function(site, tmp_path):
     sysfs = site.site[plugin.Settings].sysfs
     assert {file: behind(file, sysfs) for file in FILES} == FILES
     link = tmp_path / "by-path"
@@ -218,7 +218,7 @@ def test_a_device_file_leads_to_its_function(site, tmp_path):
     assert [behind(str(tmp_path / name), sysfs) for name in ("plain", "missing")] == ["", ""]
 
 
-def test_doctor_says_which_card_a_number_is(site):
+def test_doctor_prints_the_card_of_each_number(site):
     said = [result.message for result in node.check(site.site)]
     assert said[-2:] == [
         f"gres/gpu number 0 is {FIRST} (/dev/null)",
@@ -226,7 +226,7 @@ def test_doctor_says_which_card_a_number_is(site):
     ]
 
 
-def test_a_vfio_groups_file_leads_to_its_first_function(site):
+def test_vfio_group_file_leads_to_its_first_function(site):
     sysfs = Path(site.site[plugin.Settings].sysfs)
     made = os.stat("/dev/random")  # noqa: PTH116
     write(sysfs / "devices/virtual/vfio/40/uevent", "")
@@ -235,7 +235,7 @@ def test_a_vfio_groups_file_leads_to_its_first_function(site):
     assert behind("/dev/random", str(sysfs)) == "0000:86:00.0"
 
 
-def test_nvidias_driver_says_which_number_a_card_has_now(tmp_path):
+def test_nvidia_driver_maps_numbers_to_cards(tmp_path):
     """Its devices are not in sysfs."""
     for number, address in enumerate((SECOND, FIRST)):
         text = f"Model: \t\t NVIDIA A100\nBus Location: \t {address}\nDevice Minor: \t {number}\n"
@@ -253,6 +253,6 @@ def test_nvidias_driver_says_which_number_a_card_has_now(tmp_path):
         ('files = ["/dev/null"]', "files requires resource"),
     ],
 )
-def test_a_class_that_cannot_be_is_told(tmp_path, more, message):
+def test_invalid_class_is_a_config_error(tmp_path, more, message):
     with pytest.raises(ConfigError, match=message):
         site_of(tmp_path, BLIND.partition("resource")[0] + more)

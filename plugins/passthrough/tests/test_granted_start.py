@@ -40,7 +40,7 @@ def cards_of(node):
     return {tuple(re.findall(found, xml)) for xml in node.domains()}
 
 
-def test_each_job_has_its_own_cards_whoever_starts_first(tmp_path):
+def test_each_job_gets_its_granted_cards_in_any_start_order(tmp_path):
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     assert not started(node, "1", 1).error
     assert cards_of(node) == {("5e",)}
@@ -54,7 +54,7 @@ def test_each_job_has_its_own_cards_whoever_starts_first(tmp_path):
         assert driver.readlink().name == "nvidia", "for bare metal again"
 
 
-def test_a_card_that_the_job_before_still_has_is_waited_for(tmp_path):
+def test_card_in_use_by_the_previous_job_is_awaited(tmp_path):
     """It is granted anew while its guest is being taken down: no other card takes its place."""
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     assert not started(node, "1", 0).error
@@ -67,7 +67,7 @@ def test_a_card_that_the_job_before_still_has_is_waited_for(tmp_path):
     node.release("2")
 
 
-def test_two_guests_of_a_job_have_two_of_its_cards(tmp_path):
+def test_two_guests_of_a_job_get_two_granted_cards(tmp_path):
     node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
     few = started(node, "1", 1, vms_per_node="2")
     assert "need 2 ngpus, the batch system has granted the job 1" in few.error

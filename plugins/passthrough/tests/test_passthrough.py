@@ -1,4 +1,4 @@
-"""Cards by class on recorded machines: asked for, refused, leased by the real ledger, rendered."""
+"""Cards by class on recorded machines: requested, refused, leased by the real ledger, rendered."""
 
 import dataclasses
 from pathlib import Path
@@ -81,7 +81,7 @@ def placed(site, *wishes, taken=None):
         (" a + b:3 ", "a:1+b:3"),
     ],
 )
-def test_classes_and_numbers(text, shown):
+def test_classes_and_numbers_are_parsed(text, shown):
     assert card_list(text) == shown
     assert card_list(shown) == shown
 
@@ -90,7 +90,7 @@ def test_classes_and_numbers(text, shown):
     "text",
     ["0000:3b:00.0", "3b:00.0", "3B:00.0", "gpu:1+0000:3b:00.0", "10de:20b0", "00000000:3b:00.0"],
 )
-def test_addresses_are_never_taken_from_users(text):
+def test_pci_address_in_a_request_is_refused(text):
     with pytest.raises(
         ValueError, match="a PCI address or device number, which users cannot request:"
     ):
@@ -102,13 +102,13 @@ def test_addresses_are_never_taken_from_users(text):
     ["gpu:0", "gpu:", "gpu:100", "gpu:-1", ":1", "GPU:1", "gpu:1+", "gpu;1", "gpu:1 fpga", "g+g",
      "../x", "g\nx", "1gpu", "gpu:\u0661"],
 )  # fmt: skip
-def test_other_text_is_refused(text):
+def test_invalid_text_is_refused(text):
     with pytest.raises(ValueError, match="write CLASS:NUMBER"):
         cards(text)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_classes_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     try:
         found = cards(text)
     except ValueError:
@@ -122,7 +122,7 @@ def test_the_separator_survives_the_command_line():
     assert request[plugin.PCI] == "fpga:2+gpu:1"
 
 
-def test_the_site_limits_what_is_asked_for(tmp_path):
+def test_site_limits_requested_classes(tmp_path):
     limits = '[options.pci]\nallow = ["gpu:[12]", "fpga:*"]\n'
     site = site_of("gpu-node", tmp_path, CLASSES + limits)
     assert guest(site, "gpu")[plugin.PCI] == "gpu:1"
@@ -139,7 +139,7 @@ def test_the_site_limits_what_is_asked_for(tmp_path):
 # -- what the site writes ----------------------------------------------------------------------
 
 
-def test_a_bad_class_is_an_error_of_the_config(tmp_path):
+def test_bad_class_is_a_config_error(tmp_path):
     bad = {
         'name = "GPU"\nids = []': "name='GPU'",
         'name = "gpu"\nids = ["10DE:20b0"]': "'10DE:20b0' must be vendor:device, like",
@@ -155,7 +155,7 @@ def test_a_bad_class_is_an_error_of_the_config(tmp_path):
 # -- on the node -------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_of_a_node_without_the_key(site):
+def test_nothing_is_claimed_without_the_option(site):
     assert asked(site, "") == []
     assert site.elements(guest(site, "")) == []
     assert site.context(guest(site, "")) == []
@@ -170,14 +170,14 @@ def test_cards_are_claimed_near_their_numa_node(site):
     assert got.leased("pci") == ("0000:86:00.0",)
 
 
-def test_one_guest_gets_all_of_a_group(site):
+def test_guest_gets_all_functions_of_an_iommu_group(site):
     (got,) = placed(site, "render")
     found = site.elements(got)
     assert [f.address for f in found] == ["0000:86:00.0", "0000:86:00.1"]
 
 
 @pytest.mark.parametrize("first", ["render", "sound"])
-def test_a_card_is_of_the_first_class_that_a_function_of_it_is_of(tmp_path, first):
+def test_card_belongs_to_the_first_class_that_matches_a_function(tmp_path, first):
     """Else the class of a GPU's sound card would give the GPU, whatever limits the GPU's has."""
     ids = {"render": "10de:2204", "sound": "10de:1aef"}
     tables = [
@@ -197,7 +197,7 @@ def test_a_card_is_of_the_first_class_that_a_function_of_it_is_of(tmp_path, firs
     assert about == f"0000:86:00.0 ({first}, IOMMU group 40): available to guests"
 
 
-def test_a_group_with_a_function_of_no_class_is_refused_by_its_name(tmp_path):
+def test_group_with_an_unclassified_function_is_refused_by_name(tmp_path):
     classes = '[[plugin.passthrough.classes]]\nname = "gpu"\nids = ["10de:2204"]'
     (answer,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
     assert isinstance(answer, Refusal)
@@ -208,18 +208,18 @@ def test_a_group_with_a_function_of_no_class_is_refused_by_its_name(tmp_path):
     assert answer.where == "[plugin.passthrough] required = true"
 
 
-def test_what_the_node_uses_is_not_given_away(site):
+def test_card_in_use_by_the_node_is_refused(site):
     assert "ens5f0 is up" in str(asked(site, "nic")[0])
     assert "nvme0n1" in str(asked(site, "disk")[0])
 
 
-def test_a_site_leaves_cards_out_by_address(tmp_path):
+def test_site_excludes_cards_by_address(tmp_path):
     classes = CLASSES.replace("max_per_guest = 2", 'addresses = ["0000:5*"]', 1)
     (claim,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
     assert claim.items == ("0000:5e:00.0",)
 
 
-def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
+def test_card_that_cannot_be_reset_needs_allow_no_reset(tmp_path, site):
     (got,) = placed(site, "fpga")
     (card,) = site.elements(got)
     assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
@@ -230,7 +230,7 @@ def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
     assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
 
 
-def test_a_class_gives_its_word_for_its_own_functions_only(tmp_path):
+def test_allow_no_reset_applies_only_to_functions_of_the_class(tmp_path):
     """A GPU is reset although the class of the sound card in its group does without."""
     classes = CLASSES + (
         '[[plugin.passthrough.classes]]\nname = "sound"\nids = ["10de:1aef"]\n'
@@ -242,14 +242,14 @@ def test_a_class_gives_its_word_for_its_own_functions_only(tmp_path):
     assert (card.must_reset, sound.must_reset) == (True, False)
 
 
-def test_no_iommu_is_named_with_what_to_do(tmp_path):
+def test_missing_iommu_is_reported_with_a_fix(tmp_path):
     site = site_of("no-iommu", tmp_path)
     (answer,) = asked(site, "gpu")
     assert "0000:3b:00.0 has no IOMMU group" in str(answer)
     assert "it lacks an active IOMMU" in str(answer)
 
 
-def test_without_required_the_job_runs_without(tmp_path):
+def test_job_runs_without_cards_if_not_required(tmp_path):
     site = site_of("no-iommu", tmp_path, more="required = false")
     (answer,) = asked(site, "gpu:1+fpga:1")
     assert isinstance(answer, Notice)
@@ -259,7 +259,7 @@ def test_without_required_the_job_runs_without(tmp_path):
     assert site.context(got) == []
 
 
-def test_limits_are_refused_with_their_key(site):
+def test_request_above_the_class_limit_is_refused_with_the_key(site):
     with pytest.raises(
         Refused, match=r"limit: 2 for each guest, set by \[.*\] classes, max_per_guest"
     ):
@@ -269,7 +269,7 @@ def test_limits_are_refused_with_their_key(site):
     assert asked(site, "gpu", host=dataclasses.replace(site.host, nodes=())) == []  # a front end
 
 
-def test_every_function_of_each_guests_cards_is_bound_for_that_guest(site):
+def test_every_function_of_a_guests_cards_is_bound_for_the_guest(site):
     one, two = placed(site, "gpu:1", "render:1")
     assert [(vfio.address, vfio.driver, guest) for vfio, guest in site.acquired(one, two)] == [
         ("0000:3b:00.0", "nvidia", one), ("0000:86:00.0", "nvidia", two),
@@ -277,7 +277,7 @@ def test_every_function_of_each_guests_cards_is_bound_for_that_guest(site):
     ]  # fmt: skip
 
 
-def test_no_card_is_leased_twice(site):
+def test_card_is_leased_once(site):
     one, two = placed(site, "gpu", "gpu")
     assert set(one.leased("pci")).isdisjoint(two.leased("pci"))
     with pytest.raises(NoFit, match="3 of pci"):
@@ -288,14 +288,14 @@ def test_no_card_is_leased_twice(site):
         placed(site, "render", taken=Taken({"pci": frozenset({"0000:86:00.0"})}))
 
 
-def test_a_card_that_has_gone_since_is_the_nodes_fault(site):
+def test_missing_card_is_a_host_fault(site):
     (got,) = placed(site, "gpu")
     Path(site.site[node.Settings].sysfs, "bus/pci/devices/0000:3b:00.0").unlink()
     with pytest.raises(HostFault, match=r"0000:3b:00\.0: is missing"):
         site.elements(got)
 
 
-def test_the_jobs_user_gets_the_device_nodes(site):
+def test_device_nodes_belong_to_the_user_of_the_job(site):
     (got,) = placed(site, "gpu:2+fpga:1")
     assert site.context(got) == [
         GuestDevice("nvidia[0-9]*", "/dev/vtorque/gpu0", 0),
@@ -303,7 +303,7 @@ def test_the_jobs_user_gets_the_device_nodes(site):
     ]
 
 
-def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site):
+def test_domain_has_the_functions_and_matches_the_libvirt_schema(site):
     (got,) = placed(site, "gpu:2+render:1+fpga:1")
     xml = site.domain(got)
     found = ElementTree.fromstring(xml).findall("devices/hostdev")  # noqa: S314 - our own
@@ -313,7 +313,7 @@ def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site):
     planned.check_schema(xml)
 
 
-def test_doctor_tells_of_each_card(site, tmp_path):
+def test_doctor_reports_each_card(site, tmp_path):
     (known,) = node.vtorque_health_checks()
     said = {r.message: r.status for r in known.check(site.site)}
     assert said["0000:3b:00.0 (gpu, IOMMU group 17): available to guests"] == "ok"

@@ -1,4 +1,4 @@
-"""The node's PCI functions as sysfs shows them, and a function's way to VFIO and back."""
+"""PCI functions of a node in sysfs, and binding to VFIO and back."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ def gpus(tmp_path):
     return tree("gpu-node", tmp_path / "sys")
 
 
-def test_a_function_is_what_sysfs_says(gpus):
+def test_function_is_read_from_sysfs(gpus):
     gpu = function(GPU, gpus)
     assert dataclasses.replace(gpu, path=Path()) == dataclasses.replace(
         gpu, address=GPU, ident="10de:20b0", bridge=False, numa=0, group="17", driver="nvidia",
@@ -39,7 +39,7 @@ def test_a_function_is_what_sysfs_says(gpus):
         function("0000:ff:00.0", gpus)
 
 
-def test_a_group_is_all_that_hardware_cannot_keep_apart_but_bridges(gpus):
+def test_iommu_group_contains_all_functions_except_bridges(gpus):
     everything = functions(gpus)
     assert len(everything) == 10
     assert [f.address for f in together(everything.values(), "40")] == [
@@ -48,7 +48,7 @@ def test_a_group_is_all_that_hardware_cannot_keep_apart_but_bridges(gpus):
     assert everything["0000:85:00.0"].bridge
 
 
-def test_what_the_node_uses_is_seen(gpus):
+def test_functions_in_use_by_the_node_are_detected(gpus):
     used = {address: f.used for address, f in functions(gpus).items() if f.used}
     assert used == {
         "0000:01:00.0": "it has the disk nvme0n1",
@@ -76,7 +76,7 @@ def test_what_the_node_uses_is_seen(gpus):
         ("020700 driver=mlx5_core ib=ib0 rdma=mlx5_0:up", ""),
     ],
 )
-def test_a_network_card_whose_interface_is_in_a_container_is_used(tmp_path, words, used):
+def test_nic_without_a_visible_interface_may_be_in_a_container(tmp_path, words, used):
     """sysfs shows no interface of another network namespace: below such a card is no ``net``."""
     top = tmp_path / "sys"
     for name in ("bus/pci/devices", "bus/pci/drivers", "kernel/iommu_groups", "class/net"):
@@ -86,20 +86,20 @@ def test_a_network_card_whose_interface_is_in_a_container_is_used(tmp_path, word
     assert said.startswith(used) if used else said == ""
 
 
-def test_an_interface_in_a_container_leaves_an_empty_directory(gpus):
+def test_interface_in_a_container_leaves_an_empty_directory(gpus):
     at = Path(gpus, "devices/0000:af:00.1/net")
     shutil.rmtree(at)
     at.mkdir()
     assert "its network interface may belong" in function("0000:af:00.1", gpus).used
 
 
-def test_this_machines_own_functions_can_be_read():
+def test_functions_of_this_machine_can_be_read():
     for address, f in functions().items():
         assert f.address == address
         assert isinstance(f.used, str)
 
 
-def test_virtual_functions_are_those_that_guests_can_have(tmp_path):
+def test_virtual_functions_of_the_given_cards_are_found(tmp_path):
     sysfs = tree("rdma-node", tmp_path / "sys")
     found = virtual_functions(("ibp94s0", "ens1f0", "absent"), sysfs)
     assert [(a, v.card, v.number, v.infiniband, v.function.numa) for a, v in found.items()] == [
@@ -110,7 +110,7 @@ def test_virtual_functions_are_those_that_guests_can_have(tmp_path):
     assert virtual_functions((), sysfs) == {}
 
 
-def test_what_vfio_needs_is_named(tmp_path, gpus):
+def test_missing_vfio_requirement_is_named(tmp_path, gpus):
     assert why_no_vfio(gpus) == ""
     assert "an active IOMMU (firmware setup; with" in why_no_vfio(
         tree("no-iommu", tmp_path / "off")
@@ -119,7 +119,7 @@ def test_what_vfio_needs_is_named(tmp_path, gpus):
     assert why_no_vfio(gpus) in ("", "the kernel module vfio-pci")  # as this machine has it
 
 
-def test_an_element_has_an_address_and_forbids_what_libvirt_cannot():
+def test_pci_device_validates_its_address_and_forbids_save_and_migrate():
     card = PciDevice("gpu", GPU)
     assert forbidden("save", [card, card]) == ["PciDevice"]
     assert forbidden("migrate", [Disk("d", "/d", "raw"), card]) == ["PciDevice"]
@@ -186,7 +186,7 @@ def vfio(kernel, address=GPU, driver="nvidia", **changes):
     return Vfio(address, driver, os.geteuid(), **{**where, **changes})
 
 
-def test_a_function_is_bound_and_after_use_reset_and_given_back(kernel):
+def test_function_is_bound_reset_and_returned_to_its_driver(kernel):
     vfio(kernel).create()
     assert kernel.driver(GPU) == "vfio-pci"
     assert (kernel.dev / "17").exists()
@@ -203,7 +203,7 @@ def test_a_function_is_bound_and_after_use_reset_and_given_back(kernel):
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_half_a_create_is_taken_back(kernel, monkeypatch, steps):
+def test_partial_create_is_undone(kernel, monkeypatch, steps):
     real, count = kernel.write, iter(range(99))
 
     def killed(name, text):
@@ -223,7 +223,7 @@ def test_half_a_create_is_taken_back(kernel, monkeypatch, steps):
     assert (kernel.sysfs / PCI / GPU / "driver_override").read_text() == "\n"
 
 
-def test_a_function_without_a_driver_gets_none(kernel):
+def test_function_without_a_driver_gets_none(kernel):
     kernel.write(f"devices/{GPU}/driver/unbind", GPU)
     card = vfio(kernel, driver="")
     card.create()
@@ -231,7 +231,7 @@ def test_a_function_without_a_driver_gets_none(kernel):
     assert kernel.driver(GPU) == ""
 
 
-def test_a_function_that_the_site_has_bound_stays_bound(kernel, monkeypatch):
+def test_function_bound_to_vfio_by_the_site_stays_bound(kernel, monkeypatch):
     without_chown(monkeypatch)
     at = kernel.sysfs / PCI / GPU
     (at / "driver").unlink()
@@ -245,7 +245,7 @@ def test_a_function_that_the_site_has_bound_stays_bound(kernel, monkeypatch):
     assert (at / "driver_override").read_text() == "vfio-pci\n"
 
 
-def test_a_function_that_does_not_reset_is_not_given_back(kernel):
+def test_function_that_fails_to_reset_is_not_returned(kernel):
     vfio(kernel).create()
     kernel.stubborn = True
     for _ in range(2):
@@ -266,14 +266,14 @@ def test_a_function_that_does_not_reset_is_not_given_back(kernel):
         ("0000:d8:00.0", "cannot be reset"),
     ],
 )
-def test_what_no_guest_can_have_is_not_touched(kernel, address, why):
+def test_unusable_function_is_not_touched(kernel, address, why):
     card = vfio(kernel, address)
     with pytest.raises(HostFault, match=why):
         card.create()
     assert kernel.said == []
 
 
-def test_a_site_can_do_without_reset(kernel):
+def test_site_can_allow_a_function_without_reset(kernel):
     card = vfio(kernel, "0000:d8:00.0", "", must_reset=False)
     card.create()
     card.release()
@@ -281,13 +281,13 @@ def test_a_site_can_do_without_reset(kernel):
     assert kernel.driver("0000:d8:00.0") == ""
 
 
-def test_no_iommu_group_is_said(tmp_path, monkeypatch):
+def test_missing_iommu_group_is_a_host_fault(tmp_path, monkeypatch):
     kernel = Kernel(tree("no-iommu", tmp_path / "sys"), tmp_path / "vfio", monkeypatch)
     with pytest.raises(HostFault, match="no IOMMU group"):
         vfio(kernel).create()
 
 
-def test_release_when_the_card_has_gone(kernel):
+def test_release_of_a_missing_card_succeeds(kernel):
     vfio(kernel).create()
     (kernel.sysfs / PCI / GPU).unlink()
     vfio(kernel).release()

@@ -1,4 +1,4 @@
-"""Nodes alone: what vsub asks for in the batch system's words, and what the node believes."""
+"""Exclusive nodes: requests of vsub to the batch system, and detection on the node."""
 
 import pytest
 
@@ -31,13 +31,13 @@ NODES = "nodes=1:ppn=2:vtorque"
         (SINGLE, {"nodes": "1:ppn=2", "naccesspolicy": "shared"}, None),
     ],
 )
-def test_it_is_asked_for_where_the_user_says_nothing_of_it(site, user, asked):
+def test_exclusive_setting_is_requested_unless_the_user_does(site, user, asked):
     name = site.partition("=")[0]
     assert resources.alone(site, user) == ({name: asked} if asked else {})
 
 
 @pytest.mark.parametrize("bad", ["excl", "place=excl,mem=1gb", "place=", "mem=1gb", "place=a b"])
-def test_what_can_be_no_such_request_is_refused(bad):
+def test_invalid_exclusive_setting_is_refused(bad):
     with pytest.raises(ValueError, match="exclusive="):
         Settings(exclusive=bad)
 
@@ -46,7 +46,7 @@ def test_what_can_be_no_such_request_is_refused(bad):
     ("harness", "site", "words"),
     [(TorqueHarness, SINGLE, SINGLE), (OpenPbsHarness, "place=excl", "place=excl")],
 )
-def test_qsub_gets_it(tmp_path, harness, site, words):
+def test_qsub_gets_the_exclusive_request(tmp_path, harness, site, words):
     found = harness(tmp_path)
     settings = Settings(bindir=str(found.pbs.bin), exclusive=site)
     found.site = PluginSite(found.paths, (settings,))
@@ -81,9 +81,7 @@ def torque_job(tmp_path, monkeypatch, *, site="", np="4", given="", nodes=NODES)
         ({"site": SINGLE}, (False, False)),
     ],
 )
-def test_torque_job_alone_by_its_processors_or_by_a_policy_somebody_acts_on(
-    tmp_path, monkeypatch, more, alone
-):
+def test_torque_job_is_alone_by_processors_or_a_known_policy(tmp_path, monkeypatch, more, alone):
     """A policy that the user has asked for counts only where the site's scheduler knows it."""
     assert torque_job(tmp_path, monkeypatch, **more) == alone
 
@@ -98,7 +96,7 @@ def test_torque_job_alone_by_its_processors_or_by_a_policy_somebody_acts_on(
         ("", "n1", False),
     ],
 )
-def test_openpbs_tells_it_by_place(tmp_path, place, vnode, alone):
+def test_openpbs_job_is_alone_by_its_place(tmp_path, place, vnode, alone):
     """``excl`` is said of vnodes, of which a host may have several."""
     settings = Settings(node="n1")
     node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)

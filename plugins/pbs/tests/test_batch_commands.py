@@ -9,7 +9,7 @@ from vtorque_pbs.settings import Settings
 
 
 @pytest.mark.parametrize(("script", "fails"), [("exit 0", False), ("exit 3", True)])
-def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
+def test_immediate_error_of_qrerun_is_reported(tmp_path, monkeypatch, script, fails):
     monkeypatch.setattr(batch_commands, "RERUN_TIME", LONG)
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n[ $1 = 5.vm ] && {script}\n")
     (tmp_path / "qrerun").chmod(0o755)
@@ -21,7 +21,7 @@ def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
         commands.rerun("5.vm")
 
 
-def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
+def test_waiting_qrerun_is_not_awaited(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_commands, "RERUN_TIME", 0.2)
     done, go = tmp_path / "done", tmp_path / "go"
     wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
@@ -33,7 +33,7 @@ def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
     eventually(done.exists)  # it was let go on
 
 
-def test_ssh_gets_one_quoted_command_and_not_the_users_configuration(tmp_path, monkeypatch):
+def test_ssh_gets_one_quoted_command_without_the_user_configuration(tmp_path, monkeypatch):
     by_ssh = batch_commands.by_ssh
     sites = tmp_path / "ssh_config"
     monkeypatch.setattr(batch_commands, "_SSH_CONFIG", sites)

@@ -38,12 +38,12 @@ def test_hook_arguments_are_torques():
 
 
 @pytest.mark.parametrize("argv", [[], ["1", "u", "g"], ["1"] * 9, ["", "u", "g", "n", "r", "q"]])
-def test_other_arguments_are_refused(argv):
+def test_wrong_number_of_arguments_is_refused(argv):
     with pytest.raises(ValueError, match=r"arguments|the job id"):
         pbs.PrologueArgs.parse(argv)
 
 
-def test_resources_as_seen_on_torque():
+def test_resource_list_of_torque_is_parsed():
     seen = "nodes=1:ppn=1,other=vt1:AbC_d-123,neednodes=a:ppn=1,gres=x,y,walltime=01:00:00"
     found = pbs.parse_resources(seen)
     assert found["gres"] == "x,y" and found["walltime"] == "01:00:00"
@@ -55,7 +55,7 @@ def test_resources_as_seen_on_torque():
 
 
 @given(st.text(max_size=60))
-def test_any_resource_list_is_read(text):
+def test_any_resource_list_is_parsed(text):
     pbs.request_token(pbs.parse_resources(text))
 
 
@@ -81,7 +81,7 @@ def test_bad_mem(text):
         pbs.mem_mib(text)
 
 
-def test_prologue_codes_never_drain_a_node_for_a_bad_request():
+def test_prologue_exit_codes_of_bad_requests_keep_the_node_online():
     for outcome in (Outcome.READY, Outcome.REFUSED, Outcome.NOT_OURS):
         assert pbs.prologue_exit(outcome, elsewhere=True) == 0
     assert pbs.prologue_exit(Outcome.HOST_FAULT, elsewhere=True) == 2
@@ -117,7 +117,7 @@ def test_split_as_torques_getopt():
     assert found.vm == () and found.rest == tuple(argv)
 
 
-def test_vm_is_ours_only_where_an_option_is_expected():
+def test_vm_is_parsed_only_as_an_option():
     found = pbs.split_qsub(["-vm", "ram=1G", "-v", "m", "-vmore", "-vm=1", "-N", "-vm", "-vm", "x"])
     assert found.vm == ("ram=1G", "x")
     assert found.options == (("v", "m"), ("v", "more"), ("v", "m=1"), ("N", "-vm"))
@@ -131,13 +131,13 @@ def test_split_names_the_bad_option(argv):
         pbs.split_qsub(argv)
 
 
-def test_openpbs_has_other_flags():
+def test_openpbs_flags_are_parsed():
     found = pbs.split_qsub(["-zfR", "x", "--", "sleep", "1"], pbs.OPENPBS_GETOPT)
     assert found.options == (("z", ""), ("f", ""), ("R", "x")) and found.command == ("sleep", "1")
 
 
 @given(st.lists(st.sampled_from(["-N", "-vm", "-I", "-x", "a", "", "-", "--", "-vA", "-lb"])))
-def test_split_loses_nothing_but_vm(argv):
+def test_split_removes_only_vm(argv):
     try:
         found = pbs.split_qsub(argv)
     except UsageError:
@@ -164,7 +164,7 @@ def test_variables():
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), st.text(), max_size=5))
-def test_quoted_variables_come_back(variables):
+def test_quoted_variables_are_read_back(variables):
     variables = {name: value.replace("\0", "") for name, value in variables.items()}
     quoted = {name: value.replace("'", "'\\''") for name, value in variables.items()}
     text = ",".join(f"{name}='{value}'" for name, value in quoted.items())
@@ -185,18 +185,18 @@ def test_bad_job_names(name):
         (b"#!/bin/sh\rtrue\r", "CR line ends"),
     ],
 )
-def test_a_script_that_hides_its_directives_is_refused(content, why):
+def test_script_that_hides_its_directives_is_refused(content, why):
     with pytest.raises(Refused, match=f"{why}.*(sed -i|tr )"):
         pbs.check_script(content)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-def test_a_script_in_a_wide_encoding_is_refused_with_the_command_that_converts_it(encoding):
+def test_script_in_utf16_or_utf32_is_refused_with_the_iconv_command(encoding):
     with pytest.raises(Refused, match=r"UTF-16 or UTF-32, .*iconv -f UTF-16 -t UTF-8"):
         pbs.check_script("#!/bin/sh\n".encode(encoding))
 
 
-def test_other_scripts_are_none_of_our_business():
+def test_other_scripts_are_accepted():
     for content in (b"", b"#!/bin/sh\necho a\r\n", b"\xef#", b"\x7fELF\n", b"\n\r\n"):
         pbs.check_script(content)
 
@@ -204,7 +204,7 @@ def test_other_scripts_are_none_of_our_business():
 @pytest.mark.parametrize(
     "script", ["01_align.sh", "2nd", "_x.sh", ".hidden", "-x", "é.sh", "%j", "~", "a" * 300, "#!"]
 )
-def test_every_scripts_name_makes_a_job_name(script):
+def test_every_script_name_makes_a_job_name(script):
     """Torque and OpenPBS check only a name that is given with -N."""
     assert pbs.is_job_name(pbs.default_job_name(f"/scratch/{script}"))
 

@@ -1,4 +1,4 @@
-"""What PBS counts beside CPUs and memory: asked for, added, and what root learns of a grant."""
+"""Other resources that PBS counts: requests, additions, and grants as read by root."""
 
 import json
 
@@ -34,7 +34,7 @@ LICENCE = Needs(4, None, 0, {}, {"matlab": 1})
         ({"gres": "matlab:2+ansys"}, {"matlab": 2, "ansys": 1}),
     ],
 )
-def test_what_users_of_torque_ask_for(resources, found):
+def test_resources_requested_from_torque_are_parsed(resources, found):
     assert counted.torque_asked(resources) == found
 
 
@@ -52,11 +52,11 @@ def test_what_users_of_torque_ask_for(resources, found):
         ("1:ppn=8:gpus=4", Needs(4, None), "1:ppn=8:gpus=4:vt"),
     ],
 )  # fmt: skip
-def test_what_torques_nodes_get(nodes, needs, expected):
+def test_torque_request_gets_additional_resources(nodes, needs, expected):
     assert torque_additions({"nodes": nodes}, needs, "vt") == {"nodes": expected}
 
 
-def test_licences_of_torques_schedulers():
+def test_licenses_of_torque_schedulers_are_requested():
     assert torque_additions({}, LICENCE, "vt") == {"nodes": "1:ppn=4:vt", "gres": "matlab:1"}
     assert torque_additions({"gres": "matlab:2"}, LICENCE, "vt") == {"nodes": "1:ppn=4:vt"}
     with pytest.raises(
@@ -84,12 +84,12 @@ def test_licences_of_torques_schedulers():
         ("n1-gpu/x+n1-mic/1+n1/1", "1:gpus=1:exclusive_process", {}),
     ],
 )
-def test_what_torque_has_granted(exec_gpus, nodes, found):
+def test_resources_granted_by_torque_are_parsed(exec_gpus, nodes, found):
     """As pbs_server 6.1.3 writes it; GPUs that other jobs may have too are not the job's."""
     assert counted.torque_granted(exec_gpus, nodes, "n1") == found
 
 
-def test_root_learns_it_of_torques_server(tmp_path):
+def test_grant_is_read_from_the_torque_server(tmp_path):
     mom = FakeTorqueMom(tmp_path)
     argv = ["-l", "nodes=1:ppn=2:gpus=1:exclusive_process", "-vm", "ram=1G"]
     assert run_vsub(mom, argv, stdin=b":\n").code == 0
@@ -101,7 +101,7 @@ def test_root_learns_it_of_torques_server(tmp_path):
     assert adapter_at(mom.root, "n1").job(args, {}).granted == {"gpus": Grant(1, (1,))}
 
 
-def test_qsub_of_torque_gets_them(tmp_path):
+def test_qsub_of_torque_gets_additional_resources(tmp_path):
     harness = TorqueHarness(tmp_path)
     (harness.directory / "j.sh").write_text("#!/bin/sh\n#PBS -l nodes=2:ppn=8\n")
     split = harness.system.submitter(harness.site).split(["-I", "-l", "nodes=1:gpus=1"])
@@ -124,7 +124,7 @@ def test_qsub_of_torque_gets_them(tmp_path):
         ({"select": "1:ngpus=²", "matlab": "1"}, {"matlab": 1}),
     ],
 )
-def test_what_users_of_openpbs_ask_for(resources, found):
+def test_resources_requested_from_openpbs_are_parsed(resources, found):
     assert counted.openpbs_asked(resources) == found
 
 
@@ -140,11 +140,11 @@ def test_what_users_of_openpbs_ask_for(resources, found):
         ({"select": "1:ncpus=8", "matlab": "2"}, LICENCE, {"select": "1:ncpus=8:vt=True"}),
     ],
 )  # fmt: skip
-def test_what_openpbs_qsub_is_given(resources, needs, found):
+def test_openpbs_request_gets_additional_resources(resources, needs, found):
     assert openpbs_additions(resources, needs, "vt") == found
 
 
-def test_the_old_style_takes_no_resources_of_nodes():
+def test_old_style_openpbs_request_with_node_resources_is_refused():
     with pytest.raises(
         UsageError, match="the job needs ngpus on each node: request -l select=N:ngpus=2"
     ):
@@ -174,12 +174,12 @@ def assigned(*names):
         (assigned("nvidia0", "nvidia-cap21"), Grant(2)),
     ],
 )
-def test_what_openpbs_has_granted(noted, ngpus):
+def test_resources_granted_by_openpbs_are_parsed(noted, ngpus):
     """Only pbs_cgroups knows which GPUs; parts of one (MIG) are no card."""
     assert counted.openpbs_granted(CHUNKS, noted) == COUNTS | {"ngpus": ngpus}
 
 
-def test_root_learns_it_of_the_hook_and_of_pbs_cgroups(tmp_path):
+def test_grant_is_read_from_the_openpbs_hook_and_pbs_cgroups(tmp_path):
     harness = OpenPbsHarness(tmp_path)
     words = {
         "id": "7.srv", "owner": ME, "request": to_token(b"{}"), "exec_host": "n1/0*2+n2/0",

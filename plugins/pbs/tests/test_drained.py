@@ -1,4 +1,4 @@
-"""A node that is to get no new jobs, and a job that is to start again, by doubles of the commands.
+"""Drained nodes and requeued jobs, with doubles of the commands.
 
 On the real ones: pbsnodes -o and its notes, qrerun (doc/pool.md, doc/batch-pbs.md).
 """
@@ -15,7 +15,7 @@ def harness(tmp_path, request):
 
 
 @pytest.mark.parametrize("sites", ["", "the site's"])
-def test_a_node_is_offline_and_says_why_where_the_site_does_not(harness, sites):
+def test_drained_node_is_offline_with_a_note(harness, sites):
     key = "note" if harness.pbs.system == "torque" else "comment"
     state = harness.pbs.state()
     state["nodes"]["n1"][key] = sites
@@ -32,7 +32,7 @@ def test_a_node_is_offline_and_says_why_where_the_site_does_not(harness, sites):
     assert its.drained()[1] == {}
 
 
-def test_where_the_site_has_a_note_no_drain_could_be_counted(harness):
+def test_drain_on_a_node_with_a_site_note_is_refused(harness):
     state = harness.pbs.state()
     state["nodes"]["n1"]["note" if harness.pbs.system == "torque" else "comment"] = "rack 7"
     harness.pbs.write(state)
@@ -43,7 +43,7 @@ def test_where_the_site_has_a_note_no_drain_could_be_counted(harness):
         harness.system.node(harness.site).drained()
 
 
-def test_what_doctor_says_of_a_drained_node_is_no_reason_to_forget_that(harness):
+def test_doctor_mark_keeps_the_drain_note(harness):
     its = harness.system.node(harness.site)
     its.drain("its disk is slow")
     for healthy in (True, False):
@@ -51,6 +51,6 @@ def test_what_doctor_says_of_a_drained_node_is_no_reason_to_forget_that(harness)
         assert its.drained()[1] == {"n1": "its disk is slow"}
 
 
-def test_the_server_says_no_to_a_job_that_does_not_run(harness):
+def test_requeue_of_a_job_that_is_not_running_fails(harness):
     with pytest.raises(HostFault, match=r"qrerun 7.srv ended with exit code"):
         harness.system.node(harness.site).requeue("7.srv")

@@ -1,4 +1,4 @@
-"""Queue and account, which limits can go by: as root is told them, and as users say them."""
+"""Queue and account for limits: from the hooks' arguments, and from users' options."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from vtorque_pbs.torque.node import FIRST, SISTER
 
 
 @pytest.mark.parametrize("kind", [FIRST, SISTER])
-def test_torque_tells_them_in_the_arguments(tmp_path, monkeypatch, kind):
+def test_torque_passes_queue_and_account_in_the_hook_arguments(tmp_path, monkeypatch, kind):
     node = adapter_at(tmp_path, "n1")
     monkeypatch.setattr(node, "_known", lambda _: {"exec_host": "n1/0", "queue": "forged"})
     resources = "nodes=1,other=vt1:AAAA"
@@ -25,7 +25,7 @@ def test_torque_tells_them_in_the_arguments(tmp_path, monkeypatch, kind):
     assert (job.queue, job.account, job.partition, job.qos) == ("gpu", "chem", "", "")
 
 
-def test_openpbs_tells_them_in_its_hooks_words(tmp_path):
+def test_openpbs_passes_queue_and_account_in_the_hook_words(tmp_path):
     settings = Settings(node="n1")
     node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)
     words = ("id=7.srv", "owner=ada", "exec_host=n1/0", "request=vt1:AAAA")
@@ -35,7 +35,7 @@ def test_openpbs_tells_them_in_its_hooks_words(tmp_path):
 
 
 @pytest.mark.parametrize("dialect", [TORQUE, OPENPBS])
-def test_what_the_user_says(tmp_path, monkeypatch, dialect):
+def test_queue_and_account_are_read_from_options_and_directives(tmp_path, monkeypatch, dialect):
     monkeypatch.chdir(tmp_path)
     Path("j.sh").write_text("#!/bin/sh\n#PBS -q slow -A own\n#PBS -A chem\n")
     Path("plain.sh").write_text("#!/bin/sh\n")
@@ -46,5 +46,5 @@ def test_what_the_user_says(tmp_path, monkeypatch, dialect):
     assert submitter.split(["-q", "@server", "plain.sh"]).facts == {}
 
 
-def test_what_the_site_can_go_by():
+def test_limits_support_queue_and_account():
     assert {system.facts for system in vtorque_batch_systems()} == {frozenset(("queue", "account"))}

@@ -1,4 +1,4 @@
-"""A job that is held while it runs, and starts again where it was, by doubles of the commands.
+"""A running job that is held and restarts on its node, with doubles of the commands.
 
 What the real ones do: doc/batch-pbs.md, "Holds".
 """
@@ -32,7 +32,7 @@ def harness(tmp_path, request):
     return found
 
 
-def test_only_a_job_that_runs_and_is_held_is_said_to_be(harness):
+def test_only_a_running_held_job_is_reported_as_held(harness):
     ids = [JOB, "9.server"]
     assert harness.its.alive_and_held(ids) == (
         {JOB: Life.ALIVE, "9.server": Life.GONE},
@@ -43,7 +43,7 @@ def test_only_a_job_that_runs_and_is_held_is_said_to_be(harness):
         assert harness.its.alive_and_held(ids)[1] == set()
 
 
-def test_it_starts_again_on_its_node_alone(harness, monkeypatch):
+def test_requeued_job_starts_only_on_its_node(harness, monkeypatch):
     """Also where qrerun ends before the job (Torque), and after it was held before."""
     monkeypatch.setattr(batch_commands, "RERUN_TIME", 0.0)
     where, wanted = {
@@ -60,7 +60,7 @@ def test_it_starts_again_on_its_node_alone(harness, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", ["2:ppn=1", "1:ppn=1+n1:ppn=1", "", "1:ppn=1,walltime=9:0:0"])
-def test_what_asks_for_more_than_one_part_runs_on(harness, asked):
+def test_job_with_several_parts_is_not_requeued_here(harness, asked):
     resources = {"nodes": asked}
     if harness.pbs.system == "openpbs":
         resources = {"select": asked.replace("ppn", "ncpus")}
@@ -70,14 +70,14 @@ def test_what_asks_for_more_than_one_part_runs_on(harness, asked):
     assert not harness.pbs.state()["jobs"][JOB].get("rerun")
 
 
-def test_what_the_server_does_not_run_again_keeps_what_it_has_asked_for(harness):
+def test_failed_requeue_restores_the_resources_of_the_job(harness):
     before = harness.pbs.job(JOB, state="Q")["resources"]
     with pytest.raises(HostFault, match="qrerun"):
         harness.its.requeue_here(JOB)
     assert harness.pbs.state()["jobs"][JOB]["resources"] == before
 
 
-def test_what_was_released_meanwhile_runs_on(harness):
+def test_job_released_in_between_is_not_requeued(harness):
     harness.pbs.job(JOB, hold="n")
     with pytest.raises(Refused, match="the job is no longer held"):
         harness.its.requeue_here(JOB)

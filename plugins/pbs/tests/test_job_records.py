@@ -1,4 +1,4 @@
-"""What qstat and pbsnodes say, as attributes."""
+"""Attributes from the output of qstat and pbsnodes."""
 
 import json
 
@@ -9,7 +9,7 @@ from vtorque_pbs import job_records
 from vtorque_pbs.qsub_dialect import OPENPBS, TORQUE
 
 
-def test_what_users_write_is_no_other_job_of_openpbs() -> None:
+def test_text_of_a_user_is_not_read_as_another_openpbs_job() -> None:
     """As OpenPBS 23.06.06 answered ``qstat -ftw``; without -w the lines are there as such."""
     job, last = job_records.openpbs_jobs(
         "Job Id: 205.head\n    Job_Owner = alice@head\n    job_state = Q\n"
@@ -40,7 +40,7 @@ def test_what_users_write_is_no_other_job_of_openpbs() -> None:
     ],
 )
 @pytest.mark.parametrize(("state", "ended"), [("C", True), ("F", True), ("X", True), ("E", False)])
-def test_completed_job_that_the_server_keeps_has_ended(tmp_path, dialect, answer, state, ended):
+def test_completed_job_kept_by_the_server_has_ended(tmp_path, dialect, answer, state, ended):
     """Torque keeps completed jobs (keep_completed), OpenPBS with job_history_enable."""
     qstat = tmp_path / "qstat"
     qstat.write_text(f"#!/usr/bin/env python3\nprint({json.dumps(answer.format(state))})\n")

@@ -1,4 +1,4 @@
-"""What the job shell reads of pbs_mom."""
+"""Input of the job shell from pbs_mom."""
 
 import os
 import pty
@@ -25,14 +25,14 @@ def read(line: str, jobdir: str) -> tuple[Path | None, tuple[str, ...], str]:
 
 
 @pytest.mark.parametrize("home", ["/home/ada", "/home/a da's"])
-def test_a_private_sandbox_is_where_the_script_starts(home):
+def test_script_starts_in_a_private_sandbox(home):
     """``-W sandbox=PRIVATE``, as OpenPBS 23.06.06 does it."""
     sandbox = f"{home}/pbs.5.s.x8z"
     assert read(f"cd {sandbox};{SCRIPT}\n", sandbox) == (Path(SCRIPT), (), sandbox)
     assert read(f"{SCRIPT}\n", home) == (Path(SCRIPT), (), "")
 
 
-def test_terminal_does_not_echo_what_is_typed_before_the_guest_is_ready():
+def test_terminal_does_not_echo_before_the_guest_is_ready():
     """It was there twice: the guest's shell echoes what it reads."""
     leader, terminal = pty.openpty()
     try:

@@ -1,4 +1,4 @@
-"""How much of a node a job has, as root learns it, and what says so inside its guests."""
+"""Allocation of a job on a node as read by root, and its variables in guests."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def inside(system, tmp_path, select=""):
 
 
 @pytest.mark.parametrize("system", ["torque", "openpbs"])
-def test_the_node_file_and_its_numbers_agree(system, tmp_path):
+def test_node_file_and_its_variables_agree(system, tmp_path):
     items, environ = inside(system, tmp_path)
     (lines,) = (
         item.content.decode().splitlines()
@@ -50,13 +50,13 @@ def test_the_node_file_and_its_numbers_agree(system, tmp_path):
         ("", "3"),
     ],
 )
-def test_openpbs_says_threads_as_its_pbs_mom_does(select, threads, tmp_path):
+def test_openpbs_thread_variables_match_pbs_mom(select, threads, tmp_path):
     _, environ = inside("openpbs", tmp_path, select)
     assert (environ["OMP_NUM_THREADS"], environ["NCPUS"]) == (threads, threads)
     assert "OMP_NUM_THREADS" not in inside("torque", tmp_path, select)[1]
 
 
-def test_what_openpbs_has_assigned_to_each_node(tmp_path):
+def test_cpus_and_memory_assigned_by_openpbs_are_read(tmp_path):
     words = {
         "id": "7.srv", "owner": ME, "request": to_token(b"{}"),
         "exec_host": "n1/0*2+n2/0*4+n1/1*3",
@@ -80,12 +80,12 @@ def test_what_openpbs_has_assigned_to_each_node(tmp_path):
         ({"mem": "much"}, None),
     ],
 )
-def test_the_memory_of_torques_jobs(resources, mib):
+def test_memory_of_torque_jobs_is_read(resources, mib):
     """Of two nodes, with four processors each; vsub and root read it alike."""
     assert torque_memory(resources, 4, 2) == mib
     assert torque_given({"nodes": "2:ppn=4", **resources}).mib == mib
 
 
-def test_what_a_user_of_openpbs_gives():
+def test_cpus_and_memory_requested_from_openpbs_are_read():
     given = openpbs_given({"select": "2:ncpus=8:mem=4gb+1:ncpus=4:mem=2gb"})
     assert (given.cpus, given.mib) == (4, 2048)

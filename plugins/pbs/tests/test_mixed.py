@@ -1,4 +1,4 @@
-"""Mixed requests: what qsub gets, and which nodes have guests to root; with doubles of qstat."""
+"""Mixed requests: arguments of qsub, and nodes with guests, with doubles of qstat."""
 
 import shlex
 
@@ -32,7 +32,7 @@ HARNESSES = {"torque": TorqueHarness, "openpbs": OpenPbsHarness}
         ("1:novtorque+2:xvtorque", [True, True]),
     ],
 )
-def test_the_parts_with_the_property_are_for_guests_or_all(parts, guests):
+def test_parts_with_the_property_or_all_parts_have_guests(parts, guests):
     assert for_guests(parts.split("+"), "vtorque") == guests
     assert for_guests(parts.split("+"), "") == [True] * len(guests)
 
@@ -47,7 +47,7 @@ def test_the_parts_with_the_property_are_for_guests_or_all(parts, guests):
         ("openpbs", "-l nodes=1:vtorque+4:ppn=8", "-l nodes=1:ppn=4:vtorque+4:ppn=8"),
     ],
 )  # fmt: skip
-def test_parts_without_guests_stay_as_their_user_wrote_them(tmp_path, system, argv, added):
+def test_parts_without_guests_are_not_changed(tmp_path, system, argv, added):
     """No memory is asked for of Torque either: it would be the whole job's."""
     harness = HARNESSES[system](tmp_path)
     ended = run_vsub(harness, shlex.split(argv), stdin=b":\n", blob=BLOB, needs=NEEDS)
@@ -65,7 +65,7 @@ def test_parts_without_guests_stay_as_their_user_wrote_them(tmp_path, system, ar
     [("torque", "nodes=4:ppn=8+1:vtorque"), ("openpbs", "select=4+1:vtorque=True+1"),
      ("openpbs", "nodes=4+1:vtorque")],
 )  # fmt: skip
-def test_the_script_runs_in_the_first_part(tmp_path, system, asked):
+def test_script_runs_in_the_first_part(tmp_path, system, asked):
     harness = HARNESSES[system](tmp_path)
     ended = run_vsub(harness, ["-l", asked], stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert ended.code != 0
@@ -73,7 +73,7 @@ def test_the_script_runs_in_the_first_part(tmp_path, system, asked):
     assert harness.received() is None
 
 
-def test_what_the_parts_with_guests_ask_for_counts():
+def test_size_is_read_from_the_parts_with_guests():
     nodes = {"nodes": "2:ppn=4:vt+8:ppn=1", "pmem": "1gb"}
     assert (torque_given(nodes, "vt").cpus, torque_given(nodes, "vt").mib) == (4, 4096)
     found = openpbs_given({"select": "1:ncpus=8:mem=4gb:vt=True+4:ncpus=2:mem=1gb"}, "vt")
@@ -96,7 +96,7 @@ HAS = dict.fromkeys(("n1", "n2"), ("vt",)) | {"n3": ("fast",), "n4": ()}
         ("2:ppn=2:vt:gpus=1+1#shared", [("n1", 2), ("n4", 1), ("n2", 2)], ["n1", "n2"]),
     ],
 )
-def test_which_of_torques_nodes_have_guests(nodes, placed, guests):
+def test_nodes_of_torque_with_guests_are_found(nodes, placed, guests):
     found = torque_places(nodes, placed, "vt", HAS)
     assert [(place.node, place.slots) for place in found] == placed
     assert [place.node for place in found if place.guests] == guests
@@ -105,20 +105,20 @@ def test_which_of_torques_nodes_have_guests(nodes, placed, guests):
 @pytest.mark.parametrize(
     "placed", [[("n3", 2), ("n4", 8)], [("n1", 2)], [("n1", 3), ("n4", 8)], [("x", 2), ("n4", 8)]]
 )
-def test_nodes_that_do_not_fit_the_request_refuse_it(placed):
+def test_placement_that_does_not_match_the_request_is_refused(placed):
     """No node is at fault: a scheduler may have put two parts together."""
     with pytest.raises(Refused, match="ppn"):
         torque_places("1:ppn=2:vt+1:ppn=8", placed, "vt", HAS)
 
 
 @given(st.permutations([("n1", 2), ("n2", 2), ("n3", 2), ("n4", 4)]))
-def test_as_many_parts_have_guests_as_were_asked_for(placed):
+def test_number_of_nodes_with_guests_matches_the_request(placed):
     found = torque_places("1:ppn=2:vt+1:ppn=4+1:ppn=2+1:ppn=2:fast", placed, "vt", HAS)
     (node,) = [place.node for place in found if place.guests]
     assert node == next(name for name, _ in placed if "vt" in HAS[name])
 
 
-def test_openpbs_has_its_chunks_in_the_order_of_the_request():
+def test_openpbs_chunks_are_in_the_order_of_the_request():
     select = "1:ncpus=2:vt=True+2:ncpus=8:mpiprocs=4"
     placed = [("n2", 2), ("n2", 8), ("n1", 8)]
     found = openpbs_places(select, placed, "vt")

@@ -37,7 +37,7 @@ def send_hooks(harness, **changes):
         (directory / f"{name}.PY").write_text(hook["content"])
 
 
-def test_a_node_that_is_not_the_servers_host_finds_the_hooks(harness):
+def test_hooks_are_checked_on_a_node_that_is_not_the_server(harness):
     for step in steps(harness):
         if isinstance(step, Hook):
             step.apply()
@@ -54,7 +54,7 @@ def test_a_node_that_is_not_the_servers_host_finds_the_hooks(harness):
     assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}
 
 
-def test_what_is_wrong_with_the_hooks_is_told_with_what_to_do_where(harness):
+def test_invalid_hook_is_reported_with_the_host_and_command(harness):
     for step in steps(harness):
         if isinstance(step, Hook):
             step.apply()
@@ -72,7 +72,7 @@ def test_what_is_wrong_with_the_hooks_is_told_with_what_to_do_where(harness):
     assert other.endswith("run: vtorque setup install --batch openpbs")
 
 
-def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
+def test_server_that_is_not_a_node_gets_hooks_and_no_mark(harness):
     (harness.root / "node/spool/mom_priv").rename(harness.root / "no-mom")
     found = steps(harness, "server")
     assert not [step.problem for step in found if isinstance(step, Check) and step.problem]
@@ -98,7 +98,7 @@ def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
     assert harness.pbs.state()["hooks"] == {} and harness.pbs.state()["resources"] == []
 
 
-def test_a_resource_that_jobs_of_the_history_ask_for_stays_and_says_so(harness):
+def test_resource_used_by_finished_jobs_is_kept_with_a_fix(harness):
     resource = next(step for step in steps(harness) if "create the resource" in step.text)
     resource.apply()
     harness.pbs.change(busy=True)

@@ -1,4 +1,4 @@
-"""How the job shell reaches the job's other nodes."""
+"""Calls of the job shell to other nodes of the job."""
 
 import subprocess
 
@@ -31,7 +31,7 @@ def commands(tmp_path):
         ('echo "pbsdsh: task 0x00000002 exit status 7"', 1),
     ],
 )
-def test_pbsdsh_is_found_where_qsub_was(tmp_path, commands, shell, called, says, code):
+def test_pbsdsh_is_found_beside_qsub(tmp_path, commands, shell, called, says, code):
     """Torque gives a job's shell PATH=/bin:/usr/bin, wherever it is installed itself."""
     (tmp_path / "says").write_text(says)
     elsewhere = f"{tmp_path}/bin"  # for this host may have a pbsdsh of its own
@@ -47,7 +47,7 @@ def test_pbsdsh_is_found_where_qsub_was(tmp_path, commands, shell, called, says,
     ("shell", "called"),
     [(TorqueShell(), "-n {} look ID\n"), (OpenPbsShell(), "-n {} -- look ID\n")],
 )
-def test_only_the_nodes_with_guests_are_asked(tmp_path, commands, shell, called):
+def test_only_nodes_with_guests_are_called(tmp_path, commands, shell, called):
     """By the number of their first line in the node file: src of both."""
     (tmp_path / "nodes").write_text("n1.site\nn1.site\nn3.site\nn3.site\nn2.site\n")
     (tmp_path / "says").write_text('case $* in "-n 0"*) exit 3 ;; esac')

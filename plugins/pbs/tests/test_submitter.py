@@ -1,4 +1,4 @@
-"""What qsub gets of a VM job: its user's arguments and the additions of doc/batch-pbs.md."""
+"""Arguments of qsub for a VM job: those of the user and the additions of doc/batch-pbs.md."""
 
 import os
 import shlex
@@ -76,7 +76,7 @@ def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
         ("-hN j.sh", "-hN j.sh -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
     ],
 )  # fmt: skip
-def test_what_torques_qsub_gets(torque, argv, expected):
+def test_torque_qsub_gets_user_arguments_and_additions(torque, argv, expected):
     assert golden(torque, argv).replace(TOKEN, "T") == expected
 
 
@@ -101,12 +101,12 @@ def test_what_torques_qsub_gets(torque, argv, expected):
         ("-N n -- /bin/echo 'a b' c", "-N n -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
     ],
 )  # fmt: skip
-def test_what_openpbs_qsub_gets(openpbs, argv, expected):
+def test_openpbs_qsub_gets_user_arguments_and_additions(openpbs, argv, expected):
     found = golden(openpbs, argv).replace(f"VTORQUE_REQUEST={TOKEN}", "V")
     assert found == expected
 
 
-def test_openpbs_runs_a_command_as_a_script(openpbs):
+def test_openpbs_command_is_submitted_as_a_script(openpbs):
     """``qsub -- command`` ignores -S and would run on the host."""
     run_vsub(openpbs, ["-vm", "ram=1G", "--", "/bin/echo", "it's", "a b", "$x"])
     job = openpbs.received()
@@ -128,7 +128,7 @@ def test_directives_count_and_the_command_line_wins(torque):
 
 
 @pytest.mark.parametrize("system", ["torque", "openpbs"])
-def test_a_script_with_a_byte_order_mark_is_refused_unless_it_is_for_bare_metal(request, system):
+def test_script_with_a_byte_order_mark_is_refused_for_vm_jobs(request, system):
     """Torque's qsub drops its directives without a word."""
     harness = request.getfixturevalue(system)
     (harness.directory / "bom.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\n#PBS -vm ram=1G\n")
@@ -149,7 +149,7 @@ def test_a_script_with_a_byte_order_mark_is_refused_unless_it_is_for_bare_metal(
     ],
     ids=["program", "nul", "cr", "crlf"],
 )
-def test_script_that_no_interpreter_reads_is_refused_with_its_kind(torque, content, said):
+def test_binary_script_is_refused_with_its_kind(torque, content, said):
     (torque.directory / "j.sh").write_bytes(content)
     ended = run_vsub(torque, ["-vm", "ram=1G", "j.sh"])
     assert (ended.code, said in ended.stderr) == (2, True)
@@ -163,7 +163,7 @@ def test_script_arguments_that_cannot_be_split_are_refused(torque, argv):
     assert (ended.code, b"No closing quotation" in ended.stderr) == (2, True)
 
 
-def test_the_users_shell_travels_in_the_request(torque, monkeypatch):
+def test_shell_of_the_user_is_sent_in_the_request(torque, monkeypatch):
     (torque.directory / "j.sh").write_text("#!/bin/sh\n#PBS -S /bin/zsh\n")
     with_line = torque.system.submitter(torque.site)
     monkeypatch.chdir(torque.directory)
@@ -171,7 +171,7 @@ def test_the_users_shell_travels_in_the_request(torque, monkeypatch):
     assert with_line.split(["-S", "/bin/csh@h,/bin/x", "j.sh"]).shell == "/bin/csh"
 
 
-def test_a_long_request_goes_into_a_variable_and_its_hash_into_other(torque):
+def test_long_request_is_sent_in_a_variable_with_its_hash(torque):
     blob = os.urandom(5000)
     argv = ["-v", "A=1,B='x,y'", "-l", "other=m"]
     ended = run_vsub(torque, argv, stdin=b":\n", blob=blob)
@@ -196,14 +196,14 @@ def test_resources_that_torque_would_drop_are_refused(torque):
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--about"]])
-def test_what_only_prints(torque, argv):
+def test_options_that_only_print_are_passed_to_qsub(torque, argv):
     ended = run_vsub(torque, argv)
     assert (ended.code, ended.stderr) == (0, b"") and b"6.1.3" in ended.stdout
     assert torque.received().argv == tuple(argv)
 
 
 @pytest.mark.parametrize("argv", [["a", "b"], ["-Y"], ["-l"], ["nofile"]])
-def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque, argv):
+def test_errors_of_qsub_are_shown_unchanged_and_nothing_runs(torque, argv):
     ended = run_vsub(torque, ["-vm", "ram=1G", *argv])
     bare = run_vsub(torque, ["-vm", "none", *argv])
     assert ended.code == 1 and ended.stderr.startswith(b"qsub: ")
@@ -228,7 +228,7 @@ def test_job_with_an_option_unknown_to_vsub_gets_the_job_shell(torque, argv):
     assert torque.received().argv == ("-S", str(shell), *argv, f"-S{shell}")
 
 
-def test_vm_without_value_submits_nothing(torque):
+def test_vm_without_a_value_submits_nothing(torque):
     ended = run_vsub(torque, ["j.sh", "-vm"])
     assert (ended.code, ended.stderr) == (2, b"vsub: -vm needs a value\n")
     assert torque.received() is None
@@ -261,7 +261,7 @@ def test_command_line_that_makes_the_job_shell_the_script_is_refused(torque, arg
         (["-V", "j.sh"], BLOB, "localhost:10.0"),
     ],
 )
-def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(torque, argv, blob, found):
+def test_interactive_vm_job_gets_the_display_only_on_request(torque, argv, blob, found):
     """The job shell passes on what it finds; -V would bring it that of the login."""
     (torque.directory / "j.sh").write_bytes(b"#!/bin/sh\n:\n")
     torque.environ["DISPLAY"] = "localhost:10.0"
@@ -270,7 +270,7 @@ def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(torque, argv, bl
     assert torque.received().environ["DISPLAY"] == found
 
 
-def test_an_old_pbs_vm_line_is_taken_out_of_a_copy_of_the_same_name(torque):
+def test_pbs_vm_directive_is_removed_from_a_copy_with_the_same_name(torque):
     text = b"#!/bin/sh\n#PBS -vm ram=2G\n#PBS -N x\necho $0\n\xff"
     (torque.directory / "j.sh").write_bytes(text)
     for argv in (["j.sh"], ["-vm", "none", "j.sh", "-o", "j.sh"], ["-o", "j.sh", "j.sh"]):
@@ -281,7 +281,7 @@ def test_an_old_pbs_vm_line_is_taken_out_of_a_copy_of_the_same_name(torque):
         assert (job.argv.count("j.sh") == 1) == ("-o" in argv)
 
 
-def test_a_command_that_is_not_in_the_path_is_where_root_finds_it(tmp_path, monkeypatch):
+def test_command_missing_in_path_is_found_as_by_root(tmp_path, monkeypatch):
     """What runs for a user on a job's node has no PATH of theirs."""
     monkeypatch.setenv("PATH", "/nowhere")
     places = [str(tmp_path / "none"), str(tmp_path)]
@@ -315,12 +315,12 @@ def test_jobs_and_cancel(torque, monkeypatch):
     assert torque.system.submitter(torque.site).cancel("99.server") == 153
 
 
-def test_the_golden_token_is_what_it_says():
+def test_golden_token_decodes_to_the_request():
     assert request_channel.torque_blob(TOKEN, "") == BLOB
 
 
 @pytest.mark.parametrize(("blob", "seen"), [(BLOB, True), (None, False)])
-def test_the_sites_commands_are_in_the_path_that_jobs_are_given(torque, blob, seen):
+def test_commands_of_the_site_are_added_to_pbs_o_path_of_vm_jobs(torque, blob, seen):
     """As PBS_O_PATH; a bare-metal job's is left as it is."""
     torque.environ["PATH"] = "/usr/bin:/bin"
     needs = NEEDS if blob else None
@@ -333,7 +333,7 @@ NCPUS = b"#!/bin/sh\n#PBS -N 'a  b' -l ncpus=8,mem=9gb\n#PBS -v ncpus=8\n#PBS -l
 
 
 @pytest.mark.parametrize("argv", [["j.sh"], []])
-def test_a_torque_script_that_asks_for_ncpus_gets_nodes_instead(torque, argv):
+def test_torque_script_with_ncpus_gets_nodes_instead(torque, argv):
     """With nodes beside ncpus qsub takes no job; without nodes no property can be asked for."""
     (torque.directory / "j.sh").write_bytes(NCPUS)
     done = run_vsub(torque, argv, stdin=b"" if argv else NCPUS, blob=BLOB, needs=NEEDS)
@@ -346,13 +346,13 @@ def test_a_torque_script_that_asks_for_ncpus_gets_nodes_instead(torque, argv):
     assert lines[0] + lines[2] + lines[3] == b"#!/bin/sh#PBS -v ncpus=8#PBS -l walltime=1:00"
 
 
-def test_on_bare_metal_ncpus_stays(torque):
+def test_ncpus_of_a_bare_metal_job_is_not_changed(torque):
     done = run_vsub(torque, ["-vm", "none", "-l", "ncpus=2"], stdin=NCPUS)
     got = torque.received()
     assert (done.code, got.script, got.argv) == (0, NCPUS, ("-l", "ncpus=2"))
 
 
-def test_what_is_no_number_of_cpus_is_for_qsub_to_say(torque):
+def test_invalid_ncpus_is_left_to_qsub(torque):
     """int("\u00b2") fails, "\u00b2".isdigit() is true."""
     done = run_vsub(torque, ["-l", "ncpus=\u00b2"], stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert done.code == 1 and b"may not mix" in done.stderr
@@ -367,7 +367,7 @@ def test_what_is_no_number_of_cpus_is_for_qsub_to_say(torque):
         ("openpbs", ["-l", "nodes=1:ppn=8"], "nodes=1:ppn=8:vtorque"),
     ],
 )
-def test_guests_that_have_what_their_job_has_ask_for_no_memory(request, system, argv, added):
+def test_guests_sized_by_the_allocation_request_no_memory(request, system, argv, added):
     harness = request.getfixturevalue(system)
     needs = Needs(8, None, 60)
     assert run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=needs).code == 0

@@ -1,4 +1,4 @@
-"""The installed hooks under a double of Torque that does what the real one was seen to do."""
+"""The installed hooks under a double of Torque with its observed behavior."""
 
 import dataclasses
 import subprocess
@@ -35,7 +35,7 @@ def submitted(mom, *argv):
 VM = ("-vm", "ram=1G")
 
 
-def test_a_bare_metal_job_starts_no_vtorque_and_the_sites_script_is_the_same(mom):
+def test_bare_metal_job_runs_only_the_site_scripts(mom):
     for name in ("prologue", "epilogue"):
         mom.script("n1", name, SITES.format(code=0))
     assert mom.run(submitted(mom, "-N", "a'b", "-l", "other=mine")) == 1
@@ -45,7 +45,7 @@ def test_a_bare_metal_job_starts_no_vtorque_and_the_sites_script_is_the_same(mom
     assert lines[1] == "site 11 1.server a'b [77]"
 
 
-def test_a_vm_job_calls_both_with_torques_arguments(mom):
+def test_vm_job_calls_both_hooks_with_torque_arguments(mom):
     job = submitted(mom, "-N", "$(touch x) y", *VM)
     mom.script("n1", "prologue", SITES.format(code=0))
     assert mom.run(job) == 1
@@ -57,7 +57,7 @@ def test_a_vm_job_calls_both_with_torques_arguments(mom):
 
 
 @pytest.mark.parametrize(("code", "state"), [(1, "C"), (3, "Q")])
-def test_a_failing_script_of_the_sites_fails_as_before(mom, code, state):
+def test_failing_site_script_fails_as_before(mom, code, state):
     mom.script("n1", "prologue", SITES.format(code=code))
     for vm in ((), VM):
         job = submitted(mom, *vm)
@@ -66,7 +66,7 @@ def test_a_failing_script_of_the_sites_fails_as_before(mom, code, state):
         assert mom.calls() == []
 
 
-def test_a_refused_job_runs_once_so_that_its_shell_can_say_why(mom):
+def test_refused_job_runs_once_to_print_the_reason(mom):
     mom.outcome(Outcome.REFUSED)
     job = submitted(mom, *VM)
     assert mom.run(job, runs=("sh", "-c", "echo refused because; exit 121")) == 1
@@ -74,7 +74,7 @@ def test_a_refused_job_runs_once_so_that_its_shell_can_say_why(mom):
     assert not mom.down
 
 
-def test_a_host_fault_goes_elsewhere_and_the_node_carries_a_note(mom):
+def test_host_fault_requeues_the_job_and_notes_the_node(mom):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM)
     mom.run(job, starts=1)
@@ -86,7 +86,7 @@ def test_a_host_fault_goes_elsewhere_and_the_node_carries_a_note(mom):
     assert mom.pbs.job(job)["comment"].startswith("vtorque: next start at ")
 
 
-def test_pauses_grow_and_end(mom, monkeypatch):
+def test_requeue_delays_grow_and_end(mom, monkeypatch):
     monkeypatch.setattr(pbs_node.time, "time", lambda: 0)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -100,7 +100,7 @@ def test_pauses_grow_and_end(mom, monkeypatch):
     assert pauses == ["0000.30", "0001.00", "0002.00", "0015.00", "0015.00"]
 
 
-def test_the_last_node_with_the_mark_keeps_it(mom):
+def test_last_node_with_the_mark_keeps_it(mom):
     """pbs_sched deletes what no node at all could run; such a job waits."""
     mom.outcome(Outcome.HOST_FAULT)
     state = mom.pbs.state()
@@ -115,7 +115,7 @@ def test_the_last_node_with_the_mark_keeps_it(mom):
     assert mom.pbs.job(job)["state"] == "Q"
 
 
-def test_a_host_fault_is_tried_three_times_and_then_held(mom):
+def test_host_fault_is_retried_three_times_and_then_held(mom):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM)
     assert mom.run(job) == 3, "an endless loop of requeues"
@@ -126,7 +126,7 @@ def test_a_host_fault_is_tried_three_times_and_then_held(mom):
 
 
 @pytest.mark.parametrize("why", ["no right", "interactive", "no server"])
-def test_a_host_fault_that_cannot_go_elsewhere_is_told_by_the_job_shell(mom, why):
+def test_host_fault_without_a_requeue_is_reported_by_the_job_shell(mom, why):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM, *(["-I"] if why == "interactive" else []))
     state = mom.pbs.state()
@@ -138,7 +138,7 @@ def test_a_host_fault_that_cannot_go_elsewhere_is_told_by_the_job_shell(mom, why
 
 
 @pytest.mark.parametrize("code", [2, 1, 122, 139])
-def test_a_broken_vtorque_neither_loops_nor_hides_what_it_says(mom, code):
+def test_broken_vtorque_does_not_loop_and_shows_its_error(mom, code):
     mom.outcome(code)
     job = submitted(mom, *VM)
     assert mom.run(job, runs=("echo", "no proof")) == 1
@@ -146,19 +146,19 @@ def test_a_broken_vtorque_neither_loops_nor_hides_what_it_says(mom, code):
     assert list(mom.priv("n1").glob(".vtorque*")) == []
 
 
-def test_a_prologue_killed_by_a_signal_leaves_all_to_the_job_shell(mom):
+def test_prologue_killed_by_a_signal_leaves_the_report_to_the_job_shell(mom):
     assert mom.run(submitted(mom, *VM), runs=("echo", "no proof"), signal_prologue=True) == 1
     assert mom.output == b"no proof\n"
 
 
-def test_a_start_killed_before_its_proof_is_tried_once_more(mom):
+def test_start_killed_before_its_proof_is_retried_once(mom):
     mom.outcome("137 READY")
     job = submitted(mom, *VM)
     assert mom.run(job, runs=("echo", "ran")) == 1
     assert [words[3:5] for _, *words in mom.calls()].count(["prologue", "first"]) == 2
 
 
-def test_a_start_killed_after_its_proof_is_left_to_the_job_shell(mom):
+def test_start_killed_after_its_proof_is_left_to_the_job_shell(mom):
     mom.outcome("137 READY")
     job = submitted(mom, *VM)
     proof = mom.paths.proof(job)
@@ -171,7 +171,7 @@ def test_a_start_killed_after_its_proof_is_left_to_the_job_shell(mom):
 @pytest.mark.parametrize(
     ("attempt", "hold"), [(0, "n"), (2, "s")], ids=["first start", "last start"]
 )
-def test_a_job_whose_start_was_killed_after_the_hook_returned_starts_again(mom, attempt, hold):
+def test_job_whose_detached_start_was_killed_is_requeued(mom, attempt, hold):
     job = submitted(mom, *VM)
     mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=attempt + 1)
     adapter_at(mom.root, "n1").start_again(JobAttempt(job, attempt, ME, 1000), "it was killed")
@@ -181,14 +181,14 @@ def test_a_job_whose_start_was_killed_after_the_hook_returned_starts_again(mom, 
 
 
 @pytest.mark.parametrize("change", [{"interactive": True}, {"rerunable": "n"}])
-def test_a_job_that_cannot_start_again_is_left(mom, change):
+def test_job_that_cannot_be_requeued_continues(mom, change):
     job = submitted(mom, *VM)
     mom.pbs.job(job, exec_host="n1/0-1", state="R", start_count=1, **change)
     adapter_at(mom.root, "n1").start_again(JobAttempt(job, 0, ME, 1000), "it was killed")
     assert "rerun" not in mom.pbs.job(job)
 
 
-def test_sisters_begin_first_and_never_fail(mom):
+def test_sisters_start_first_and_never_fail(mom):
     job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
     for outcome in (Outcome.READY, Outcome.REFUSED, 2, 122):
         mom.outcome(outcome)
@@ -199,7 +199,7 @@ def test_sisters_begin_first_and_never_fail(mom):
         assert not mom.down
 
 
-def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
+def test_hanging_server_does_not_delay_each_job(mom, monkeypatch):
     asked = mom.root / "asked"
     asked.touch()
     (mom.pbs.bin / "qstat").write_text(f"#!/bin/sh\necho >>{asked}\nexec sleep 1000\n")
@@ -220,7 +220,7 @@ def test_setup_refuses_an_alarm_that_would_kill_a_release(mom, tmp_path, end, pr
     assert check.done() == (problem == "")
 
 
-def test_a_sisters_host_fault_runs_the_job_again(mom):
+def test_host_fault_of_a_sister_requeues_the_job(mom):
     job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
     mom.pbs.job(job, exec_host="n1/0+n2/0", state="R", start_count=1)
     args = ["sister", job, "u", "g", "n", "nodes=2:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
@@ -233,7 +233,7 @@ def test_a_sisters_host_fault_runs_the_job_again(mom):
 
 
 @pytest.mark.parametrize("job_id", ["5.vm", "22[0].server", "7." + "x" * 60, "a b", "-x"])
-def test_the_epilogue_goes_by_vtorques_own_files(mom, job_id):
+def test_epilogue_depends_on_files_of_vtorque_only(mom, job_id):
     """Also when the owner has changed the job's resources meanwhile (qalter)."""
     args = [job_id, "u", "g", "n", "77", "nodes=1", "", "batch", "", "0", "/x.SC"]
     mom.script("n1", "epilogue", SITES.format(code=9))
@@ -253,7 +253,7 @@ def test_the_epilogue_goes_by_vtorques_own_files(mom, job_id):
     assert mom.output.count(b"site 11 ") == 3
 
 
-def test_a_request_that_vanished_from_argv_5_is_no_vm_job_for_the_hook(mom):
+def test_truncated_resource_list_is_not_a_vm_job(mom):
     """The buffer has 2048 bytes; the job shell then finds no proof."""
     job = submitted(mom, *VM)
     found = mom.pbs.job(job)["resources"]
@@ -262,7 +262,7 @@ def test_a_request_that_vanished_from_argv_5_is_no_vm_job_for_the_hook(mom):
     assert mom.calls() == [] and mom.output == b"no proof\n"
 
 
-def test_what_hooks_cost_a_bare_metal_job(mom, tmp_path):
+def test_hooks_of_a_bare_metal_job_use_only_shell_builtins(mom, tmp_path):
     """A shell, and nothing in it that is not built in."""
     mom.paths.journal.mkdir(parents=True)
     for i in range(20):
@@ -276,7 +276,7 @@ def test_what_hooks_cost_a_bare_metal_job(mom, tmp_path):
         assert len(done.stderr.splitlines()) < 15, done.stderr
 
 
-def test_a_job_that_others_are_in_the_way_of_is_never_held(mom):
+def test_job_waiting_for_resources_is_never_held(mom):
     mom.outcome(Outcome.IN_USE)
     job = submitted(mom, *VM)
     mom.run(job, starts=7)
@@ -284,7 +284,7 @@ def test_a_job_that_others_are_in_the_way_of_is_never_held(mom):
     assert mom.pbs.state()["nodes"]["n1"]["properties"] == "fast,vtorque"
 
 
-def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):
+def test_fault_that_a_user_can_cause_does_not_blame_the_node(mom):
     mom.outcome(Outcome.NOT_HERE)
     job = submitted(mom, *VM)
     mom.run(job, starts=1)
@@ -293,7 +293,7 @@ def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):
 
 
 @pytest.mark.parametrize(("state", "life"), [("S", Life.SUSPENDED), ("Q", Life.ALIVE)])
-def test_a_suspended_job_is_alive(mom, state, life):
+def test_suspended_job_is_alive(mom, state, life):
     """As qsig -s suspend leaves it: qstat(1B), job_state S."""
     job = submitted(mom, *VM)
     mom.pbs.job(job, state=state)
@@ -301,7 +301,7 @@ def test_a_suspended_job_is_alive(mom, state, life):
 
 
 @pytest.mark.parametrize(("hosts", "shown"), [("n7/0", "n7/0"), ("", "none")])
-def test_start_of_a_job_that_is_not_on_this_node_names_the_jobs_hosts(mom, hosts, shown):
+def test_start_on_a_node_outside_the_job_names_its_hosts(mom, hosts, shown):
     """A job without hosts was requeued while pbs_mom, which was killed, started it."""
     job = submitted(mom, *VM)
     mom.pbs.job(job, exec_host=hosts, state="R")

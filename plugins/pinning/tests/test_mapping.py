@@ -1,4 +1,4 @@
-"""The mapping file: what is one, and which line is wrong if it is none."""
+"""The mapping file: syntax, and errors with line numbers."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from vtorque_pinning.mapping import numbers, read
 
 
-def test_lines_are_guests_and_numbers_vcpus_in_their_order():
+def test_lines_are_guests_and_numbers_are_their_vcpus():
     text = b"# two guests\n\n 8, 2-3 # on the far socket\r\n\t9,1,0\n"
     assert read(text, 2, 3) == ((8, 2, 3), (9, 1, 0))
 
@@ -40,7 +40,7 @@ def test_a_comment_may_hold_any_bytes():
         (b"0,1\n2,1\n", 2, 2, "line 2 contains CPU 1, which line 1 also contains"),
     ],
 )
-def test_what_is_no_mapping_names_the_line(text, guests, vcpus, why):
+def test_invalid_mapping_names_the_line(text, guests, vcpus, why):
     with pytest.raises(ValueError, match=why):
         read(text, guests, vcpus)
 

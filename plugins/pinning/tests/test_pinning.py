@@ -1,4 +1,4 @@
-"""From what a user writes to claims, and what the ledger makes of them on recorded machines."""
+"""From options to claims, and their placement by the ledger on recorded machines."""
 
 import dataclasses
 
@@ -49,19 +49,19 @@ PINNED = [
 # -- automatic --------------------------------------------------------------------------------
 
 
-def test_without_the_keys_nothing_is_claimed():
+def test_nothing_is_claimed_without_the_options():
     assert answers(*guests(XEON)) == []
     assert answers(*guests(XEON, "vcpu_pinning=no", "hugepages=off")) == []
 
 
-def test_vcpus_get_cpus_of_their_own_and_the_emulator_runs_elsewhere():
+def test_vcpus_get_dedicated_cpus_and_the_emulator_another():
     (got,) = placed(XEON, "vcpu_pinning=true", "vcpus=4")
     assert got.cores["vcpu"] == (0, 64, 1, 65)
     assert (got.own, got.nodes, got.threads) == ({"vcpu"}, (0,), 2)
     assert not set(got.cores["emulator"]) & set(got.cores["vcpu"])
 
 
-def test_a_cpu_for_the_emulator_is_a_matter_of_the_site():
+def test_site_decides_on_a_cpu_for_the_emulator():
     pairs, without = ("vcpu_pinning=true", "vcpus=2"), "[plugin.pinning]\nemulator_cpu = false\n"
     (roomy,) = placed(XEON, *pairs, cpus=(0, 64, 3))
     assert (roomy.cores["vcpu"], roomy.cores["emulator"]) == ((0, 64), (3,))
@@ -75,7 +75,7 @@ def test_a_cpu_for_the_emulator_is_a_matter_of_the_site():
     assert spare.cores["emulator"] == (3,)
 
 
-def test_the_batch_system_is_asked_for_the_emulators_cpu():
+def test_emulator_cpu_is_requested_from_the_batch_system():
     def asked(pair, config=""):
         return on(XEON, config).needs(pair, "vcpus=4").cpus
 
@@ -85,7 +85,7 @@ def test_the_batch_system_is_asked_for_the_emulators_cpu():
 
 
 @pytest.mark.parametrize(("machine", "count"), [(XEON, 2), (EPYC, 4), (ARM, 4)])
-def test_guests_of_a_job_get_their_own_cores_on_distinct_nodes_first(machine, count):
+def test_guests_get_dedicated_cores_on_distinct_numa_nodes_first(machine, count):
     pairs = ("vcpu_pinning=true", "vcpus=8", "numa=strict")
     some = placed(machine, *pairs, f"vms_per_node={count}")
     assert sorted(p.nodes for p in some) == [(n.id,) for n in machine.nodes]
@@ -97,7 +97,7 @@ def test_guests_of_a_job_get_their_own_cores_on_distinct_nodes_first(machine, co
     assert all(p.numa == "strict" for p in more)
 
 
-def test_numa_is_the_sites_where_nobody_asks():
+def test_numa_policy_of_the_site_is_the_default():
     assert placed(EPYC, "vcpus=4")[0].numa == "preferred"
     assert placed(EPYC, "vcpus=4", "numa=strict")[0].numa == "strict"
     assert placed(EPYC, "vcpus=4", numa="strict")[0].numa == "strict"
@@ -112,7 +112,7 @@ def test_numa_is_the_sites_where_nobody_asks():
 # -- huge pages -------------------------------------------------------------------------------
 
 
-def test_huge_pages_of_a_size_or_of_the_largest_that_there_is():
+def test_huge_pages_have_the_given_or_the_largest_size():
     for asked in ("true", "2M", "2048k"):
         (got,) = placed(XEON, f"hugepages={asked}", "ram=4G", "vcpu_pinning=true")
         assert (got.page_kib, dict(got.paged), dict(got.memory)) == (2048, {0: 4096}, {})
@@ -126,7 +126,7 @@ def test_huge_pages_of_a_size_or_of_the_largest_that_there_is():
     assert placed(ARM, "hugepages=512M", "ram=1G")[0].page_kib == 524288
 
 
-def test_huge_pages_of_a_size_of_which_enough_are_free(tmp_path, monkeypatch):
+def test_largest_huge_page_size_with_enough_free_pages_is_used(tmp_path, monkeypatch):
     """The largest size, unless other jobs have so much of it that the job would have to wait."""
     monkeypatch.setattr(node, "SYSFS", tmp_path)
     both = dataclasses.replace(
@@ -156,7 +156,7 @@ def test_huge_pages_of_a_size_of_which_enough_are_free(tmp_path, monkeypatch):
         (ARM, ("hugepages=true", "ram=768M"), "8G of 512M"),
     ],
 )
-def test_huge_pages_that_a_node_lacks(machine, pairs, has):
+def test_missing_huge_pages_are_refused(machine, pairs, has):
     wish = guests(machine, *pairs)[0]
     (said,) = answers(wish)
     assert isinstance(said, Refusal)
@@ -168,7 +168,7 @@ def test_huge_pages_that_a_node_lacks(machine, pairs, has):
     assert f"(it has {has}); set vm.nr_hugepages" in said.text
 
 
-def test_a_front_end_cannot_know():
+def test_submit_host_claims_only_pinned_cpus():
     pairs = ("hugepages=1G", "vcpu_pinning=true")
     config = '[plugin.pinning]\nadvisor = "numad"\n'
     assert answers(*guests(Topology(), *pairs), config) == PINNED
@@ -187,7 +187,7 @@ def test_a_front_end_cannot_know():
         ("vcpu_pinning=/etc/shadow", "the value must be a file, which must travel as data"),
     ],
 )
-def test_values_that_are_none(pair, why):
+def test_invalid_values_are_refused(pair, why):
     with pytest.raises(Refused, match=why):
         guests(XEON, pair)
 
@@ -195,7 +195,7 @@ def test_values_that_are_none(pair, why):
 # -- a user's file ----------------------------------------------------------------------------
 
 
-def test_a_mapping_is_read_as_the_user_and_kept_in_its_order(tmp_path):
+def test_mapping_is_read_as_the_user_and_keeps_its_order(tmp_path):
     (tmp_path / "my.map").write_bytes(b"33,97,40 # far\n5-7\n")
     made = on(XEON).submitted("vcpu_pinning=my.map", cwd=tmp_path)
     assert made.files["vcpu_pinning"].content == b"33,97,40 # far\n5-7\n"
@@ -204,13 +204,13 @@ def test_a_mapping_is_read_as_the_user_and_kept_in_its_order(tmp_path):
     assert (two.cores["vcpu"], two.nodes) == ((5, 6, 7), (0,))
 
 
-def test_a_word_is_no_path(tmp_path):
+def test_boolean_word_is_not_read_as_a_path(tmp_path):
     (tmp_path / "true").write_bytes(b"0\n")
     assert not on(XEON).submitted("vcpu_pinning=True", cwd=tmp_path).files
     assert on(XEON).submitted("vcpu_pinning=./true", cwd=tmp_path).files
 
 
-def test_a_mapping_that_is_none_is_refused_with_file_and_line():
+def test_invalid_mapping_is_refused_with_file_and_line():
     with pytest.raises(Refused, match="vcpu_pinning=map: line 2 has 1 CPUs for 2 vCPUs; write one"):
         guests(XEON, "vcpus=2", mapping=b"# mine\n4\n")
 
@@ -233,12 +233,12 @@ def test_a_mapping_that_is_none_is_refused_with_file_and_line():
         (b"4\n", {"taken": Taken(shares={4: 1})}, "CPU 4 is another job's"),
     ],
 )
-def test_a_mapping_of_what_is_not_the_jobs(cpus, share, why):
+def test_mapping_to_cpus_outside_the_job_is_refused(cpus, share, why):
     with pytest.raises(NoFit, match=why):
         placed(XEON, mapping=cpus, **share)
 
 
-def test_a_site_may_forbid_files():
+def test_site_can_forbid_mapping_files():
     config = "[plugin.pinning]\nuser_files = false\n"
     assert guests(XEON, "vcpu_pinning=true", config=config)
     with pytest.raises(Refused, match=r"limit: true, false, set by \[plugin.pinning\] user_files"):
@@ -249,7 +249,7 @@ def test_a_site_may_forbid_files():
         guests(XEON, mapping=b"4\n", config=config)
 
 
-def test_a_sites_default_may_be_to_pin():
+def test_site_can_pin_by_default():
     config = "[options.vcpu_pinning]\ndefault = true\n[options.hugepages]\nmax = '2M'\n"
     assert placed(XEON, config=config)[0].own == {"vcpu"}
     assert not placed(XEON, "vcpu_pinning=false", config=config)[0].own
@@ -283,7 +283,7 @@ def numad(monkeypatch):
     return run
 
 
-def test_numads_advice_is_followed_where_the_ledger_has_room(numad):
+def test_numad_advice_is_followed_if_cpus_are_free(numad):
     pairs = ("vcpu_pinning=true", "vcpus=4", "ram=2G")
     assert placed(EPYC, *pairs)[0].nodes == (0,)
     assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (2,)
@@ -294,7 +294,7 @@ def test_numads_advice_is_followed_where_the_ledger_has_room(numad):
     assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (1,)
 
 
-def test_numad_is_asked_once_for_a_job_and_only_where_it_can_matter(numad):
+def test_numad_is_called_once_per_job_and_only_if_useful(numad):
     pairs = ("vcpu_pinning=true", "vcpus=4", "vms_per_node=2")
     assert sorted(p.nodes for p in placed(EPYC, *pairs, config=NUMAD)) == [(0,), (2,)]
     assert len(numad.calls) == 1
@@ -305,14 +305,14 @@ def test_numad_is_asked_once_for_a_job_and_only_where_it_can_matter(numad):
 
 
 @pytest.mark.parametrize("says", ["", "all of them\n", "0-9\n", HostFault("numad: no end")])
-def test_numad_that_says_nothing_useful_does_not_stop_the_job(numad, says):
+def test_failing_numad_does_not_stop_the_job(numad, says):
     numad.says = says
     vcpu, notice, emulator = answers(*guests(EPYC, "vcpu_pinning=true"), NUMAD)
     assert [vcpu, emulator] == PINNED
     assert "numad failed" in notice.text
 
 
-def test_the_user_reads_of_advice_that_could_not_be_followed(numad):
+def test_user_is_notified_of_unfollowed_advice(numad):
     (guest,) = guests(EPYC, "vcpu_pinning=true")
     assert RamClaim(near=(2,), advisor="numad", key="vcpu_pinning") in answers(guest, NUMAD)
     here, there = (on(EPYC, config).placed(guest)[0] for config in (NUMAD, ""))
@@ -321,7 +321,7 @@ def test_the_user_reads_of_advice_that_could_not_be_followed(numad):
     assert said.text.startswith("numad advised NUMA node 2; guest 0 is on 0,")
 
 
-def test_the_health_check_knows_whether_numad_is_there(monkeypatch):
+def test_health_check_reports_missing_numad(monkeypatch):
     ((_, check),) = [dataclasses.astuple(c) for c in node.vtorque_health_checks()]
     assert [r.status for r in check(on(XEON).site)] == ["ok"]
     monkeypatch.setattr(node.shutil, "which", lambda *_, **__: None)
@@ -333,7 +333,7 @@ def test_the_health_check_knows_whether_numad_is_there(monkeypatch):
     )
 
 
-def test_a_config_that_makes_no_sense_is_said():
+def test_contradicting_config_is_reported():
     def of(text):
         return " ".join(planned.config_problems(PLUGINS, text))
 

@@ -63,7 +63,7 @@ def site(tmp_path, monkeypatch):
     return Site(tmp_path)
 
 
-def test_what_slurm_calls_makes_and_ends_and_what_failed_goes_down(site):
+def test_resume_and_suspend_programs_create_and_end_machines(site):
     assert site.program("resume", "n[1-3]") == 1  # n3 is none of the machines
     assert "update nodename=n3 state=DOWN reason=vtorque-pool: the quota of own is used up" in (
         site.scontrol.calls()
@@ -75,7 +75,7 @@ def test_what_slurm_calls_makes_and_ends_and_what_failed_goes_down(site):
 
 
 @pytest.mark.parametrize("nodes", ["n[1-", "$(reboot)", ""])
-def test_names_that_are_none_change_nothing(site, nodes, capsys, monkeypatch, tmp_path):
+def test_invalid_node_lists_change_nothing(site, nodes, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "logger", lambda _: lambda _: None)
     assert site.program("resume", nodes) == 1
     assert site.scontrol.calls() == []
@@ -93,7 +93,7 @@ def test_nodes_are_listed_with_age_idle_time_and_cost(site):
     assert 'vtorque_pool_starts_total{shape="big"} 1\n' in metrics
 
 
-def test_a_held_node_is_told_and_stays_until_it_is_destroyed(site):
+def test_held_node_is_listed_and_kept_until_destroyed(site):
     site.program("resume", "n1")
     site.run("hold", "n1", "--why", "odd \x1b[31mnoise")
     assert "hold" in site.run() and "\x1b" not in site.run()
@@ -104,19 +104,19 @@ def test_a_held_node_is_told_and_stays_until_it_is_destroyed(site):
     assert "update nodename=n1 state=POWER_DOWN_FORCE" in site.scontrol.calls()
 
 
-def test_drain_lets_jobs_end(site):
+def test_drain_waits_for_running_jobs(site):
     site.run("drain", "n1")
     assert "update nodename=n1 state=POWER_DOWN_ASAP" in site.scontrol.calls()
 
 
-def test_what_is_not_the_pools_is_refused(site):
+def test_node_outside_the_pool_is_refused(site):
     for words in (("drain", "n9"), ("hold", "n["), ("release", "small")):
         with pytest.raises(Refused):
             site.run(*words)
     assert site.scontrol.calls() == []
 
 
-def test_a_silent_batch_system_is_a_fault_and_ends_nothing(site):
+def test_unreachable_batch_system_is_a_fault_and_ends_no_machine(site):
     site.program("resume", "n1")
     site.scontrol.say(err="slurm_load_node error: Unable to contact slurm controller", code=1)
     with pytest.raises(HostFault, match="Unable to contact"):
@@ -124,7 +124,7 @@ def test_a_silent_batch_system_is_a_fault_and_ends_nothing(site):
     assert (site.top / "static" / "n1.json").exists()
 
 
-def test_the_lines_for_slurm_conf_are_printed(site):
+def test_lines_for_slurm_conf_are_printed(site):
     lines = site.run("config").splitlines()
     assert f"ResumeProgram={site.top}/vtorque-pool/resume" in lines
     assert "NodeName=n[1-3] State=CLOUD CPUs=1 RealMemory=2048" in lines

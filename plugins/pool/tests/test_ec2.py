@@ -92,7 +92,7 @@ class TestEc2(PoolDriverContract):
         return Harness(endpoint)
 
 
-def test_a_duplicate_is_ended_although_the_client_token_is_ignored(endpoint, tmp_path):
+def test_duplicate_machine_is_ended_without_client_token_support(endpoint, tmp_path):
     cloud = Harness(endpoint)
     options = {"driver": "ec2"}
     shape = Shape("small", "n[1-2]", "aws", image=cloud.image, flavor="t3.micro")
@@ -110,7 +110,7 @@ def test_a_duplicate_is_ended_although_the_client_token_is_ignored(endpoint, tmp
     assert not any(m.is_live for m in driver.machines("twice"))
 
 
-def test_machines_have_the_role_that_the_site_names(endpoint):
+def test_machines_get_the_role_of_the_site(endpoint):
     import boto3
 
     iam = boto3.client("iam", region_name="us-east-1", endpoint_url=endpoint)
@@ -124,7 +124,7 @@ def test_machines_have_the_role_that_the_site_names(endpoint):
     assert found[made[1]] is None
 
 
-def test_a_full_ec2_is_a_stock_out_and_bad_credentials_are_none():
+def test_missing_capacity_is_a_stock_out_and_bad_credentials_are_a_fault():
     """What EC2 itself says; moto says neither."""
     from botocore.stub import Stubber
 
@@ -141,7 +141,7 @@ def test_a_full_ec2_is_a_stock_out_and_bad_credentials_are_none():
             assert not isinstance(raised.value, StockOut)
 
 
-def test_metadata_of_an_instance_needs_a_token_and_goes_no_further():
+def test_instance_metadata_needs_a_token_and_has_hop_limit_1():
     from botocore.stub import ANY, Stubber
 
     driver = ec2.driver({"region": "us-east-1"})

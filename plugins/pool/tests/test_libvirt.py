@@ -113,7 +113,7 @@ def content(image, name):
     return out.getvalue()
 
 
-def test_a_seed_has_what_cloud_init_reads():
+def test_seed_has_the_files_of_cloud_init():
     order = Order("c", "n1", "small", user_data=b"#cloud-config\n")
     seed = libvirt.seed(order)
     assert content(seed, "meta-data") == b"instance-id: c-n1\nlocal-hostname: n1\n"
@@ -136,7 +136,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
         libvirt.private(tmp_path / "other")
 
 
-def test_tags_and_names_are_text_in_the_xml():
+def test_tags_and_names_are_escaped_in_the_xml():
     driver = libvirt.driver({"images": "/x"})
     text = driver._xml("vtorque-pool-x", Order("a'<b>", 'n"&', "small"), 1.0, "", "")
     from xml.etree import ElementTree
@@ -147,7 +147,7 @@ def test_tags_and_names_are_text_in_the_xml():
     assert (tags.get("cluster"), tags.get("node")) == ("a'<b>", 'n"&')
 
 
-def test_the_next_machine_of_a_node_has_its_mac_and_no_other_node_has():
+def test_replaced_machine_of_a_node_keeps_its_mac():
     made = libvirt.Libvirt({}, None)
     orders = [Order("c", "n1", "s"), Order("c", "n1", "s"), Order("c", "n2", "s")]
     orders += [Order("other", "n1", "s")]

@@ -1,4 +1,4 @@
-"""Making and ending machines: once, whatever is killed or fails on the way."""
+"""Creating and ending machines once, despite kills and failures."""
 
 import dataclasses
 import os
@@ -33,14 +33,14 @@ class Pool:
         return sorted(m.node for m in DirectoryDriver(self.cloud).machines("test"))
 
 
-def test_a_second_call_makes_no_second_machine(pool):
+def test_second_call_creates_no_second_machine(pool):
     first = pool.machines.make(["n1", "n2"], "test")
     again = pool.machines.make(["n1", "n2", "n3"], "test")
     assert {again[n].id for n in first} == {m.id for m in first.values()}
     assert pool.nodes() == ["n1", "n2", "n3"]
 
 
-def test_an_answer_that_was_lost_counts_by_what_the_cloud_has(pool, monkeypatch):
+def test_machine_created_despite_a_lost_answer_is_used(pool, monkeypatch):
     make = pool.driver.create
 
     def lost(order):
@@ -54,7 +54,7 @@ def test_an_answer_that_was_lost_counts_by_what_the_cloud_has(pool, monkeypatch)
     assert any("was created although the cloud reported" in line for line in pool.said)
 
 
-def test_a_machine_made_twice_is_ended_once(pool, monkeypatch):
+def test_machine_created_twice_is_ended_once(pool, monkeypatch):
     make = pool.driver.create
 
     def twice(order):
@@ -66,7 +66,7 @@ def test_a_machine_made_twice_is_ended_once(pool, monkeypatch):
     assert pool.nodes() == ["n1"]
 
 
-def test_a_machine_that_is_listed_twice_is_one(pool, monkeypatch):
+def test_machine_listed_twice_counts_once(pool, monkeypatch):
     """By one cloud, between two pages, or by two that are of one account."""
     listed = pool.driver.machines
     monkeypatch.setattr(pool.driver, "machines", lambda cluster: listed(cluster) * 2)
@@ -78,7 +78,7 @@ def test_a_machine_that_is_listed_twice_is_one(pool, monkeypatch):
     assert [each.node for each in both.found().machines] == ["n1"]
 
 
-def test_a_machine_of_a_shape_that_is_another_clouds_now_is_ended(pool, tmp_path):
+def test_machine_of_a_shape_that_moved_to_another_cloud_is_ended(pool, tmp_path):
     pool.machines.make(["n1"], "test")
     (tmp_path / "new").mkdir()
     (shape,) = pool.settings.shapes
@@ -90,13 +90,13 @@ def test_a_machine_of_a_shape_that_is_another_clouds_now_is_ended(pool, tmp_path
     assert pool.nodes() == []
 
 
-def test_nodes_that_one_timeout_hits_are_one_failure(pool):
+def test_nodes_with_one_common_timeout_count_as_one_failure(pool):
     assert pool.machines.failed({f"n{number}": "timeout" for number in range(1, 9)}) == {}
     assert pool.machines.failed({"n1": "timeout"}) == {"small": "timeout"}
 
 
 @pytest.mark.parametrize("step", ["create", "after-create", "destroy", "after-destroy"])
-def test_a_kill_leaves_nothing_unknown(pool, monkeypatch, step):
+def test_kill_at_any_step_leaves_no_unknown_machine(pool, monkeypatch, step):
     """The same call again does the rest: no second machine, none left."""
     pid = os.fork()
     if pid == 0:
@@ -121,7 +121,7 @@ def test_a_kill_leaves_nothing_unknown(pool, monkeypatch, step):
     assert pool.nodes() == []
 
 
-def test_a_silent_cloud_is_told_for_each_node_and_nothing_is_made(pool):
+def test_silent_cloud_is_reported_for_each_node_and_nothing_is_created(pool):
     (pool.cloud / "down").touch()
     answers = pool.machines.make(["n1"], "test")
     assert isinstance(answers["n1"], CloudFault)
@@ -129,14 +129,14 @@ def test_a_silent_cloud_is_told_for_each_node_and_nothing_is_made(pool):
     assert pool.machines.found().silent == {"here": "no answer"}
 
 
-def test_a_quota_is_not_tried_beyond(pool, monkeypatch):
+def test_no_machine_is_created_beyond_the_quota(pool, monkeypatch):
     monkeypatch.setattr(pool.driver, "quota", lambda: 1)
     answers = pool.machines.make(["n1", "n2"], "test")
     assert isinstance(answers["n2"], StockOut)
     assert pool.driver.asked == ["n1"]
 
 
-def test_failures_pause_a_shape_and_a_release_ends_that(pool):
+def test_failures_pause_a_shape_until_released(pool):
     (pool.cloud / "full").touch()
     for node in ("n1", "n2"):
         answers = pool.machines.make([node], "test")
@@ -151,7 +151,7 @@ def test_failures_pause_a_shape_and_a_release_ends_that(pool):
     assert isinstance(pool.machines.make(["n3"], "test")["n3"], Machine)
 
 
-def test_a_held_node_stays(pool):
+def test_held_node_is_kept(pool):
     pool.machines.make(["n1"], "test")
     with pool.machines.memory.changed() as remembered:
         remembered.held["n1"] = "a look"
@@ -161,7 +161,7 @@ def test_a_held_node_stays(pool):
     assert pool.nodes() == []
 
 
-def test_what_another_process_makes_or_ends_is_left_to_it(pool):
+def test_node_locked_by_another_process_is_skipped(pool):
     lock = take_lock(pool.machines.memory.directory / "nodes" / "n1", 0)
     try:
         assert isinstance(pool.machines.make(["n1", "n2"], "test")["n1"], Busy)
@@ -172,11 +172,11 @@ def test_what_another_process_makes_or_ends_is_left_to_it(pool):
     assert not pool.machines.is_busy("n1")
 
 
-def test_a_node_of_no_shape_is_refused(pool):
+def test_node_without_a_shape_is_refused(pool):
     assert isinstance(pool.machines.make(["other"], "test")["other"], HostFault)
 
 
-def test_a_machine_counts_once_how_long_it_took(pool):
+def test_registration_time_of_a_machine_counts_once(pool):
     memory = pool.machines.memory
     with memory.changed() as remembered:
         remembered.fail("small", "full", 100.0, 9, 1800.0)
@@ -196,7 +196,7 @@ def test_a_machine_counts_once_how_long_it_took(pool):
         '{"failed": {"s": 7}}', '{"counted": {"s": {}}}', '{"counted": {"s": {"starts": "x"}}}',
     ],
 )  # fmt: skip
-def test_a_broken_memory_is_a_lost_one_and_is_told_once(pool, text):
+def test_invalid_state_file_is_replaced_and_reported_once(pool, text):
     directory = pool.machines.memory.directory
     directory.mkdir()
     (directory / "memory.json").write_text(text)
@@ -213,7 +213,7 @@ def test_a_broken_memory_is_a_lost_one_and_is_told_once(pool, text):
     assert pool.machines.memory.read().of("small").starts == 1
 
 
-def test_what_is_remembered_is_read_as_it_was_written(pool):
+def test_state_is_read_back_as_written(pool):
     with pool.machines.memory.changed() as written:
         written.held["n1"] = "a look"
         written.fail("small", "full", 100.0, 1, 1800.0)

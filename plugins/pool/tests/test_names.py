@@ -1,4 +1,4 @@
-"""Lists of nodes, and what the settings refuse."""
+"""Lists of nodes, and refused settings."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from vtorque_pool.hostlist import expand
 from vtorque_pool.settings import Settings, Shape
 
 
-def test_a_list_is_as_slurm_writes_it():
+def test_list_is_expanded_as_by_slurm():
     assert expand("a[1-3],b,c[08-10,2]") == ("a1", "a2", "a3", "b", "c08", "c09", "c10", "c2")
 
 
 @pytest.mark.parametrize("text", ["", "a[", "a[2-1]", "a[1-99999]", "a b", "a,$(id)", "a[1]]", "é"])
-def test_what_is_no_list_is_refused(text):
+def test_invalid_list_is_refused(text):
     with pytest.raises(ValueError, match=r"not a list|not a range|empty|more than"):
         expand(text)
 
@@ -27,12 +27,12 @@ def test_what_is_no_list_is_refused(text):
         ([Shape("a", "n1", "x"), Shape("a", "n2", "x")], "same name"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(shapes, problem):
+def test_contradicting_settings_are_refused(shapes, problem):
     with pytest.raises(ValueError, match=problem):
         Settings("test", tuple(shapes), {"x": {"driver": "static"}})
 
 
-def test_a_shape_says_what_is_wrong_with_it():
+def test_invalid_shape_is_named():
     for more in ({"min_nodes": 3}, {"cpus": 0}, {"price": -1.0}):
         with pytest.raises(ValueError, match="shape a"):
             Shape("a", "n[1-2]", "x", **more)

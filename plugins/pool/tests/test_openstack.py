@@ -63,12 +63,12 @@ class TestOpenStack(PoolDriverContract):
         return Harness(nova, tmp_path)
 
 
-def test_a_cloud_that_is_in_no_file_is_a_fault(tmp_path):
+def test_unknown_cloud_is_a_fault(tmp_path):
     with pytest.raises(CloudFault):
         openstack.driver({"cloud": "nowhere", "clouds": str(tmp_path / "none.yaml")})
 
 
-def test_a_server_in_error_has_ended_and_its_quota_is_asked(nova, tmp_path):
+def test_server_in_error_has_ended_and_the_quota_is_read(nova, tmp_path):
     cloud = Harness(nova, tmp_path)
     driver = cloud.driver()
     made = driver.create(cloud.order("n1"))
@@ -79,7 +79,7 @@ def test_a_server_in_error_has_ended_and_its_quota_is_asked(nova, tmp_path):
 
 
 @pytest.mark.parametrize("status", ["MIGRATING", "REBOOT", "UNKNOWN", "PAUSED", "of tomorrow"])
-def test_a_server_that_may_come_back_is_not_taken_for_ended(nova, tmp_path, status):
+def test_server_in_a_temporary_state_counts_as_live(nova, tmp_path, status):
     cloud = Harness(nova, tmp_path)
     driver = cloud.driver()
     nova.servers[driver.create(cloud.order("n1")).id]["status"] = status

@@ -1,4 +1,4 @@
-"""Torque and OpenPBS: their commands are doubles that say what was observed or is documented."""
+"""Torque and OpenPBS, with doubles of their commands that print observed or documented output."""
 
 import dataclasses
 import json
@@ -86,7 +86,7 @@ class Server:
         ),
     ],
 )  # fmt: skip
-def test_what_they_say(tmp_path, batch, nodes, jobs, job, waiting):
+def test_nodes_and_waiting_jobs_are_parsed(tmp_path, batch, nodes, jobs, job, waiting):
     server = Server(tmp_path, batch)
     server.answer("pbsnodes", nodes)
     server.answer("qstat", jobs)
@@ -98,7 +98,7 @@ def test_what_they_say(tmp_path, batch, nodes, jobs, job, waiting):
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])
-def test_a_server_without_nodes_has_none(tmp_path, batch):
+def test_server_without_nodes_has_none(tmp_path, batch):
     server = Server(tmp_path, batch)
     problem = "pbsnodes: Server has no node list MSG=node list is empty - check 'server_priv/nodes'"
     server.commands["pbsnodes"].say(err=problem, code=1)
@@ -106,7 +106,7 @@ def test_a_server_without_nodes_has_none(tmp_path, batch):
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])
-def test_half_an_answer_is_no_answer(tmp_path, batch):
+def test_truncated_answer_is_a_host_fault(tmp_path, batch):
     server = Server(tmp_path, batch)
     if batch == "torque":
         server.answer("qstat", TORQUE_JOBS[:-20])
@@ -131,7 +131,7 @@ def job_of(batch, number, asked, name="x"):
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])
 @pytest.mark.parametrize("name", ["\x01", "\x1b[2J&", "&nbsp;", "nan", '"\\q', "0123", "]]>"])
-def test_no_name_of_a_job_hides_the_jobs_of_others(tmp_path, batch, name):
+def test_job_name_does_not_hide_other_jobs(tmp_path, batch, name):
     server = Server(tmp_path, batch)
     jobs = job_of(batch, 1, "1", name) + job_of(batch, 2, "2")
     server.answer("qstat", (jobs if batch == "openpbs" else f"<Data>{jobs}</Data>").encode())
@@ -141,7 +141,7 @@ def test_no_name_of_a_job_hides_the_jobs_of_others(tmp_path, batch, name):
     ]
 
 
-def test_no_text_of_a_job_is_another_job(tmp_path):
+def test_job_text_is_not_read_as_another_job(tmp_path):
     """As OpenPBS 23.06.06 says it with -w, and without."""
     server = Server(tmp_path, "openpbs")
     (tmp_path / "plain").write_text(job_of("openpbs", 7, "1", FORGED))
@@ -153,7 +153,7 @@ def test_no_text_of_a_job_is_another_job(tmp_path):
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])
 @pytest.mark.parametrize("asked", ["9" * 5000, "9999999", "1:{cpus}=9999999", "1:{cpus}=x"])
-def test_only_a_job_that_cannot_be_read_is_left_out(tmp_path, batch, asked):
+def test_only_the_unreadable_job_is_skipped(tmp_path, batch, asked):
     server = Server(tmp_path, batch)
     asked = asked.format(cpus="ncpus" if batch == "openpbs" else "ppn")
     jobs = job_of(batch, 1, asked) + job_of(batch, 2, "2")
@@ -161,7 +161,7 @@ def test_only_a_job_that_cannot_be_read_is_left_out(tmp_path, batch, asked):
     assert [job.id for job in server.pbs.waiting()] == ["2.server"]
 
 
-def test_a_round_with_a_defect_is_told_and_the_service_goes_on(tmp_path, monkeypatch):
+def test_failed_round_is_reported_and_the_service_continues(tmp_path, monkeypatch):
     server = Server(tmp_path, "torque")
     rounds = iter([lambda: int("none"), lambda: os.kill(os.getpid(), signal.SIGTERM)])
 
@@ -181,7 +181,7 @@ def test_a_round_with_a_defect_is_told_and_the_service_goes_on(tmp_path, monkeyp
     assert next(rounds, None) is None
 
 
-def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
+def test_round_creates_machines_and_then_their_nodes(tmp_path):
     server = Server(tmp_path, "torque")
     server.answer("pbsnodes", TORQUE_OFF)
     server.answer("qstat", TORQUE_JOBS)
@@ -190,7 +190,7 @@ def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
     assert server.called("pbsnodes") == ["-x", "-x", "-c n1 -N n", "-c n2 -N n"]
 
 
-def test_torque_knows_all_nodes_of_the_pool_and_those_without_machine_are_off(tmp_path):
+def test_torque_knows_all_nodes_and_those_without_a_machine_are_down(tmp_path):
     """6.1.3 refuses a job that no nodes it knows could run, and pbs_sched deletes it."""
     server = Server(tmp_path, "torque")
     server.answer("qstat", b"<Data/>")
@@ -209,7 +209,7 @@ def test_torque_knows_all_nodes_of_the_pool_and_those_without_machine_are_off(tm
     assert server.called("qmgr") == []
 
 
-def test_a_node_that_torque_refuses_stops_no_round(tmp_path):
+def test_node_refused_by_torque_does_not_stop_the_round(tmp_path):
     server = Server(tmp_path, "torque")
     server.answer("qstat", b"<Data/>")
     server.commands["qmgr"].say(err="qmgr obj=n1: Unknown node", code=2)
@@ -226,7 +226,7 @@ def test_a_node_that_torque_refuses_stops_no_round(tmp_path):
         ("openpbs", ("a",), "10.0.0.1", "mom=10.0.0.1,resources_available.ncpus=4"),
     ],
 )
-def test_a_node_is_made_by_one_command_with_all_it_has(tmp_path, batch, features, address, has):
+def test_node_is_created_by_one_command(tmp_path, batch, features, address, has):
     """One that is killed between two would leave a node that no job finds."""
     server = Server(tmp_path, batch)
     server.pbs.create("n1", 4, features, address)
@@ -235,7 +235,7 @@ def test_a_node_is_made_by_one_command_with_all_it_has(tmp_path, batch, features
     assert rest == (["-c set node n1 state = down"] if batch == "torque" else [])
 
 
-def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
+def test_node_created_by_another_process_is_not_a_failure(tmp_path):
     server = Server(tmp_path, "torque")
     server.settings = dataclasses.replace(server.settings, timeout=0.1, max_creating=1)
     server.machines = Machines(server.settings, {"here": server.driver}, server.said.append)
@@ -250,7 +250,7 @@ def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
     assert server.called("pbsnodes") == ["-x", "-x"]
 
 
-def test_a_node_of_openpbs_goes_offline_and_back_by_its_own_name(tmp_path):
+def test_openpbs_node_is_set_offline_and_online_by_its_name(tmp_path):
     """pbsnodes -o of 23.06.06 says "Unknown node" of one whose mom is an address."""
     server = Server(tmp_path, "openpbs")
     server.pbs.drain("n1", 'held: "odd" noise, it\'s hot')
@@ -262,7 +262,7 @@ def test_a_node_of_openpbs_goes_offline_and_back_by_its_own_name(tmp_path):
     ]
 
 
-def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
+def test_drained_node_is_deleted_before_its_machine_ends(tmp_path):
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")
     server.answer("pbsnodes", TORQUE_NODES)
@@ -275,7 +275,7 @@ def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "failures"), [("free", 0), ("down", 1)])
-def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, failures):
+def test_node_that_was_up_and_goes_down_pauses_no_shape(tmp_path, first, failures):
     server = Server(tmp_path, "torque")
     settings = dataclasses.replace(server.settings, boot_timeout=1e-9, delete_timeout=1e-9)
     round_ = serve.round_of(settings, server.machines, server.pbs)
@@ -290,7 +290,7 @@ def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, 
     assert server.machines.memory.read().of(made.shape).failures == failures
 
 
-def test_nodes_that_are_not_up_in_time_together_are_one_failure(tmp_path):
+def test_nodes_that_miss_their_timeout_together_are_one_failure(tmp_path):
     server = Server(tmp_path, "torque")
     settings = dataclasses.replace(server.settings, boot_timeout=1e-9, delete_timeout=1e-9)
     round_ = serve.round_of(settings, server.machines, server.pbs)
@@ -304,7 +304,7 @@ def test_nodes_that_are_not_up_in_time_together_are_one_failure(tmp_path):
     assert server.machines.memory.read().of("small").failures == 1
 
 
-def test_a_refused_delete_keeps_the_machine(tmp_path):
+def test_refused_delete_keeps_the_machine(tmp_path):
     """OpenPBS refuses while a job has come: nothing ends below it."""
     server = Server(tmp_path, "openpbs")
     server.machines.make(["n2"], "test")
@@ -317,7 +317,7 @@ def test_a_refused_delete_keeps_the_machine(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["free", "free,offline"])
-def test_a_node_that_a_job_has_come_to_meanwhile_stays(tmp_path, monkeypatch, state):
+def test_node_with_a_new_job_is_kept(tmp_path, monkeypatch, state):
     """Torque would have it off, and its job lost."""
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")
@@ -352,7 +352,7 @@ def test_only_one_process_runs_rounds(tmp_path, runs):
 @pytest.mark.parametrize(
     ("batch", "asked"), [("torque", "node07:ppn=2"), ("openpbs", "1:ncpus=2:host=node07")]
 )
-def test_a_job_that_waits_for_a_node_by_its_name_brings_none(tmp_path, batch, asked):
+def test_job_waiting_for_a_named_node_creates_no_machine(tmp_path, batch, asked):
     server = Server(tmp_path, batch)
     said = job_of(batch, 7, asked)
     server.answer("qstat", (said if batch == "openpbs" else f"<Data>{said}</Data>").encode())

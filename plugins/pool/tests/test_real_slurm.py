@@ -15,7 +15,7 @@ def world(tmp_path):
         yield found
 
 
-def test_jobs_bring_nodes_up_to_the_most_and_idle_ones_leave(world):
+def test_jobs_start_nodes_up_to_the_limit_and_idle_nodes_end(world):
     jobs = [world.submit("echo ran on $SLURMD_NODENAME; sleep 1") for _ in range(10)]
     most = set()
 
@@ -34,7 +34,7 @@ def test_jobs_bring_nodes_up_to_the_most_and_idle_ones_leave(world):
 
 
 @pytest.mark.full
-def test_a_job_of_two_nodes_brings_both_and_runs_once_on_each(world):
+def test_job_of_two_nodes_starts_both_and_runs_once_on_each(world):
     job = world.submit("echo began; srun sh -c 'echo ran on $SLURMD_NODENAME'", "-N", "2")
     world.wait(lambda: not world.jobs(), "the job's end")
     began, *ran = (world.top / "out" / job).read_text().splitlines()
@@ -44,7 +44,7 @@ def test_a_job_of_two_nodes_brings_both_and_runs_once_on_each(world):
 
 
 @pytest.mark.full
-def test_a_stock_out_pauses_the_shape_and_the_job_runs_when_an_admin_says_so(world):
+def test_stock_out_pauses_the_shape_until_an_admin_releases_it(world):
     full = world.top / "cloud" / "full"
     full.touch()
     job = world.submit("echo ran", "-w", "cloud1")
@@ -64,7 +64,7 @@ def test_a_stock_out_pauses_the_shape_and_the_job_runs_when_an_admin_says_so(wor
 
 
 @pytest.mark.full
-def test_a_machine_that_never_registers_is_ended_and_its_job_is_run_by_another(world):
+def test_machine_that_never_registers_is_ended_and_replaced(world):
     never = world.top / "cloud" / "never"
     never.touch()
     job = world.submit("echo ran")
@@ -79,7 +79,7 @@ def test_a_machine_that_never_registers_is_ended_and_its_job_is_run_by_another(w
 
 @pytest.mark.full
 @pytest.mark.parametrize("when", ["kill-before", "kill-after"])
-def test_a_killed_resume_leaves_no_machine_and_no_node_behind(world, when):
+def test_killed_resume_leaves_no_machine_and_no_node(world, when):
     (world.top / "cloud" / when).touch()
     job = world.submit("echo ran")
     world.wait(lambda: not (world.top / "cloud" / when).exists(), "the kill")
@@ -94,7 +94,7 @@ def test_a_killed_resume_leaves_no_machine_and_no_node_behind(world, when):
 
 
 @pytest.mark.full
-def test_a_machine_that_vanishes_with_a_job_is_replaced_and_the_job_runs_again(world):
+def test_machine_that_vanishes_with_a_job_is_replaced_and_the_job_requeued(world):
     job = world.submit("echo began; sleep 3; echo ended", "--requeue", "--open-mode=append")
     world.wait(lambda: world.jobs()[job].startswith("RUNNING"), "the job runs")
     cloud = world.top / "cloud"
@@ -114,7 +114,7 @@ def test_a_machine_that_vanishes_with_a_job_is_replaced_and_the_job_runs_again(w
 
 
 @pytest.mark.full
-def test_a_held_node_keeps_its_machine_until_an_admin_destroys_it(world):
+def test_held_node_keeps_its_machine_until_destroyed(world):
     job = world.submit("true")
     world.wait(
         lambda: world.jobs().get(job, "").startswith("RUNNING") or not world.jobs(), "a node"

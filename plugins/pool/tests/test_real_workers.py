@@ -33,7 +33,7 @@ def world(top):
         yield found
 
 
-def test_ten_jobs_on_no_node_bring_guests_up_to_the_most_and_all_leave(world):
+def test_ten_jobs_start_guests_up_to_the_limit_and_all_end(world):
     script = "test $(hostname) = $SLURMD_NODENAME && sleep 5"
     jobs = [world.submit(script, "-o", "/dev/null") for _ in range(10)]
     most = set()
@@ -54,7 +54,7 @@ def test_ten_jobs_on_no_node_bring_guests_up_to_the_most_and_all_leave(world):
     assert world.run("ls", "/run/machines") == ""
 
 
-def test_only_root_of_a_worker_can_read_its_secrets(world):
+def test_secrets_of_a_worker_are_readable_by_root_only(world):
     look = LOOK.format((world.top / "munge.key").read_text()[:64])
     of_root = world.run("srun", "bash", "-c", look).split()
     assert "/etc/munge/munge.key" in of_root

@@ -1,4 +1,4 @@
-"""What a round on Torque and OpenPBS decides."""
+"""Decisions of a round on Torque and OpenPBS."""
 
 import dataclasses
 
@@ -39,28 +39,28 @@ def jobs(count, cpus=1, nodes=1, queue="batch", **more):
     return [Waiting(f"{n}", queue, nodes, cpus, **more) for n in range(count)]
 
 
-def test_waiting_jobs_bring_as_many_nodes_as_their_cpus_need():
+def test_waiting_jobs_start_as_many_nodes_as_their_cpus_need():
     assert said(view(waiting=jobs(3))) == [("start", "n1"), ("start", "n2")]
 
 
-def test_no_more_start_at_once_than_the_site_says():
+def test_concurrent_starts_are_limited():
     assert said(view(waiting=jobs(20))) == [("start", "n1"), ("start", "n2"), ("start", "n3")]
     building = [machine("n1"), machine("n2")]
     nodes = [Node("n1", "unusable"), Node("n2", "unusable")]
     assert said(view(building, nodes, jobs(20))) == [("start", "n3")]
 
 
-def test_what_is_free_or_building_is_not_made_again():
+def test_free_and_starting_nodes_are_not_started_again():
     nodes = [Node("n1", "free"), Node("n2", "unusable")]
     assert said(view([machine("n1"), machine("n2")], nodes, jobs(4))) == []
 
 
-def test_a_job_that_no_shape_fits_brings_nothing():
+def test_job_that_fits_no_shape_starts_nothing():
     waiting = [*jobs(2, cpus=3), *jobs(2, nodes=5), *jobs(1, features=frozenset({"gpu"}))]
     assert said(view(waiting=waiting)) == []
 
 
-def test_a_queue_brings_no_more_than_its_limit():
+def test_queue_limit_bounds_started_nodes():
     limited = dataclasses.replace(SETTINGS, queues={"batch": 2})
     assert said(view(waiting=jobs(20, cpus=2), settings=limited)) == [
         ("start", "n1"),
@@ -68,7 +68,7 @@ def test_a_queue_brings_no_more_than_its_limit():
     ]
 
 
-def test_an_account_brings_no_more_than_its_limit_and_others_what_they_need():
+def test_account_limit_bounds_only_its_own_nodes():
     limited = dataclasses.replace(SETTINGS, accounts={"acme": 1, "": 0})
     waiting = [*jobs(9, cpus=2, account="acme"), *jobs(9), *jobs(2, cpus=2, account="other")]
     assert said(view(waiting=waiting, settings=limited)) == [
@@ -79,7 +79,7 @@ def test_an_account_brings_no_more_than_its_limit_and_others_what_they_need():
     assert said(view(waiting=waiting[:18], settings=limited)) == [("start", "n1")]
 
 
-def test_the_least_is_made_without_jobs_and_does_not_leave():
+def test_min_nodes_are_started_without_jobs_and_kept():
     least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, min_nodes=1),))
     assert said(view(settings=least)) == [("start", "n1")]
     nodes = [Node("n1", "free"), Node("n2", "free")]
@@ -88,7 +88,7 @@ def test_the_least_is_made_without_jobs_and_does_not_leave():
     assert said(view(machines, nodes, settings=least, idle=idle)) == [("drain", "n2")]
 
 
-def test_an_idle_node_is_drained_and_leaves_when_it_has_no_jobs():
+def test_idle_node_is_drained_and_deleted_without_jobs():
     idle = {"n1": NOW - 700}
     assert said(view([machine("n1")], [Node("n1", "free")], idle=idle)) == [("drain", "n1")]
     drained = Node("n1", "draining", "vtorque-pool: idle")
@@ -97,32 +97,32 @@ def test_an_idle_node_is_drained_and_leaves_when_it_has_no_jobs():
     assert said(view([machine("n1")], [with_job])) == []
 
 
-def test_what_an_admin_has_drained_stays():
+def test_node_drained_by_an_admin_is_kept():
     assert said(view([machine("n1")], [Node("n1", "draining", "bad fan")])) == []
 
 
-def test_a_drained_node_with_a_job_comes_back_for_waiting_jobs():
+def test_drained_node_with_a_job_is_undrained_for_waiting_jobs():
     drained = Node("n1", "draining", "vtorque-pool: idle", ("1.server",))
     assert said(view([machine("n1")], [drained], jobs(1)))[0] == ("undrain", "n1")
 
 
-def test_a_node_that_was_told_to_leave_does_not_come_back():
+def test_node_drained_by_an_admin_command_is_not_undrained():
     drained = Node("n1", "draining", "vtorque-pool: drained by an administrator", ("1.server",))
     assert ("undrain", "n1") not in said(view([machine("n1")], [drained], jobs(1)))
 
 
-def test_a_machine_that_never_is_up_is_ended_after_its_time():
+def test_machine_that_never_gets_up_is_ended_after_its_timeout():
     down = [Node("n1", "unusable")]
     assert said(view([machine("n1", age=800)], down)) == []
     assert said(view([machine("n1", age=1000)], down, down=200.0)) == [("fail", "n1")]
 
 
-def test_a_server_that_begins_again_and_has_all_nodes_down_ends_none():
+def test_restarted_server_with_all_nodes_down_ends_none():
     nodes, machines = [Node("n1", "unusable")], [machine("n1", age=9000)]
     assert said(view(machines, nodes, seen={"m-n1"})) == []
 
 
-def test_a_machine_that_has_ended_before_it_was_up_is_a_failed_start():
+def test_machine_that_ended_before_it_was_up_is_a_failed_start():
     """Else one that powers off at its boot would be made again each round."""
     ended = [machine("n1", state="ended")]
     assert said(view(ended)) == [("end", "n1"), ("fail", "n1")]
@@ -130,24 +130,24 @@ def test_a_machine_that_has_ended_before_it_was_up_is_a_failed_start():
     assert said(view([*ended, machine("n1", name="new")], [Node("n1", "free")])) == [("end", "n1")]
 
 
-def test_a_machine_that_was_up_once_is_no_failed_start():
+def test_machine_that_was_up_once_is_not_a_failed_start():
     """A user's job can take its worker down: the shape is there for the others."""
     found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"}, down=200.0)
     assert said(found) == [("leave", "n1")]
 
 
-def test_a_node_whose_machine_is_gone_is_deleted_and_its_job_runs_again():
+def test_node_of_a_missing_machine_is_deleted_and_its_job_requeued():
     nodes = [Node("n1", "unusable", "", ("7.server",))]
     assert said(view([], nodes)) == [("requeue", "n1"), ("leave", "n1")]
 
 
-def test_a_silent_cloud_changes_nothing():
+def test_silent_cloud_changes_nothing():
     nodes = [Node("n1", "unusable", "", ("7.server",)), Node("n2", "free")]
     found = view([], nodes, jobs(9), silent={"here": "no answer"}, idle={"n2": 0.0})
     assert said(found) == []
 
 
-def test_after_a_restart_machines_without_node_join_and_strangers_of_our_tag_end():
+def test_machines_without_nodes_are_added_and_unknown_machines_ended():
     machines = [
         machine("n1"),
         machine("other"),
@@ -162,14 +162,14 @@ def test_after_a_restart_machines_without_node_join_and_strangers_of_our_tag_end
     ]
 
 
-def test_a_held_node_is_left_alone():
+def test_held_node_is_skipped():
     nodes, machines = [Node("n1", "unusable")], [machine("n1", 9000)]
     assert said(view(machines, nodes, held={"n1": "a look"})) == []
 
 
-def test_a_paused_shape_makes_none():
+def test_paused_shape_starts_nothing():
     assert said(view(waiting=jobs(3), paused=frozenset({"small"}))) == []
 
 
-def test_one_that_is_being_deleted_is_not_made_again_yet():
+def test_machine_in_deletion_is_not_started_again():
     assert said(view([machine("n1", state="deleting")], [], jobs(1))) == [("start", "n2")]

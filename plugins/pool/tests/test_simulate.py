@@ -1,4 +1,4 @@
-"""The simulation: figures that can be worked out by hand, and traces that are none."""
+"""The simulation: figures calculated by hand, and invalid traces."""
 
 import pytest
 from click.testing import CliRunner
@@ -22,27 +22,27 @@ def trace(path, jobs):
     return path
 
 
-def test_one_job_on_no_node_waits_for_a_boot():
+def test_job_without_nodes_waits_for_a_boot():
     found = run([Job(0, 3600, 1)], Sizes(4, 0, 600, ready=120))
     assert (found.jobs, found.mean_wait, found.starts) == (1, 120, 1)
     assert found.machine_hours == pytest.approx(3720 / 3600)
     assert found.busy == pytest.approx(3600 / 3720)
 
 
-def test_nodes_that_stay_let_nobody_wait_and_cost_all_the_time():
+def test_permanent_nodes_avoid_waiting_and_cost_the_whole_time():
     found = run([Job(0, 3600, 2), Job(7200, 3600, 1)], Sizes(2, 2, 600))
     assert found.mean_wait == 0
     assert found.machine_hours == pytest.approx(2 * 3)
     assert found.busy == pytest.approx(3 / 6)
 
 
-def test_an_idle_node_leaves_and_the_next_job_waits_again():
+def test_idle_node_ends_and_the_next_job_waits_again():
     jobs = [Job(0, 100, 1), Job(10_000, 100, 1)]
     assert run(jobs, Sizes(1, 0, 600, ready=120)).starts == 2
     assert run(jobs, Sizes(1, 0, 20_000, ready=120)).starts == 1
 
 
-def test_a_job_larger_than_the_pool_is_left_out_and_told():
+def test_job_larger_than_the_pool_is_ignored_and_counted():
     jobs = [Job(0, 10, 9), Job(1, 10, 1)]
     found = run(jobs, Sizes(2, 0, 600))
     assert (found.jobs, found.too_large) == (1, 1)
@@ -59,7 +59,7 @@ def test_processors_are_packed_into_nodes():
              min_size=1, max_size=12),
     st.integers(1, 6), st.integers(0, 3), st.integers(1, 2000),
 )  # fmt: skip
-def test_every_job_that_fits_runs_and_no_more_is_busy_than_there_is(jobs, most, least, idle):
+def test_every_fitting_job_runs_within_the_machine_hours(jobs, most, least, idle):
     jobs = sorted(jobs, key=lambda job: job.submit)
     found = run(jobs, Sizes(most, min(least, most), idle))
     assert found.jobs == sum(job.processors <= most for job in jobs)
@@ -71,14 +71,14 @@ def test_every_job_that_fits_runs_and_no_more_is_busy_than_there_is(jobs, most, 
 @pytest.mark.parametrize(
     "text", ["", "; only\n", "1 2 3\n", "a b c d e f g h\n", "1 0 0 -1 1 1 1 1\n"]
 )
-def test_what_is_no_trace_is_refused(tmp_path, text):
+def test_invalid_trace_is_refused(tmp_path, text):
     path = tmp_path / "x.swf"
     path.write_text(text)
     with pytest.raises(Refused, match=r"format SWF|no job"):
         read(path)
 
 
-def test_ten_thousand_jobs_and_a_thousand_nodes_in_all_sizes(tmp_path):
+def test_ten_thousand_jobs_on_a_thousand_nodes_are_simulated(tmp_path):
     jobs = [Job(n * 30, 600 + n * 37 % 7200, 1 + n * 13 % 64) for n in range(10_000)]
     path, page = trace(tmp_path / "big.swf", jobs), tmp_path / "page.html"
     words = ["simulate", str(path), "--nodes", "1000", "--idle", "600", "--html", str(page)]
@@ -89,7 +89,7 @@ def test_ten_thousand_jobs_and_a_thousand_nodes_in_all_sizes(tmp_path):
     assert "src=" not in page.read_text()
 
 
-def test_a_least_over_the_most_is_an_error_that_says_so(tmp_path):
+def test_min_nodes_above_nodes_is_a_usage_error(tmp_path):
     words = ["simulate", str(trace(tmp_path / "x.swf", [Job(0, 1, 1)])), "--nodes", "4,8"]
     with pytest.raises(UsageError, match="--min-nodes 9 is more than --nodes 4,8"):
         CliRunner().invoke(
@@ -99,6 +99,6 @@ def test_a_least_over_the_most_is_an_error_that_says_so(tmp_path):
         )
 
 
-def test_names_of_a_trace_are_text_in_the_page():
+def test_names_in_a_trace_are_escaped_in_the_page():
     page = plot.page("<script>", 1, [run([Job(0, 1, 1)], Sizes(1, 0, 60))])
     assert "<script>" not in page

@@ -1,4 +1,4 @@
-"""What Slurm says, and what it is told; slurm.conf in and out. The commands are doubles here."""
+"""Output and commands of Slurm, and edits of slurm.conf, with doubles of the commands."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ def site(tmp_path):
         ("IDLE+CLOUD+DRAIN", "draining"),
     ],
 )
-def test_states_are_what_slurms_flags_say(flags, state):
+def test_node_states_follow_from_slurm_flags(flags, state):
     assert _state(set(flags.split("+"))) == state
 
 
@@ -83,7 +83,7 @@ def test_nodes_have_reason_times_and_jobs(site):
     assert nodes["cloud1"].idle_since - nodes["cloud1"].since == 60
 
 
-def test_a_start_that_fails_goes_down_and_then_off_so_that_its_job_is_requeued(site):
+def test_failed_start_sets_the_node_down_and_off_to_requeue_its_job(site):
     (site.cloud / "full").touch()
     assert on_slurm.resume(site.machines, site.slurm, ["cloud1"]) == 1
     assert site.updates() == [
@@ -92,7 +92,7 @@ def test_a_start_that_fails_goes_down_and_then_off_so_that_its_job_is_requeued(s
     ]
 
 
-def test_the_second_failure_reserves_what_is_not_up(site):
+def test_second_failure_reserves_nodes_that_are_off(site):
     (site.cloud / "full").touch()
     on_slurm.resume(site.machines, site.slurm, ["cloud1"])
     site.updates()
@@ -103,7 +103,7 @@ def test_the_second_failure_reserves_what_is_not_up(site):
     assert "duration=30" in made
 
 
-def test_a_node_that_another_process_makes_is_no_failure(site):
+def test_node_created_by_another_process_is_not_a_failure(site):
     site.settings = dataclasses.replace(site.settings, timeout=0.1, max_failures=1)
     site.machines = Machines(site.settings, {"here": site.driver}, site.said.append)
     lock = take_lock(site.machines.memory.directory / "nodes" / "cloud1", 0)
@@ -116,7 +116,7 @@ def test_a_node_that_another_process_makes_is_no_failure(site):
     assert [m.node for m in site.driver.machines("test")] == ["cloud2"]
 
 
-def test_an_address_is_told(site, monkeypatch):
+def test_address_of_a_machine_is_set(site, monkeypatch):
     make = site.driver.create
     told = lambda order: dataclasses.replace(make(order), address="10.1.1.1")  # noqa: E731
     monkeypatch.setattr(site.driver, "create", told)
@@ -139,14 +139,14 @@ def make_old(site, *nodes):
         path.write_text(path.read_text().replace(f"{time.time():.0f}"[:6], "100000"))
 
 
-def test_tidy_ends_what_no_node_has_and_makes_what_a_start_lacks(site):
+def test_tidy_ends_unknown_machines_and_creates_missing_ones(site):
     make_old(site, "cloud1", "stranger")
     site.say(cloud1=("IDLE+CLOUD+POWERED_DOWN", ""), cloud2=("ALLOCATED+CLOUD+POWERING_UP", ""))
     assert on_slurm.tidy(site.machines, site.slurm) == 3
     assert [m.node for m in site.driver.machines("test")] == ["cloud2"]
 
 
-def test_tidy_gives_up_a_node_that_timed_out_or_lost_its_machine(site):
+def test_tidy_powers_down_nodes_that_timed_out_or_lost_their_machine(site):
     site.say(
         cloud1=("DOWN+CLOUD+POWERED_DOWN", "ResumeTimeout reached"),
         cloud2=("DOWN+CLOUD+NOT_RESPONDING", "Not responding"),
@@ -157,7 +157,7 @@ def test_tidy_gives_up_a_node_that_timed_out_or_lost_its_machine(site):
 
 
 @pytest.mark.parametrize(("before", "now"), [("off", "building"), ("unusable", "busy")])
-def test_tidy_ends_no_machine_whose_node_was_resumed_meanwhile(site, monkeypatch, before, now):
+def test_tidy_keeps_a_machine_whose_node_was_resumed_in_between(site, monkeypatch, before, now):
     make_old(site, "cloud1")
     answers = iter([Node("cloud1", before, "vtorque-pool: x"), Node("cloud1", now)])
     monkeypatch.setattr(site.slurm, "nodes", lambda: {"cloud1": next(answers)})
@@ -167,20 +167,20 @@ def test_tidy_ends_no_machine_whose_node_was_resumed_meanwhile(site, monkeypatch
     assert next(answers, None) is None
 
 
-def test_tidy_leaves_down_what_an_admin_has_taken_down(site):
+def test_tidy_keeps_nodes_set_down_by_an_admin(site):
     site.say(cloud1=("DOWN+CLOUD+POWERED_DOWN", "never again"))
     assert on_slurm.tidy(site.machines, site.slurm) == 0
     assert site.updates() == []
 
 
-def test_a_machine_ends_also_while_slurm_is_silent(site):
+def test_machine_is_ended_while_slurm_is_silent(site):
     site.machines.make(["cloud1"], "test")
     site.scontrol.say(err="Unable to contact slurm controller", code=1)
     assert on_slurm.suspend(site.machines, site.slurm, ["cloud1"]) == 0
     assert site.driver.machines("test") == []
 
 
-def test_tidy_does_nothing_about_a_silent_cloud(site):
+def test_tidy_changes_nothing_of_a_silent_cloud(site):
     (site.cloud / "down").touch()
     site.say(cloud1=("DOWN+CLOUD", "Not responding"), cloud2=("ALLOCATED+CLOUD+POWERING_UP", ""))
     assert on_slurm.tidy(site.machines, site.slurm) == 0
@@ -195,12 +195,12 @@ def steps(site, tmp_path):
     return slurm_conf.steps(site.settings, place)
 
 
-def test_the_sites_own_nodes_never_leave(site):
+def test_other_nodes_of_the_site_are_never_ended(site):
     assert "SuspendExcNodes=cloud[1-3]:1,n[1-3]" in slurm_conf.lines(site.settings, site.conf)
 
 
 @pytest.mark.parametrize("end", ["", "\n", "# x", "\\"])
-def test_setup_in_and_out_twice_leaves_slurm_conf_as_it_was(site, tmp_path, end):
+def test_repeated_setup_and_uninstall_restores_slurm_conf(site, tmp_path, end):
     before = site.conf.read_bytes() + end.encode()
     site.conf.write_bytes(before)
     for _ in range(2):
@@ -217,7 +217,7 @@ def test_setup_in_and_out_twice_leaves_slurm_conf_as_it_was(site, tmp_path, end)
         assert not (tmp_path / "vtorque-pool.conf").exists()
 
 
-def test_what_the_site_has_said_is_never_overruled(site, tmp_path):
+def test_settings_of_the_site_are_never_overridden(site, tmp_path):
     with site.conf.open("a") as conf:
         conf.write("SlurmctldParameters=idle_on_node_suspend,x\nPrivateData=jobs\n")
         conf.write("resumeprogram=/site/resume\nReturnToService=1\n")

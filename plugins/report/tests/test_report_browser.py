@@ -1,4 +1,4 @@
-"""The page in headless Chromium (scripts/packages.test): what it asks for, says and shows."""
+"""The page in headless Chromium (scripts/packages.test): requests, messages and appearance."""
 
 import re
 
@@ -61,7 +61,9 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), SHOWN)
-def test_the_page_opens_quietly_and_shows_its_plots(browser, pages, tmp_path, name, width, scheme):
+def test_page_opens_without_errors_and_shows_its_plots(
+    browser, pages, tmp_path, name, width, scheme
+):
     path = pages(name)
     browser.open(path, width=width, dark=scheme == "dark")
     assert browser.complaints == []
@@ -84,7 +86,7 @@ def test_the_page_opens_quietly_and_shows_its_plots(browser, pages, tmp_path, na
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
-def test_dark_is_dark_and_can_be_read(browser, pages):
+def test_dark_page_is_dark_and_readable(browser, pages):
     for dark in (False, True):
         browser.open(pages("one guest"), dark=dark)
         back, text = (
@@ -96,7 +98,7 @@ def test_dark_is_dark_and_can_be_read(browser, pages):
 @pytest.mark.parametrize(
     "name", ["one guest", pytest.param("eight guests", marks=pytest.mark.full)]
 )
-def test_a_screen_reader_is_told_all(browser, pages, name):
+def test_images_and_tables_have_accessible_names(browser, pages, name):
     browser.open(pages(name), width=390)
     told = browser.accessible()
     images = [name for role, name in told if role == "image"]
@@ -116,7 +118,7 @@ def test_a_screen_reader_is_told_all(browser, pages, name):
 
 
 @pytest.mark.full
-def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
+def test_hostile_names_are_inactive_in_a_browser(browser, tmp_path):
     bad = (
         """</title></style></svg>"'><script>window.hacked=1</script><img src=x onerror=hacked=1>"""
     )
@@ -136,7 +138,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
 
 
 @pytest.mark.full
-def test_the_policy_holds_even_if_markup_got_in(browser, tmp_path, pages):
+def test_content_policy_blocks_injected_markup(browser, tmp_path, pages):
     """Had something slipped through: it could neither run nor call anybody."""
     text = pages("three seconds").read_text()
     path = tmp_path / "page.html"

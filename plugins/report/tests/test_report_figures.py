@@ -30,7 +30,7 @@ def measured(*lines, **more):
     return of_guest(dataclasses.replace(GUEST, lines=lines, **more), ATTEMPT, 0.0)
 
 
-def test_cpu_is_that_of_the_script_alone():
+def test_cpu_time_is_that_of_the_script_only():
     found = measured(
         line(5.0, cpu_seconds_total=1, cpu_steal_seconds_total=0),
         line(20.0, cpu_seconds_total=30, cpu_steal_seconds_total=10),
@@ -42,7 +42,7 @@ def test_cpu_is_that_of_the_script_alone():
     assert found.stolen == pytest.approx(50 / 250)
 
 
-def test_overhead_is_all_of_qemu_beside_the_vcpus():
+def test_overhead_is_all_qemu_time_except_vcpus():
     names = ("emulator", "iothread", "vhost")
     begin = {f"{n}_cpu_seconds_total": 1 for n in names}
     end = {f"{n}_cpu_seconds_total": 11 for n in names}
@@ -52,7 +52,7 @@ def test_overhead_is_all_of_qemu_beside_the_vcpus():
     assert found.overhead == 30.0 and found.beside == pytest.approx(0.3)
 
 
-def test_devices_are_summed_and_counted_from_the_boot():
+def test_devices_are_summed_from_the_boot():
     lines = [
         Line(t, {f'{G}disk_read_bytes_total{{device="vd{d}"}}': v for d, v in values.items()})
         for t, values in ((20.0, {"a": 5.0, "b": 7.0}), (220.0, {"a": 50.0, "b": 7.0}))
@@ -61,19 +61,19 @@ def test_devices_are_summed_and_counted_from_the_boot():
     assert found.disk == (57.0, 0.0) and found.network is None and found.cpu is None
 
 
-def test_memory_is_the_most_that_qemu_held():
+def test_memory_is_the_peak_of_qemu():
     found = measured(line(20.0, memory_rss_bytes=3 * GIB), line(30.0, memory_rss_bytes=2 * GIB))
     assert found.memory == 3 * GIB
 
 
-def test_without_samples_the_marks_of_the_end_serve():
+def test_kept_totals_are_used_without_samples():
     found = measured(cpu_seconds=440.0, peak_mib=1024)
     assert (found.cpu, found.core_seconds, found.busy) == (440.0, 880.0, 0.5)
     assert (found.memory, found.measured) == (GIB, False)
     assert (found.stolen, found.disk, found.network) == (None, None, None)
 
 
-def test_a_sample_that_libvirt_did_not_answer_does_not_matter():
+def test_sample_without_a_libvirt_answer_is_skipped():
     found = measured(
         line(20.0, vcpus=4), line(22.0, cpu_seconds_total=10), line(122.0, cpu_seconds_total=110),
         line(220.0, vcpus=4),
@@ -94,7 +94,7 @@ def told(attempt=ATTEMPT, **values):
     return list(hints(attempt, [one], one))
 
 
-def test_a_job_that_uses_what_it_has_gets_no_hint():
+def test_efficient_job_gets_no_hint():
     assert told() == []
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_uses_what_it_has_gets_no_hint():
         ({"drops": 5000.0}, "5000 network packets were dropped"),
     ],
 )
-def test_a_hint_for_each_waste(values, said):
+def test_each_kind_of_waste_gets_a_hint(values, said):
     (only,) = told(**values)
     assert said in only
 
@@ -145,7 +145,7 @@ def test_no_hint_below_a_threshold(values):
     assert told(**values) == []
 
 
-def test_a_start_that_takes_long_is_told():
+def test_long_start_gets_a_hint():
     slow = dataclasses.replace(
         ATTEMPT, phases=(Phase("boot", None, 0.0, 40.0), Phase("run", None, 40.0, 100.0))
     )
@@ -156,7 +156,7 @@ def test_a_start_that_takes_long_is_told():
     assert 0.2 < thresholds.BOOT < 0.4
 
 
-def test_a_running_job_is_not_told_what_it_has_not_used_yet():
+def test_running_job_gets_no_hint_about_unused_resources():
     running = dataclasses.replace(ATTEMPT, status=None, ended=None)
     slow = dataclasses.replace(running, phases=(Phase("boot", None, 0.0, 40.0),))
     assert told(slow, memory=0.1 * GIB, cpu=9.0) == []
@@ -166,13 +166,13 @@ def test_a_running_job_is_not_told_what_it_has_not_used_yet():
 @pytest.mark.parametrize(
     ("code", "said"), [(123, "a guest died"), (122, "again"), (121, "rejected")]
 )
-def test_after_a_failure_only_that_is_told(code, said):
+def test_failed_job_gets_only_the_hint_about_its_failure(code, said):
     failed = dataclasses.replace(ATTEMPT, status=code)
     (only,) = told(failed, memory=0.1 * GIB, cpu=1.0)
     assert said in only and "vmgr logs 42.srv" in only
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_data_is_reported(tmp_path):
     report = load.report([kept_data.make(tmp_path, seconds=40.0, telemetry=False)], 0.0)
     assert report.total.busy is not None
     assert "no samples" in report.missing[0] and "CPU time includes the boot" in report.missing[0]
@@ -189,7 +189,7 @@ def test_what_is_missing_is_said(tmp_path):
         ({"ended": None, "status": "0"}, "script ended, exit code 0"),
     ],
 )
-def test_the_state_in_words(tmp_path, facts, state):
+def test_state_is_described_in_words(tmp_path, facts, state):
     kept_data.make(tmp_path, telemetry=False, **facts)
     assert load.report([tmp_path], kept_data.START + 60).state == state
 
@@ -208,7 +208,7 @@ def test_a_running_job_has_no_end_to_be_timed(tmp_path):
     assert load.report([tmp_path], kept_data.START + 60).times == {}
 
 
-def test_numbers_as_people_read_them():
+def test_numbers_are_formatted_for_people():
     assert [size(n) for n in (0, 999, 1000, 614 << 20, 8 << 30)] == [
         "0 B", "999 B", "1.0 KiB", "614 MiB", "8.0 GiB",
     ]  # fmt: skip
@@ -219,7 +219,7 @@ def test_numbers_as_people_read_them():
     assert clock(1e17) == "" and clock(0.0).startswith("19")
 
 
-def test_the_time_in_which_guests_stood_still_is_none_in_which_they_were_idle():
+def test_suspended_time_does_not_count_as_idle():
     """Suspended by the batch system, or paused by the owner: they could use no CPU then."""
     stood = (
         Phase("boot", None, 0.0, 10.0),

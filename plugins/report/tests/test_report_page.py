@@ -1,4 +1,4 @@
-"""The page: no script, nothing from elsewhere, nobody's text as markup. Without a browser."""
+"""The page: no script, no external resources, escaped text. Without a browser."""
 
 import base64
 import hashlib
@@ -54,7 +54,7 @@ def whole(tmp_path_factory):
     return rendered(kept_data.make(tmp_path_factory.mktemp("job"), seconds=600.0, guests=2))
 
 
-def test_each_guest_has_its_plots_and_each_plot_its_words(whole):
+def test_each_guest_has_plots_and_each_plot_a_description(whole):
     _, seen = whole
     titles = [
         "CPU",
@@ -75,7 +75,7 @@ def test_each_guest_has_its_plots_and_each_plot_its_words(whole):
     assert seen.elements.count("table") == 2 * len(titles) + 2
 
 
-def test_the_page_has_no_script_and_nothing_from_elsewhere(whole):
+def test_page_has_no_script_and_loads_nothing(whole):
     text, seen = whole
     assert not {"script", "iframe", "object", "embed", "base", "form", "img", "image", "use"} & {
         *seen.elements
@@ -88,7 +88,7 @@ def test_the_page_has_no_script_and_nothing_from_elsewhere(whole):
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
-def test_the_policy_forbids_connections_and_knows_the_one_style(whole):
+def test_content_policy_allows_only_the_style(whole):
     text, seen = whole
     (policy,) = [v for _, n, v in seen.attributes if n == "content" and "default-src" in v]
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
@@ -97,7 +97,7 @@ def test_the_policy_forbids_connections_and_knows_the_one_style(whole):
     assert "script" not in policy and "connect" not in policy and "unsafe" not in policy
 
 
-def test_headings_come_in_order_and_the_language_is_said(whole):
+def test_headings_are_ordered_and_the_language_is_set(whole):
     _, seen = whole
     levels = [int(tag[1]) for tag in seen.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
@@ -107,7 +107,7 @@ def test_headings_come_in_order_and_the_language_is_said(whole):
     assert len(identities) == len({*identities})
 
 
-def test_nobodys_text_becomes_markup(tmp_path, whole):
+def test_user_text_is_escaped(tmp_path, whole):
     def change(values):
         return values | {
             f'vtorque_app_x{{label="{HOSTILE}"}}': 1.0,
@@ -133,7 +133,7 @@ def test_nobodys_text_becomes_markup(tmp_path, whole):
     assert "<script" not in text and "<img" not in text
 
 
-def test_drawings_get_no_text_of_others(monkeypatch, tmp_path):
+def test_drawing_library_gets_no_user_text(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(plots, "svg", lambda w, h, spec: seen.append(repr(spec)) or "<svg ></svg>")
     change = lambda values: values | {"vtorque_app_secret{a='b'}": 1.0}  # noqa: E731
@@ -158,7 +158,7 @@ def test_drawings_get_no_text_of_others(monkeypatch, tmp_path):
         {"ended": -5.0},
     ],
 )
-def test_a_page_of_little(tmp_path, change):
+def test_page_of_a_short_job_is_valid(tmp_path, change):
     text, _ = rendered(kept_data.make(tmp_path, **{"seconds": 5.0} | change))
     assert "Job 42.srv" in text
 
@@ -173,7 +173,7 @@ def test_values_of_any_size_are_drawn(tmp_path):
     assert "NaN" not in "".join(str(value) for _, name, value in seen.attributes if name == "d")
 
 
-def test_without_the_drawing_library_the_page_has_tables_and_says_so(tmp_path, whole, monkeypatch):
+def test_page_without_the_drawing_library_has_tables_and_a_note(tmp_path, whole, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
     text, seen = rendered(kept_data.make(tmp_path, seconds=600.0, guests=2))
     assert "svg" not in seen.elements and 'class="plot"' not in text

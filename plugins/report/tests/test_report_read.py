@@ -1,4 +1,4 @@
-"""What is kept of a job is read as a stranger's text: bounded, checked, printable, never fatal."""
+"""Kept records of a job are read as untrusted text: bounded, checked, printable, never fatal."""
 
 import json
 import os
@@ -20,7 +20,7 @@ JSON = st.recursive(
 KEYS = ("job", "node", "nodes", "guests", "phases", "ended", "started", "status", "attempt")
 
 
-def test_a_job_is_read_as_it_was_kept(tmp_path):
+def test_job_is_read_as_it_was_kept(tmp_path):
     found = read.attempt(kept_data.make(tmp_path, seconds=40.0, guests=2), 0.0)
     assert (found.job, found.owner, found.node, found.status) == ("42.srv", "ada", "n1", 0)
     assert [g.rank for g in found.guests] == [0, 1]
@@ -33,7 +33,7 @@ def test_a_job_is_read_as_it_was_kept(tmp_path):
     assert ready.end - ready.start == pytest.approx(2.2 * 0.82)
 
 
-def test_the_last_phase_of_a_running_job_lasts_until_now(tmp_path):
+def test_last_phase_of_a_running_job_lasts_until_now(tmp_path):
     marks = [
         {"name": "boot", "guest": None, "start": 100.0, "seconds": 5.0},
         {"name": "run", "guest": None, "start": 105.0, "seconds": 0.001},
@@ -44,7 +44,7 @@ def test_the_last_phase_of_a_running_job_lasts_until_now(tmp_path):
     assert found.ended is None and found.status is None
 
 
-def test_telemetrys_phases_serve_where_there_are_no_others(tmp_path):
+def test_phases_of_telemetry_are_used_without_others(tmp_path):
     kept_data.make(tmp_path, seconds=10.0, phases=None)
     found = read.attempt(tmp_path, 0.0)
     assert [p.name for p in found.phases] == [name for name, _ in kept_data.PHASES]
@@ -60,7 +60,7 @@ def test_long_series_are_thinned_for_each_guest_and_end_with_the_last(tmp_path):
         assert other.lines[0] == one.lines[0] and other.lines[-1] == one.lines[-1]
 
 
-def test_what_could_act_on_a_terminal_is_text(tmp_path):
+def test_terminal_control_characters_are_escaped(tmp_path):
     bad = "\x1b]0;gotcha\x07\u202e\x9b31m"
     change = lambda values: values | {f"vtorque_app_{bad}": 1.0}  # noqa: E731
     kept_data.make(tmp_path, seconds=10.0, name=bad, node=bad, owner=bad, image=bad, change=change)
@@ -73,7 +73,7 @@ def test_what_could_act_on_a_terminal_is_text(tmp_path):
     "text",
     [b"", b"{", b"[]", b"7", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"guests": [[]], "phases": 3}'],
 )
-def test_a_broken_file_is_no_trace_back(tmp_path, text):
+def test_broken_file_causes_no_traceback(tmp_path, text):
     kept_data.make(tmp_path, seconds=10.0)
     (tmp_path / "series.jsonl").write_bytes(b'{"schema":1}\n' + text + b'\n{"t":1,"g":0,"v":{}}')
     assert read.attempt(tmp_path, 0.0) is not None
@@ -89,7 +89,7 @@ def test_a_broken_file_is_no_trace_back(tmp_path, text):
     line=st.dictionaries(st.sampled_from(("t", "g", "v")), JSON),
 )
 @settings(max_examples=settings().max_examples * 3 // 2, deadline=None)
-def test_whatever_stands_there_gives_a_report(tmp_path_factory, facts, guest, span, line):
+def test_any_kept_data_gives_a_report(tmp_path_factory, facts, guest, span, line):
     directory = tmp_path_factory.mktemp("kept")
     known = {"job": "1", "guests": [guest, guest], "phases": [span, {**span, "name": "used"}]}
     (directory / "job.json").write_text(json.dumps(known | facts))
@@ -98,7 +98,7 @@ def test_whatever_stands_there_gives_a_report(tmp_path_factory, facts, guest, sp
     json.dumps(report.data())
 
 
-def test_a_link_or_a_pipe_is_not_read(tmp_path):
+def test_link_or_pipe_is_not_read(tmp_path):
     real = kept_data.make(tmp_path / "real", seconds=10.0)
     for name in ("link", "pipe"):
         (tmp_path / name).mkdir()
@@ -109,7 +109,7 @@ def test_a_link_or_a_pipe_is_not_read(tmp_path):
             load.report([tmp_path / name], 0.0)
 
 
-def test_the_nodes_of_a_job_are_one_report(tmp_path):
+def test_nodes_of_a_job_have_one_report(tmp_path):
     nodes = ["n1", "n2", "n3"]
     one = kept_data.make(tmp_path / "a", seconds=10.0, nodes=nodes)
     other = kept_data.make(tmp_path / "b", seconds=10.0, nodes=nodes, node="n2")
@@ -130,7 +130,7 @@ def test_the_nodes_of_a_job_are_one_report(tmp_path):
         load.report([one, foreign], 0.0)
 
 
-def test_a_page_is_written_in_one_step_and_over_no_link(tmp_path):
+def test_page_is_written_atomically_and_not_through_a_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     page = tmp_path / "page.html"

@@ -46,7 +46,7 @@ def without_plots():
     main()
 
 
-def test_the_summary_fits_on_a_screen_without_a_terminal(site):
+def test_summary_fits_on_a_screen_without_a_terminal(site):
     done = vmgr(site, "42.srv")
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and done.stderr == ""
@@ -58,7 +58,7 @@ def test_the_summary_fits_on_a_screen_without_a_terminal(site):
     assert "request ram=" in done.stdout and "█" in done.stdout
 
 
-def test_an_encoding_without_bars_is_no_error(site):
+def test_encoding_without_bars_is_not_an_error(site):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="latin-1")
     load.tolerate(out)
@@ -89,7 +89,7 @@ def test_colours_on_a_terminal_only(site, variable, coloured):
     assert bool(re.search(rb"\x1b\[[0-9;]*3[1-7]", said)) == coloured
 
 
-def test_what_users_wrote_does_nothing_to_a_terminal(tmp_path):
+def test_user_text_does_not_control_a_terminal(tmp_path):
     bad = "[bold red]x[/] \x1b[31m :smile:"
     kept_data.make(tmp_path, seconds=10.0, guests=2, name=bad, node=bad, image=bad, owner=bad)
     out = io.StringIO()
@@ -98,14 +98,14 @@ def test_what_users_wrote_does_nothing_to_a_terminal(tmp_path):
     assert "[bold red]x[/] \\x1b[31m :smile:" in " ".join(out.getvalue().split())
 
 
-def test_many_guests_are_cut_with_a_word(tmp_path):
+def test_many_guests_are_cut_with_a_note(tmp_path):
     out = io.StringIO()
     text.show(load.report([kept_data.make(tmp_path, seconds=4.0, guests=40)], 0.0), out)
     assert "... 28 more: --json" in out.getvalue()
     assert len(out.getvalue().splitlines()) < 50
 
 
-def test_the_command_is_listed_and_completed(site):
+def test_command_is_listed_and_completed(site):
     environ = os.environ | {
         "_VMGR_COMPLETE": "bash_complete", "COMP_CWORD": "3",
         "COMP_WORDS": f"vmgr --config {site.config} rep",
@@ -120,7 +120,7 @@ def test_json_has_all_figures(site):
     assert data["state"] == "ended, exit code 0"
 
 
-def test_a_page_without_plots_is_no_error(site, tmp_path):
+def test_page_without_plots_is_written_with_a_note(site, tmp_path):
     page = tmp_path / "page.html"
     done = vmgr(site, "42.srv", "--html", str(page))
     assert (done.returncode, done.stdout) == (0, "")
@@ -131,11 +131,11 @@ def test_a_page_without_plots_is_no_error(site, tmp_path):
     assert vmgr(site, "42.srv", "--html", "-").stdout == page.read_text()
 
 
-def test_disk_figures_say_that_shares_are_not_counted(site):
+def test_disk_figures_note_that_shares_are_not_counted(site):
     assert re.search(r"(?m)^disk .* written [^,]*,\s+without shared", vmgr(site, "42.srv").stdout)
 
 
-def test_memory_is_marked_as_what_qemu_held():
+def test_memory_is_labeled_as_that_of_qemu():
     found = figures.Figures(ram=4 << 30, memory=float(1 << 30))
     assert dict(zip(text.HEADS, text.cells(found), strict=True))["QEMU memory"] == "1.0 GiB"
     ((_, _, said),) = text.shares(found)
@@ -143,7 +143,7 @@ def test_memory_is_marked_as_what_qemu_held():
 
 
 @pytest.mark.full  # the browser's tests make one, too
-def test_a_page_is_written(site, tmp_path):
+def test_page_is_written(site, tmp_path):
     page = tmp_path / "page.html"
     argv = [BIN / "vmgr", "--config", site.config, "report", "42.srv", "--html", page]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -151,7 +151,7 @@ def test_a_page_is_written(site, tmp_path):
     assert page.read_text().lstrip().startswith("<!DOCTYPE html>")
 
 
-def test_what_another_node_has_kept_is_added(site, tmp_path):
+def test_records_of_another_node_are_added(site, tmp_path):
     other = kept_data.make(tmp_path / "n2", seconds=40.0, node="n2", nodes=["n1", "n2"])
     data = json.loads(vmgr(site, "42.srv", "--json", "--from", str(other)).stdout)
     assert data["nodes"] == ["n1", "n2"] and len(data["guests"]) == 3
@@ -162,7 +162,7 @@ def test_what_another_node_has_kept_is_added(site, tmp_path):
     [(("44.srv",), "this node has no records of a job 44.srv"), ((), "name a job"),
      (("42.srv", "--from", "/"), "/: No such file"), (("42.srv", "--html", "/no/p"), "/no/p: No")],
 )  # fmt: skip
-def test_what_cannot_be_is_said_in_a_line(site, argv, said):
+def test_invalid_arguments_print_one_line(site, argv, said):
     done = vmgr(site, *argv)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
@@ -184,7 +184,7 @@ def commands(show, directory):
     return [contribution.item for contribution in found]
 
 
-def test_the_summary_ends_the_error_output_if_the_site_wants(tmp_path):
+def test_summary_is_printed_at_the_end_of_the_error_output_if_configured(tmp_path):
     kept_data.make(tmp_path, seconds=40.0, ended=None, status="")
     assert commands("false", tmp_path) == []
     ((python, isolated, _, module, *args),) = commands("true", tmp_path)
@@ -197,12 +197,12 @@ def test_the_summary_ends_the_error_output_if_the_site_wants(tmp_path):
     assert len(lines) < 40
 
 
-def test_the_summary_of_what_is_not_there_is_nothing(tmp_path):
+def test_summary_without_records_is_empty(tmp_path):
     (argv,) = commands("true", tmp_path)
     assert subprocess.run(argv, capture_output=True, check=False).stdout == b""
 
 
-def test_the_summary_ends_by_itself(tmp_path):
+def test_blocked_summary_ends_by_a_timeout(tmp_path):
     """As if the job shell were killed meanwhile: nobody waits, and nobody reads."""
     kept_data.make(tmp_path, seconds=40.0)
     (argv,) = commands("true", tmp_path)
@@ -218,7 +218,7 @@ def test_the_summary_ends_by_itself(tmp_path):
     assert done.returncode == -14  # SIGALRM
 
 
-def test_moves_and_pauses_are_shown(tmp_path):
+def test_migrations_and_pauses_are_shown(tmp_path):
     """In the summary and on the page; a name that nobody knows is none on the page."""
     names = ("arrives", "run", "paused", "run", "suspended", "run", "moves", "<b>")
     marks = [

@@ -1,4 +1,4 @@
-"""Claims, partitions and words on recorded machines; libvirt's schema on what is rendered.
+"""Claims, partitions and messages on recorded machines, and libvirt's schema for the domain.
 
 The machines with cache allocation are in testing/vtorque_testing/machines: in the form of
 https://libvirt.org/formatcaps.html and of libvirt's own tests (tests/vircaps2xmldata), by numbers
@@ -55,12 +55,12 @@ def domain(one, **settings):
 # -- what is asked of the node ----------------------------------------------------------------
 
 
-def test_whole_cores_and_a_part_of_the_cache():
+def test_whole_cores_and_cache_are_claimed():
     assert asked(cache=6) == [WHOLE, CacheClaim(6144, 3, key="scam")]
     assert on().answers(*on().guests(on().request())) == []
 
 
-def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
+def test_guests_share_no_sibling_and_no_cache_step():
     one, two = (each.placement for each in placed(XEON, 2))
     mine = {*one.cores["vcpu"], *one.idle}
     assert {sibling for cpu in mine for sibling in XEON.siblings(cpu)} == mine
@@ -68,7 +68,7 @@ def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
     assert not set(one.leased["cache"]) & set(two.leased["cache"])
 
 
-def test_the_batch_system_is_asked_for_the_idle_sibling_too():
+def test_idle_siblings_are_requested_from_the_batch_system():
     assert list(plugin.vtorque_needs(guests(XEON, "vms_per_node=2")[0].request)) == [
         Extra(cpus=2, own=True)
     ]
@@ -76,7 +76,7 @@ def test_the_batch_system_is_asked_for_the_idle_sibling_too():
     assert list(plugin.vtorque_needs(even)) == [Extra(cpus=0, own=True)]
 
 
-def test_more_cache_than_there_is():
+def test_more_cache_than_the_node_has_is_refused():
     with pytest.raises(
         NoFit, match=r"scam=.*more than the cache has .*limit: 11 steps of 4096 KiB"
     ):
@@ -84,7 +84,7 @@ def test_more_cache_than_there_is():
 
 
 @pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
-def test_a_node_that_cannot_divide_its_caches(host):
+def test_node_without_cache_allocation_is_refused_or_noted(host):
     (cores, refused) = asked(host)
     assert cores == WHOLE
     assert isinstance(refused, Refusal)
@@ -99,7 +99,7 @@ def test_a_node_that_cannot_divide_its_caches(host):
     assert elements(placed(host, required=False)[0]) == [MemoryBacking(nosharepages=True)]
 
 
-def test_a_node_whose_default_group_has_all_of_the_cache():
+def test_node_whose_default_group_has_all_cache_is_refused():
     """As resctrl starts: libvirt gives away only what the default group has not."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
     (_, refused) = asked(full)
@@ -109,7 +109,7 @@ def test_a_node_whose_default_group_has_all_of_the_cache():
     assert asked(part) == [WHOLE, CacheClaim(4096, 3, key="scam")]
 
 
-def test_a_node_that_cannot_limit_memory_bandwidth():
+def test_node_without_bandwidth_allocation_gets_a_notice():
     (_, cache, notice) = asked(EPYC, memory_bandwidth=50, required=False)
     assert cache == CacheClaim(4096, 3, key="scam")
     assert "memory bandwidth allocation with cache allocation (resctrl, MB)" in notice.text
@@ -119,7 +119,7 @@ def test_a_node_that_cannot_limit_memory_bandwidth():
 
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
-def test_all_that_a_node_lacks_is_told(host, required):
+def test_all_missing_features_are_reported(host, required):
     """The limit of the bandwidth is ignored where caches cannot be divided either."""
     (_, *lacking) = asked(host, memory_bandwidth=50, required=required)
     said = [str(each) if required else each.text for each in lacking]
@@ -127,7 +127,7 @@ def test_all_that_a_node_lacks_is_told(host, required):
         assert f"node n1 has no {what}" in text
 
 
-def test_a_limit_without_a_part_of_the_cache_is_told():
+def test_bandwidth_limit_without_cache_allocation_is_reported():
     """libvirt sets a limit (memorytune) only beside a part (cachetune), as this plugin does."""
     full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
     (_, *lacking) = asked(full, memory_bandwidth=50, required=False)
@@ -140,14 +140,14 @@ def test_a_limit_without_a_part_of_the_cache_is_told():
     ] == [True, True]
 
 
-def test_on_a_front_end_nothing_is_known():
+def test_submit_host_claims_whole_cores_only():
     assert asked(Topology()) == [WHOLE]
 
 
 # -- what the guest gets ----------------------------------------------------------------------
 
 
-def test_the_partitions():
+def test_cache_partition_and_bandwidth_are_rendered():
     (one,) = placed(XEON, cache=6)
     root = ElementTree.fromstring(domain(one, memory_bandwidth=35))  # noqa: S314 - our own
     (tune,) = root.findall("cputune/cachetune")
@@ -162,7 +162,7 @@ def test_the_partitions():
     assert ElementTree.fromstring(domain(one)).find("cputune/memorytune") is None  # noqa: S314
 
 
-def test_a_guest_below_several_caches_has_a_part_of_each():
+def test_guest_on_several_caches_has_a_part_of_each():
     (wide,) = on(EPYC).placed(*guests(EPYC, vcpus=20))
     (_, tune) = elements(wide)
     below = {bank.id for bank in EPYC.caches if set(bank.cpus) & set(wide.placement.cores["vcpu"])}
@@ -173,13 +173,13 @@ def test_a_guest_below_several_caches_has_a_part_of_each():
 @pytest.mark.parametrize(
     ("percent", "wanted"), [(1, 10), (10, 10), (11, 20), (95, 100), (99, 100), (-5, 10)]
 )
-def test_bandwidth_goes_in_the_processors_steps(percent, wanted):
+def test_bandwidth_is_rounded_to_steps_of_the_processor(percent, wanted):
     assert node.steps_of(XEON.caches[0], percent) == wanted
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("host", [XEON, EPYC, ARM], ids=["xeon", "epyc", "arm"])
-def test_libvirts_schema_accepts_it(host):
+def test_domain_matches_the_libvirt_schema(host):
     xml = domain(placed(host, required=False)[0], memory_bandwidth=50)
     planned.check_schema(xml)
     assert ("cachetune" in xml) is (host is not ARM)
@@ -213,7 +213,7 @@ def machine(tmp_path, monkeypatch):
         ("    L3:0=00f;1=003\n    MB:0=100;1=100\n", "ok", "8 of 12 ways"),
     ],
 )
-def test_doctor_looks_at_resctrl(machine, schemata, status, said):
+def test_doctor_checks_resctrl(machine, schemata, status, said):
     if schemata is not None:
         machine("resctrl/info/L3/cbm_mask", "fff\n")
         machine("resctrl/schemata", schemata)
@@ -233,7 +233,7 @@ def test_doctor_looks_at_resctrl(machine, schemata, status, said):
         ("1", None, "warning", "qemu.conf"),
     ],
 )
-def test_doctor_looks_at_core_scheduling(machine, smt, conf, status, said):
+def test_doctor_checks_core_scheduling(machine, smt, conf, status, said):
     machine("smt", f"{smt}\n")
     if conf is not None:
         machine("qemu.conf", conf)
