@@ -1,4 +1,4 @@
-"""What a site's constraint makes of a user's."""
+"""Options that are added to those of a user."""
 
 import pytest
 
@@ -17,12 +17,12 @@ from vtorque_slurm.settings import Settings
         ("(a&b)|c", "((a&b)|c)&vt"),
     ],
 )  # fmt: skip
-def test_the_users_own_constraint_stays(own, merged):
+def test_constraint_of_the_user_is_kept(own, merged):
     assert constraint(own, "vt") == merged
 
 
 @pytest.mark.parametrize(("mib", "added"), [(1280, ["--mem=1280M"]), (None, [])])
-def test_memory_is_asked_for_unless_guests_have_what_such_a_job_has(mib, added):
+def test_memory_is_requested_unless_guests_use_the_allocation(mib, added):
     given = Given(options.split(["-c", "8", "job.sh"], ()), {})
     found = additions(given, Needs(8, mib), "word", Settings())
     assert found == ["--comment=word", *added]
@@ -39,7 +39,7 @@ def test_memory_is_asked_for_unless_guests_have_what_such_a_job_has(mib, added):
         ("user", ["-s"], []),
     ],
 )
-def test_nodes_alone_are_asked_for_where_the_user_says_nothing_of_it(site, args, added):
+def test_exclusive_setting_is_added_unless_the_user_sets_it(site, args, added):
     given = Given(options.split(["-c", "8", *args, "job.sh"], ()), {})
     found = additions(given, Needs(8, None), "word", Settings(exclusive=site))
     assert found == ["--comment=word", *added]

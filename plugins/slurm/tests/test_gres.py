@@ -1,4 +1,4 @@
-"""Generic resources and licences: what users ask for, what is added, what Slurm has granted."""
+"""Generic resources and licenses: requests, additions, and grants of Slurm."""
 
 import pytest
 from hypothesis import given
@@ -42,12 +42,12 @@ def gpus(count, kind=""):
         (["-L", "matlab:2,ansys@db"], {"matlab": 2, "ansys@db": 1}),
     ],
 )  # fmt: skip
-def test_what_users_ask_for(argv, found):
+def test_requested_gres_are_parsed(argv, found):
     assert asked(asks(*argv)) == found
     assert asked(asks(lines=argv)) == found
 
 
-def test_the_environment_counts():
+def test_gres_in_the_environment_are_read():
     assert asked(asks(environ={"SBATCH_GRES": "gpu:2"}, lines=["--gres=gpu:9"])) == gpus(2)
     assert asked(asks(environ={"SBATCH_GPUS_PER_NODE": "3"})) == gpus(3)
 
@@ -68,12 +68,12 @@ def test_the_environment_counts():
         (["-Lmatlab:3"], [], {}, {"matlab": 2}, []),
     ],
 )  # fmt: skip
-def test_what_is_added_to_it(argv, lines, resources, licenses, added):
+def test_gres_and_licenses_are_added_to_the_request(argv, lines, resources, licenses, added):
     needs = Needs(1, None, 0, resources, licenses)
     assert additions(asks(*argv, lines=lines), needs) == added
 
 
-def test_what_slurm_cannot_be_asked_for_is_told():
+def test_unsupported_resource_is_refused():
     with pytest.raises(
         UsageError, match="ngpus is not a resource of Slurm's nodes, which are called gres/NAME"
     ):
@@ -101,7 +101,7 @@ def test_what_slurm_cannot_be_asked_for_is_told():
         ("shard:1(IDX:0)", {"gres/shard": Grant(1)}),
     ],
 )  # fmt: skip
-def test_what_slurm_has_granted(field, found):
+def test_granted_gres_are_parsed(field, found):
     """As 22.05 and 26.05 write it (gres_ctld.c, gres_stepmgr.c)."""
     assert granted(field) == found
 
@@ -119,7 +119,7 @@ def test_what_slurm_has_granted(field, found):
         "gpu:1(IDX:0);",
     ],
 )
-def test_what_cannot_be_read_is_a_host_fault(field):
+def test_unreadable_grant_is_a_host_fault(field):
     with pytest.raises(HostFault, match="scontrol show job"):
         granted(field)
 
@@ -134,7 +134,7 @@ def record(field, **more):
     return RECORD.format(**FACTS | more).replace("Mem=512 GRES=", f"Mem=512 GRES={field}")
 
 
-def test_each_node_of_a_job_has_its_own():
+def test_grants_are_read_for_each_node():
     text = record("gpu:1(IDX:0)").replace(
         "     Nodes=n[1-2]", "     Nodes=n3 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:1)\n     Nodes=n[1-2]"
     )
@@ -143,7 +143,7 @@ def test_each_node_of_a_job_has_its_own():
 
 
 @given(st.text(alphabet="gpu:12(IDX)-,0 =\n\tNodesCPU_Mm", max_size=80))
-def test_no_name_of_a_job_gives_it_a_card(name):
+def test_job_name_cannot_forge_a_grant(name):
     try:
         found = parse_job(record("gpu:1(IDX:0)", name=name), "7").granted
     except (Refused, HostFault):
@@ -152,7 +152,7 @@ def test_no_name_of_a_job_gives_it_a_card(name):
 
 
 @pytest.mark.parametrize("place", ["name", "comment"])
-def test_a_grant_that_a_user_writes_is_none(place):
+def test_forged_line_in_name_or_comment_is_refused(place):
     line = "x\n     Nodes=n1 CPU_IDs=0-1 Mem=512 GRES=gpu:2(IDX:0-1)"
     with pytest.raises(Refused):
         parse_job(record("", **{place: line}), "7")

@@ -1,4 +1,4 @@
-"""What doctor says of Slurm's memory and that of guests that wait, with doubles of its commands."""
+"""Doctor's check of Slurm's memory and that of warm guests, with doubles of commands."""
 
 import os
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ class Of(SimpleNamespace):
         return self.settings
 
 
-def test_a_node_that_offers_all_it_has_is_warned_of(looked):
+def test_node_that_offers_all_memory_with_warm_guests_is_a_warning(looked):
     (found,) = looked((512, ""), (256, ""), (512, "7"), memory=HAS)
     assert found.status == "warning"
     assert f"offers {HAS} MiB of this node's {HAS} MiB, and warm guests use 768" in found.message
@@ -49,7 +49,7 @@ def test_a_node_that_offers_all_it_has_is_warned_of(looked):
     "node",
     [{"memory": HAS - 512}, {"memory": HAS, "reserve": "   CoreSpecCount=1 MemSpecLimit=512\n"}],
 )
-def test_memory_that_slurm_leaves_is_theirs(looked, node):
+def test_memory_reserved_for_warm_guests_is_ok(looked, node):
     (found,) = looked((512, ""), **node)
     assert found.status == "ok"
 
@@ -58,5 +58,5 @@ def test_memory_that_slurm_leaves_is_theirs(looked, node):
     ("guests", "more"),
     [([], {}), ([(512, "7")], {}), ([(512, "")], {"system": "local"}), ([(512, "")], {"uid": 7})],
 )
-def test_where_none_wait_it_says_nothing(looked, guests, more):
+def test_node_without_warm_guests_has_no_result(looked, guests, more):
     assert looked(*guests, **more, memory=HAS) == []

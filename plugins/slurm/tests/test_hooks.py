@@ -1,4 +1,4 @@
-"""What Prolog and Epilog do."""
+"""Prolog and Epilog."""
 
 import subprocess
 from pathlib import Path
@@ -33,14 +33,14 @@ def hooks(tmp_path):
     return call
 
 
-def test_the_prolog_calls_vtorque_for_vm_jobs_only(hooks):
+def test_prolog_calls_vtorque_for_vm_jobs_only(hooks):
     called = "hook --config /etc/v.toml prologue\nhook --config /etc/v.toml epilogue 7"
     assert hooks("prolog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
     for comment in ({}, {"SLURM_JOB_COMMENT": "vt2:x $(id) `id` *"}):
         assert hooks("prolog", SLURM_JOB_ID="7", **comment) == ""
 
 
-def test_the_epilog_looks_for_what_is_left_not_at_the_comment(hooks, tmp_path):
+def test_epilog_checks_files_and_not_the_comment(hooks, tmp_path):
     called = "hook --config /etc/v.toml epilogue 7"
     assert hooks("epilog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="vt1:AAAA") == ""
     (tmp_path / "jour nal/77.0.jsonl").touch()

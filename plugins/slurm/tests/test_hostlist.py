@@ -16,7 +16,7 @@ from vtorque_slurm import hostlist
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
     ],
 )
-def test_lists_of_hosts(text, hosts):
+def test_host_lists_are_expanded(text, hosts):
     assert list(hostlist.expand(text)) == hosts
 
 
@@ -35,11 +35,11 @@ def test_lists_of_hosts(text, hosts):
         "[0-99998,0-99998]",
     ],
 )
-def test_what_is_no_list_of_hosts(text):  # nor do they take memory: users write such
+def test_invalid_host_list_is_refused(text):  # nor do they take memory: users write such
     with pytest.raises(ValueError, match=r"is not a|more than"):
         hostlist.expand(text)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20))
-def test_counts_are_read_as_they_are_shown(numbers):
+def test_counts_are_read_back(numbers):
     assert list(hostlist.counts(hostlist.show_counts(numbers))) == numbers

@@ -1,4 +1,4 @@
-"""What is believed of Slurm's answers: they hold users' texts."""
+"""Parsing of Slurm's answers, which contain texts of users."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ FACTS = {
 }  # fmt: skip
 
 
-def test_an_element_of_an_array_is_named_apart_from_its_array():
+def test_array_task_has_its_array_name():
     text = RECORD.format(**FACTS).replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=3 ")
     other = RECORD.format(**FACTS | {"id": "8"})
     assert one_of(other + text, "7") == "7_3"
@@ -26,7 +26,7 @@ def test_an_element_of_an_array_is_named_apart_from_its_array():
 
 @pytest.mark.parametrize("account", ["chem", "", "a b", "chem QOS=high", "a\n   Priority=1 Nice=0"])
 @pytest.mark.parametrize(("shown", "qos"), [("(null)", ""), ("N/A", ""), ("normal", "normal")])
-def test_a_qos_is_known_whatever_account_a_user_makes_up(account, shown, qos):
+def test_qos_is_found_with_any_account_text(account, shown, qos):
     """Without slurmdbd Slurm takes any text for an account; slurmd says it in the environment."""
     text = RECORD.format(**FACTS | {"account": account or "(null)", "qos": shown})
     assert parse_job(text, "7", account).qos == qos
@@ -68,7 +68,7 @@ def test_launch_failure_names_the_output_files():
     assert "/home/ada/nodir/x.log and /x/e" in why and "\x1b" not in why
 
 
-def test_other_ends_are_no_launch_failure():
+def test_other_end_states_are_not_a_launch_failure():
     assert launch_failure(ended("NonZeroExitCode"), "7") == ""
     assert launch_failure(ended("JobLaunchFailure"), "8") == ""
 
@@ -80,7 +80,7 @@ def test_forged_launch_failure_is_refused():
 
 
 @pytest.mark.parametrize("place", ["name", "comment"])
-def test_a_qos_that_a_user_writes_is_none(place):
+def test_forged_qos_in_name_or_comment_is_refused(place):
     text = FACTS | {"account": "chem", "qos": "low"}
     line = "x\n   Priority=1 Nice=0 Account=chem QOS=high\n"
     with pytest.raises(Refused):
@@ -103,7 +103,7 @@ FORGED = [
 
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("place", ["name", "comment"])
-def test_a_users_text_forges_no_field(name, place):
+def test_user_text_forges_no_field(name, place):
     shown = RECORD.format(**FACTS | {place: name})
     with pytest.raises(Refused):
         parse_job(shown.replace(name, name + "\nx"), "7")
@@ -111,7 +111,7 @@ def test_a_users_text_forges_no_field(name, place):
         assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
 
 
-def test_lines_that_a_user_writes_cost_no_more_than_slurms_own():
+def test_forged_cpu_lines_cost_no_more_than_real_ones():
     """Each has as many CPUs as a list may have, of nodes that the job has not."""
     lines = "".join(f"     Nodes=x{n} CPU_IDs=0-99999 Mem=1 GRES=\n" for n in range(8))
     with pytest.raises(HostFault, match="0-99999' has more than"):
@@ -121,7 +121,7 @@ def test_lines_that_a_user_writes_cost_no_more_than_slurms_own():
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_a_record_or_a_fault(text):
+def test_any_text_is_parsed_or_a_host_fault(text):
     for shown in (text, RECORD.format(**FACTS | {"name": text})):
         try:
             found = parse_job(shown, "7")
@@ -144,6 +144,6 @@ def test_features_of_a_node():
         ("   Comment=MemSpecLimit=9\n", 4000),
     ],
 )
-def test_what_a_node_offers(more, offered):
+def test_memory_offered_by_a_node_is_read(more, offered):
     text = "   RealMemory=4000 AllocMem=0 FreeMem=900 Sockets=2 Boards=1\n"
     assert offered_mib(text + more) == offered

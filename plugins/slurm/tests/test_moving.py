@@ -1,4 +1,4 @@
-"""A job of root's that holds a node for a guest of another job; Slurm's commands are doubles."""
+"""Placeholder jobs of root that hold nodes for guests of other jobs, with doubles of commands."""
 
 import os
 import pwd
@@ -92,7 +92,7 @@ def adapter(tmp_path):
     return SlurmNode(Settings(), tmp_path, tmp_path)
 
 
-def test_a_placeholder_holds_what_the_job_had(slurm, adapter):
+def test_placeholder_job_holds_the_resources_of_the_job(slurm, adapter):
     assert isinstance(adapter, MovingAdapter)
     job = adapter.receive("7", ("n1", "n3"), "n2", "n3")
     assert (job.id, job.owner, job.node, job.nodes) == ("7", ME, "n3", ("n1", "n3"))
@@ -109,7 +109,7 @@ def test_a_placeholder_holds_what_the_job_had(slurm, adapter):
     assert len(slurm.did) == 1, "also while somebody has suspended it"
 
 
-def test_what_it_had_on_a_node_that_is_held_for_it(slurm, adapter, monkeypatch):
+def test_resources_on_a_held_node_are_found(slurm, adapter, monkeypatch):
     adapter.receive("7", ("n1", "n3"), "n2", "n3")
     adapter.leave("7", "n2")
     assert slurm.nodes == ["n1"]
@@ -120,13 +120,13 @@ def test_what_it_had_on_a_node_that_is_held_for_it(slurm, adapter, monkeypatch):
     assert [*slurm.held] == ["vtorque-7-n2"] and slurm.nodes == ["n1"]
 
 
-def test_a_node_alone_is_held_alone(slurm, adapter):
+def test_exclusive_node_is_held_exclusively(slurm, adapter):
     slurm.sharing = "NO"
     assert adapter.receive("7", ("n1", "n3"), "n2", "n3").whole_node
     assert "--exclusive" in slurm.did[0]
 
 
-def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
+def test_node_that_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     with pytest.raises(Refused, match="has no resources on n9"):
         adapter.receive("7", ("n1", "n3"), "n9", "n3")
     slurm.gres = "gpu:1(IDX:0)"
@@ -145,7 +145,7 @@ def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
     assert slurm.held == {}
 
 
-def test_when_an_attempt_is_over(slurm, adapter):
+def test_ended_attempt_is_detected(slurm, adapter):
     assert not adapter.over("7", 0)
     slurm.restarts = 1
     assert adapter.over("7", 0) and not adapter.over("7", 1)
@@ -156,24 +156,24 @@ def test_when_an_attempt_is_over(slurm, adapter):
         assert adapter.over("7", 1)
 
 
-def test_whether_a_node_is_held(slurm, adapter):
+def test_held_node_is_detected(slurm, adapter):
     assert not adapter.holds("7", "n3")
     adapter.receive("7", ("n1", "n3"), "n2", "n3")
     assert adapter.holds("7", "n3") and not adapter.holds("7", "n2")
 
 
-def test_a_row_that_is_none_is_no_answer(slurm, adapter, monkeypatch):
+def test_invalid_row_of_squeue_is_a_host_fault(slurm, adapter, monkeypatch):
     monkeypatch.setattr(slurm, "squeue", lambda *_: "7|RUNNING|and more")
     with pytest.raises(HostFault, match="output of squeue"):
         adapter.over("7", 0)
 
 
-def test_an_account_with_line_ends_says_nothing_of_the_owner(slurm, adapter):
+def test_account_with_line_ends_does_not_change_the_owner(slurm, adapter):
     slurm.texts["account"] = "x\n7|daemon|1|main"
     assert adapter.receive("7", ("n1", "n3"), "n2", "n3").owner == ME
 
 
-def test_of_an_array_only_the_one_element_leaves_a_node(slurm, adapter):
+def test_only_one_array_task_leaves_a_node(slurm, adapter):
     slurm.array = "ArrayJobId=7 ArrayTaskId=1 "
     adapter.leave("7", "n2")
     assert slurm.did == [["scontrol", "update", "JobId=7_1", "NodeList=n1"]]

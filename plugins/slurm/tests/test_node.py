@@ -1,4 +1,4 @@
-"""The root side with doubles of Slurm's commands: what is believed, what is told."""
+"""The root side with doubles of Slurm's commands: trusted input, and updates."""
 
 import os
 import pty
@@ -45,7 +45,7 @@ def node(slurm, tmp_path):
     return SlurmNode(settings, tmp_path / "journal", tmp_path / "proof")
 
 
-def test_a_prologs_environment(node, slurm):
+def test_environment_of_the_prolog_is_read(node, slurm):
     slurm.facts(cpus="0", share="NO", restarts=1, account="chem", qos="high")
     job = node.job((), PROLOG)
     assert (job.partition, job.account, job.qos, job.queue) == ("gpu", "chem", "high", "")
@@ -57,13 +57,13 @@ def test_a_prologs_environment(node, slurm):
 
 
 @pytest.mark.parametrize(("share", "alone"), [("USER", (False, True)), ("OK", (False, False))])
-def test_who_else_may_be_on_the_node(node, slurm, share, alone):
+def test_sharing_of_the_node_follows_from_the_record(node, slurm, share, alone):
     slurm.facts(cpus="0", share=share, account="chem")
     job = node.job((), PROLOG)
     assert (job.whole_node, job.whole_user) == alone
 
 
-def test_a_bare_metal_job_asks_nobody(node, slurm):
+def test_bare_metal_job_calls_no_command(node, slurm):
     assert node.job((), PROLOG | {"SLURM_JOB_COMMENT": "mine"}).blob is None
     assert slurm.calls() == []
 
@@ -71,7 +71,7 @@ def test_a_bare_metal_job_asks_nobody(node, slurm):
 HET = PROLOG | {"SLURM_HET_JOB_ID": "7"}
 
 
-def test_a_heterogeneous_jobs_other_components_are_bare_metal(node, slurm):
+def test_other_components_of_a_heterogeneous_job_are_bare_metal(node, slurm):
     """The controller says where they are; a node has room for CPUs by --cpus-per-task."""
     slurm.facts(components=3, cpus="0-3", account="chem")
     job = node.job((), HET)
@@ -95,7 +95,7 @@ def test_a_heterogeneous_jobs_other_components_are_bare_metal(node, slurm):
     assert "SLURM_JOB_NODELIST_HET_GROUP_1" not in found
 
 
-def test_a_request_in_another_component_is_refused(node, slurm):
+def test_request_in_another_component_is_refused(node, slurm):
     """Vsub makes none: its comment was changed, or the job was put together by hand."""
     slurm.facts(components=2)
     job = node.job((), HET | {"SLURM_HET_JOB_ID": "6"})
@@ -103,7 +103,7 @@ def test_a_request_in_another_component_is_refused(node, slurm):
     assert job.bare == ()
 
 
-def test_a_heterogeneous_job_is_requeued_whole_and_its_first_component_excludes_nodes(node, slurm):
+def test_heterogeneous_job_is_requeued_and_its_first_component_excludes_the_node(node, slurm):
     slurm.facts(components=2)
     node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead", hook_waits=True)
     calls = slurm.calls()
@@ -112,14 +112,14 @@ def test_a_heterogeneous_job_is_requeued_whole_and_its_first_component_excludes_
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
-def test_what_is_no_prolog(node, name):
+def test_incomplete_prolog_environment_is_a_host_fault(node, name):
     with pytest.raises(HostFault, match="not the environment"):
         node.job((), {k: v for k, v in PROLOG.items() if k != name})
     with pytest.raises(HostFault):
         node.job((), PROLOG | {"SLURMD_NODENAME": "other"})
 
 
-def test_without_its_share_known_a_job_does_not_start(node, slurm):
+def test_job_with_an_unknown_share_does_not_start(node, slurm):
     slurm.down(True)
     for comment in ("vt1:AAAA", "vt1:in-script"):
         job = node.job((), PROLOG | {"SLURM_JOB_COMMENT": comment})
@@ -128,7 +128,7 @@ def test_without_its_share_known_a_job_does_not_start(node, slurm):
         assert node.finish(job, Outcome.HOST_FAULT, "x", hook_waits=True) == 0
 
 
-def test_a_user_who_is_another_one_here(node):
+def test_user_with_another_uid_on_the_node_is_reported(node):
     """Slurm knows users by their numbers; their names may differ between its hosts."""
     job = node.job((), PROLOG | {"SLURM_JOB_USER": "ada"})
     said = f"Slurm reports the job's user ada with uid {os.getuid()}, but on this node the uid is "
@@ -141,12 +141,12 @@ JOB = BatchJob("7", "ada", "n2", ("n1", "n2"), b"", attempt=0)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.READY, Outcome.REFUSED, Outcome.NOT_OURS])
-def test_only_a_host_fault_is_told(node, slurm, outcome):
+def test_other_outcomes_than_a_host_fault_call_no_command(node, slurm, outcome):
     assert node.finish(JOB, outcome, "no", hook_waits=True) == 0
     assert slurm.calls() == []
 
 
-def test_a_host_fault_requeues_without_this_node(node, slurm):
+def test_host_fault_requeues_without_this_node(node, slurm):
     slurm.facts(excluded="n9")
     assert node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead", hook_waits=True) == 0
     assert ["requeue", "7"] in slurm.calls()
@@ -155,7 +155,7 @@ def test_a_host_fault_requeues_without_this_node(node, slurm):
     assert slurm.node()["comment"].startswith("vTorque: job 7 did not start on n2: n2: libvirt")
 
 
-def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm):
+def test_job_that_waits_for_resources_is_requeued_and_never_held(node, slurm):
     slurm.facts(restarts=9, excluded="n9")
     job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=9)
     assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs", hook_waits=True) == 0
@@ -170,7 +170,7 @@ def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm
     assert ["requeue", "7"] in slurm.calls(), "its starts that waited were no failures"
 
 
-def test_a_users_text_is_no_comment_of_the_admins(node, slurm):
+def test_user_text_is_not_read_as_the_admin_comment(node, slurm):
     slurm.facts(name="x\n   AdminComment=forged")
     node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True)
     assert slurm.facts()["note"] == "vTorque: job 7 did not start on n2: dead"
@@ -179,7 +179,7 @@ def test_a_users_text_is_no_comment_of_the_admins(node, slurm):
     assert slurm.facts()["note"] == "the admin's; vTorque: job 7 did not start on n2: dead"
 
 
-def test_two_nodes_fail_at_once(node, slurm):
+def test_concurrent_faults_of_two_nodes_requeue_once(node, slurm):
     node.finish(JOB, Outcome.HOST_FAULT, "first", hook_waits=True)
     slurm.calls()
     node.finish(
@@ -204,7 +204,7 @@ def test_a_job_that_must_not_be_requeued(node, slurm, capsys):
     assert "disabled" in capsys.readouterr().err
 
 
-def test_the_sites_own_note_on_a_node_stays(node, slurm):
+def test_note_of_the_site_on_a_node_is_kept(node, slurm):
     slurm.node(comment="rack 7")
     node.finish(JOB, Outcome.HOST_FAULT, "dead", hook_waits=True)
     node.mark(False, "ill")
@@ -263,7 +263,7 @@ def test_reason_of_a_script_that_slurm_did_not_start_is_kept(slurm, tmp_path):
         (0.2, {"reason": "refused"}, "JobLaunchFailure", False),
     ],
 )
-def test_controller_is_not_asked_about_other_jobs(
+def test_controller_is_not_queried_about_other_jobs(
     slurm, tmp_path, seconds, facts, reason, is_asked
 ):
     place = keep(tmp_path, seconds, **facts)
@@ -294,7 +294,7 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
         node.account("8", Usage(12.6, 300))
 
 
-def test_a_node_is_drained_once_and_the_sites_reason_stays(node, slurm):
+def test_node_is_drained_once_and_the_reason_of_the_site_is_kept(node, slurm):
     slurm.node(others={"n3": "vTorque: x", "n4": "the admin's: vTorque: x"})
     for reason in ("it asks", "its disk is slow\n", "its disk is slow\n"):
         node.drain(reason)
@@ -313,7 +313,7 @@ def test_a_node_is_drained_once_and_the_sites_reason_stays(node, slurm):
         node.drain("x")
 
 
-def test_a_job_is_requeued_by_its_number(node, slurm):
+def test_job_is_requeued_by_its_number(node, slurm):
     slurm.facts(state="RUNNING")
     node.requeue("7")
     assert ["requeue", "7"] in slurm.calls()
@@ -325,7 +325,7 @@ def test_a_job_is_requeued_by_its_number(node, slurm):
         node.requeue("7")
 
 
-def test_what_guests_see(node):
+def test_guests_get_slurm_variables_and_commands(node):
     items = list(node.context(JOB, [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]))
     environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
     assert environ["SLURM_JOB_NODELIST"] == environ["SLURM_NODELIST"] == "vn1-0,vn1-1"
@@ -374,7 +374,7 @@ def test_tasks_fit_the_guests(node, cpus, host, told):
     assert items["SLURM_MEM_PER_NODE"].value == "1000"
 
 
-def test_memory_per_cpu_is_the_guests(node):
+def test_memory_per_cpu_is_that_of_the_guests(node):
     items = {i.name: i for i in node.context(JOB, [PeerGuest("vn1", 4, 1000)])
              if isinstance(i, EnvVar)}  # fmt: skip
     values = {name: each.value for name, each in items.items()}
@@ -392,7 +392,7 @@ def test_memory_per_cpu_is_the_guests(node):
         ("PENDING", Life.ALIVE),
     ],
 )
-def test_what_becomes_of_a_job_is_slurms_word(node, slurm, state, life):
+def test_life_of_a_job_follows_from_its_slurm_state(node, slurm, state, life):
     (slurm.top / "7.job").touch()
     slurm.facts(state=state)
     assert node.alive(["7", "8"]) == {"7": life, "8": Life.GONE}

@@ -33,7 +33,7 @@ def test_glued_short_long_and_abbreviated():
         (["--hold=1"], "takes no value"),
     ],
 )
-def test_what_is_no_option(argv, message):
+def test_invalid_option_is_refused(argv, message):
     with pytest.raises(UsageError, match=message):
         options.split(argv)
 
@@ -52,14 +52,14 @@ def test_wrap_is_known_by_any_name_and_left_out_of_plain():
     assert (line.last("wrap"), line.plain, line.operands) == ("echo -I", ("-J", "x"), ("a",))
 
 
-def test_interactive_is_a_word_of_its_own():
+def test_interactive_option_is_separate_from_other_words():
     line = options.split(["-I", "-N2", "--x11=first", "--no-shell"])
     assert (line.interactive, line.words) == (True, ("-N2", "--x11=first", "--no-shell"))
     assert not options.split(["-J", "-I"]).interactive
     assert not options.split(["job.sh", "-I"]).interactive
 
 
-def test_a_sites_own_options():
+def test_options_of_the_site_are_known():
     line = options.split(
         ["--container-image", "x", "--pyxis", "y"], ["--container-image=", "pyxis"]
     )
@@ -68,7 +68,7 @@ def test_a_sites_own_options():
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8))
-def test_every_word_stays(words):
+def test_every_word_is_kept(words):
     """Whatever is accepted, no word is lost but -vm and -I."""
     try:
         line = options.split(words)

@@ -1,4 +1,4 @@
-"""What is PBS's way to say something is told with Slurm's, before anything is submitted."""
+"""Options in PBS form are refused with their Slurm form, before anything is submitted."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def split(tmp_path, monkeypatch):
         (["-l", "nodes=1", "job.sh"], "option -l is unknown", "-N, -n, -c, --mem and --time"),
     ],
 )
-def test_what_a_user_of_pbs_writes(split, argv, given, fix, vm):
+def test_pbs_option_is_refused_with_its_slurm_form(split, argv, given, fix, vm):
     with pytest.raises(UsageError) as raised:
         split([*vm, *argv])
     assert str(raised.value).startswith(given) and fix in str(raised.value)
@@ -50,10 +50,10 @@ def test_what_a_user_of_pbs_writes(split, argv, given, fix, vm):
     [["-W", "job.sh", "block=true"], ["-WJx", "job.sh"], ["-v", "job.sh"], ["-N2-4", "job.sh"],
      ["-S", "1", "job.sh"], ["-W", "a=b"], ["-q", "long", "-t", "0-9", "job.sh"]],
 )  # fmt: skip
-def test_what_slurms_users_write_goes_through(split, tmp_path, argv):
+def test_slurm_options_are_accepted(split, tmp_path, argv):
     (tmp_path / "a=b").write_bytes(JOB)
     assert split(argv).content == JOB
 
 
-def test_the_version_alone_is_sbatchs(split):
+def test_version_option_is_passed_to_sbatch(split):
     assert split(["-V"]).rest == ("-V",)

@@ -37,7 +37,7 @@ def qsub(tmp_path, monkeypatch):
     return found
 
 
-def test_vm_is_taken_out_before_the_script_only(qsub):
+def test_vm_is_removed_only_before_the_script(qsub):
     args = qsub.split(["-N", "n", "-vm", "ram=1G", "-l", "nodes=2", "job.sh", "-vm", "x"])
     assert args.vm == ("ram=1G",)
     assert args.rest == ("-N", "n", "-l", "nodes=2", "job.sh", "-vm", "x")
@@ -61,7 +61,7 @@ def test_vm_is_taken_out_before_the_script_only(qsub):
         ([], None, "<1> -vm none -J n -o n.o%A job.sh a"),
     ],
 )
-def test_the_wrapper_calls_vsub_for_sbatch(qsub, capfd, vm, blob, expected):
+def test_wrapper_calls_vsub_in_place_of_sbatch(qsub, capfd, vm, blob, expected):
     args = qsub.split(["-N", "n", *vm, "job.sh", "a"])
     assert qsub.submit(args, blob, Needs(1, 1) if blob else None) == 7
     assert capfd.readouterr().out.splitlines() == [expected, "code 3"]
@@ -72,7 +72,7 @@ def test_interactive(qsub, capfd):
     assert capfd.readouterr().out == "<1> -vm ram=1 'G -I -N1\n"
 
 
-def test_nothing_is_left_and_nobody_else_can_write(qsub, tmp_path, monkeypatch, capfd):
+def test_temporary_directory_is_private_and_removed(qsub, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "vsub").write_text('#!/bin/sh\nstat -c %a "$PWD"/vsub-*\n')

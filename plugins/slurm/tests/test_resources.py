@@ -1,4 +1,4 @@
-"""What a command line, the environment and a script ask for."""
+"""Resources requested by a command line, the environment and a script."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def asks(*argv, environ=(), lines=()):
         (["--exclusive"], None),
     ],
 )
-def test_cpus_of_a_node(argv, cpus):
+def test_cpus_of_a_node_are_computed(argv, cpus):
     assert resources.cpus_per_node(asks(*argv)) == cpus
 
 
@@ -50,7 +50,7 @@ def test_cpus_of_a_node(argv, cpus):
         (["--mem=lots"], {}, [], None),
     ],
 )
-def test_memory_of_a_node(argv, environ, lines, mib):
+def test_memory_of_a_node_is_computed(argv, environ, lines, mib):
     assert resources.mib_per_node(asks(*argv, environ=environ, lines=lines)) == mib
 
 
@@ -61,10 +61,10 @@ def test_memory_of_a_node(argv, environ, lines, mib):
         ("1-1:1:1", 90061), ("UNLIMITED", None), ("", None), ("-1", None), ("1:2:3:4", None),
     ],
 )  # fmt: skip
-def test_times(text, seconds):
+def test_times_are_parsed(text, seconds):
     assert resources.seconds(text) == seconds
 
 
 @given(st.integers(1, 10**8))
-def test_a_time_is_shown_as_it_is_read(total):
+def test_shown_time_is_read_back(total):
     assert resources.seconds(resources.show_time(total)) == total

@@ -32,7 +32,7 @@ def install(tmp_path, text, **settings):
          {"vtorque/prolog.d/50-vtorque", "epilog.d/50-vtorque.sh"}),
     ],
 )  # fmt: skip
-def test_hooks_beside_the_sites_own(tmp_path, text, hooks):
+def test_hooks_are_installed_beside_those_of_the_site(tmp_path, text, hooks):
     (tmp_path / "epilog.d").mkdir()
     path, plan = install(tmp_path, text.replace("{}", str(tmp_path)))
     before = path.read_bytes()
@@ -50,7 +50,7 @@ def test_hooks_beside_the_sites_own(tmp_path, text, hooks):
     assert {f.name for f in tmp_path.iterdir()} == {"slurm.conf", "epilog.d"}
 
 
-def test_what_an_admin_has_to_set(tmp_path):
+def test_settings_that_an_admin_must_change_are_reported(tmp_path):
     _, plan = install(tmp_path, "PrologEpilogTimeout=60\nPrologFlags=DeferBatch\n")
     problems = [step.problem for step in plan() if isinstance(step, Check)]
     assert problems[0] == ""
@@ -67,7 +67,7 @@ def test_what_an_admin_has_to_set(tmp_path):
     )
 
 
-def test_a_file_of_the_sites_with_our_name(tmp_path):
+def test_site_file_with_the_same_name_is_kept(tmp_path):
     """Slurm would run a copy that is kept beside ours, too."""
     own = tmp_path / "prolog.d/50-vtorque"
     own.parent.mkdir()
@@ -88,7 +88,7 @@ def test_a_file_of_the_sites_with_our_name(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_pattern_without_room_for_us(tmp_path):
+def test_prolog_pattern_without_room_is_reported(tmp_path):
     _, plan = install(tmp_path, GOOD + "Prolog=/etc/slurm/site-*\n")
     assert "does not match vTorque's file names: the" in next(
         s.problem for s in plan() if isinstance(s, Check) and "Prolog of" in s.text

@@ -19,7 +19,7 @@ LINES = st.lists(
 
 
 @given(LINES, st.booleans())
-def test_a_line_is_taken_back_byte_for_byte(lines, ends):
+def test_line_is_added_and_removed_byte_for_byte(lines, ends):
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     edited = with_line(text, "Prolog", "/x/*")
     assert without_line(edited, "Prolog") == text
@@ -32,7 +32,7 @@ def test_a_line_is_taken_back_byte_for_byte(lines, ends):
     assert kept.endswith("NodeName=new\n"), "an admin's later edit stays"
 
 
-def test_the_last_value_counts_also_of_included_files(tmp_path):
+def test_last_value_is_used_also_from_included_files(tmp_path):
     path = tmp_path / "slurm.conf"
     path.write_text("prolog=/a # x\nInclude more.conf\n")
     (tmp_path / "more.conf").write_text("PROLOG = /b\n")
@@ -40,6 +40,6 @@ def test_the_last_value_counts_also_of_included_files(tmp_path):
     assert value(path, "Epilog") == ""
 
 
-def test_a_missing_slurm_conf_is_said(tmp_path):
+def test_missing_slurm_conf_is_reported(tmp_path):
     with pytest.raises(HostFault, match=r"\[plugin.slurm\] conf"):
         value(tmp_path / "none", "Prolog")

@@ -78,7 +78,7 @@ SHOW = ("sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS $SLURM_LOCALID $SLURM_NODE
         (["--nodelist", "vn[2-2]", "--jobid", "7"], {"SLURM_JOB_ID": "7"}, ["0/1 0 0 ssh"]),
     ],
 )  # fmt: skip
-def test_where_tasks_run(srun, args, environ, tasks):
+def test_tasks_run_on_the_expected_guests(srun, args, environ, tasks):
     done = srun(*args, *SHOW, **environ)
     assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, tasks, "")
 
@@ -109,7 +109,7 @@ def test_srun_with_many_short_labelled_tasks_labels_every_line(srun):
         (["-m", "cyclic", "true"], "-m=cyclic does not work inside"),
     ],
 )
-def test_what_does_not_work_fails_clearly(srun, args, message):
+def test_unsupported_use_fails_with_a_message(srun, args, message):
     done = srun(*args)
     assert done.returncode == 1
     assert "error: " in done.stderr or "/nonexistent" in done.stderr
@@ -125,7 +125,7 @@ IGNORED = (
 )  # fmt: skip
 
 
-def test_options_that_change_nothing_are_accepted(srun):
+def test_ignored_options_are_accepted(srun):
     """As submitit and launchers of PyTorch give them."""
     done = srun(*IGNORED, "-N2", *SHOW)
     assert (done.returncode, done.stderr) == (0, "")
@@ -157,7 +157,7 @@ def test_labels_name_the_task_of_each_line(srun, tmp_path):
         (["-n1", "-l", "-o", "l"], {"l": "0: 0e\n0: 0o\n"}),
     ],
 )  # fmt: skip
-def test_outputs_go_to_files_by_srun_s_patterns(srun, tmp_path, args, files):
+def test_outputs_are_written_to_files_by_pattern(srun, tmp_path, args, files):
     for name in files:
         (tmp_path / name).write_text("of before\n")
     show = 'echo "${SLURM_PROCID}o"; echo "${SLURM_PROCID}e" >&2'
@@ -169,7 +169,7 @@ def test_outputs_go_to_files_by_srun_s_patterns(srun, tmp_path, args, files):
     assert found == files
 
 
-def test_several_tasks_share_a_file_and_a_pattern_that_is_unknown_is_named(srun, tmp_path):
+def test_tasks_share_a_file_and_an_unknown_pattern_is_named(srun, tmp_path):
     srun("-N2", "-o", "both", "sh", "-c", "echo $SLURM_PROCID", SLURM_JOB_ID="42")
     assert sorted((tmp_path / "both").read_text().split()) == ["0", "1"]
     done = srun("-o", "%q", "true")
@@ -203,14 +203,14 @@ def test_scontrol_shows_lists_of_hosts(tmp_path, shell, kind, given, printed):
 @pytest.mark.parametrize(
     "words", [["show", "hostnames", "n[1-"], ["show", "hostnames", ""], ["show", "job", "1"], []]
 )
-def test_scontrol_says_what_does_not_work(tmp_path, words):
+def test_unsupported_scontrol_command_fails_with_a_message(tmp_path, words):
     path = tmp_path / "scontrol"
     path.write_bytes(inside_guests.program("scontrol"))
     done = subprocess.run(["sh", path, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.startswith("scontrol: error: ")
 
 
-def test_words_and_variables_reach_the_other_guest(srun, tmp_path):
+def test_arguments_and_variables_reach_the_other_guest_unchanged(srun, tmp_path):
     odd = ["a  b", "'q'", '"', "$HOME", "new\nline", "", "\\", "*", "é"]
     srun("-N2", "sh", "-c", 'printf "%s." "$@" "$MINE" > $SLURM_PROCID', "sh", *odd, MINE="x'y\n")
     for rank in "01":
@@ -239,7 +239,7 @@ def test_exit_codes_and_standard_input(srun):
     assert "srun: error: vn2: task 2: Exited with exit code 6" in done.stderr
 
 
-def test_a_signal_ends_the_tasks(srun, tmp_path):
+def test_signal_ends_the_tasks(srun, tmp_path):
     text = f"echo $$ >> {tmp_path}/pids; exec sleep 60"
     script = f"{{ srun -N1 -n2 sh -c '{text}'; }} & sleep 1; kill $!; wait $!; echo $?"
     program = tmp_path / "srun"
@@ -257,7 +257,7 @@ def test_a_signal_ends_the_tasks(srun, tmp_path):
             os.kill(pid, 0)
 
 
-def test_other_commands_say_that_they_do_not_work(tmp_path):
+def test_other_commands_fail_with_a_message(tmp_path):
     path = tmp_path / "sbatch"
     path.write_bytes(inside_guests.program("refuse"))
     done = subprocess.run(["sh", path, "x"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Golden: what sbatch and salloc get of each form of submission, and the request's way."""
+"""Golden arguments of sbatch and salloc for each form of submission, and the request."""
 
 import os
 from dataclasses import replace
@@ -58,7 +58,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("argv", "content", "expected"), GOLDEN)
-def test_what_sbatch_gets(submitter, argv, content, expected):
+def test_sbatch_gets_user_options_and_additions(submitter, argv, content, expected):
     found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
     assert found == ["sbatch", *expected]
     assert body == f"#!{SHELL}\n".encode() + content
@@ -73,7 +73,7 @@ def test_variables_of_the_user_count(submitter, monkeypatch):
     assert found == ["sbatch", PLAIN[0], "--constraint=a&vt", "--mincpus=2"]
 
 
-def test_bare_metal_is_sbatch_itself(submitter):
+def test_bare_metal_job_is_passed_to_sbatch_unchanged(submitter):
     line = options.split(["-Jx", "--", "job.sh", "a"])
     assert submitter.batch(line, SCRIPT, None, None) == (
         ["sbatch", "-Jx", "--", "job.sh", "a"], None,
@@ -86,7 +86,7 @@ def test_bare_metal_is_sbatch_itself(submitter):
     assert found == (["sbatch", "--job-name=job.sh"], SCRIPT)
 
 
-def test_interactive_is_salloc(submitter, tmp_path):
+def test_interactive_job_uses_salloc(submitter, tmp_path):
     line = options.split(["-I", "-N2", "-C", "a"])
     srun = [str(tmp_path / "srun"), "--pty", "--nodes=1", "--ntasks=1", "--relative=0", "--overlap"]
     assert submitter.interactive(line, BLOB, NEEDS) == [
@@ -106,7 +106,7 @@ def test_interactive_is_salloc(submitter, tmp_path):
         (["-I"], None, "localhost:10.0"),
     ],
 )
-def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(
+def test_interactive_vm_job_gets_the_display_only_on_request(
     submitter, tmp_path, words, blob, found
 ):
     """The job shell passes on what it finds; salloc's step would have that of the login."""
@@ -120,12 +120,12 @@ def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(
 
 
 @pytest.mark.parametrize("content", [b"echo\n", b"", b"\n"])
-def test_what_is_no_script_goes_as_it_is(submitter, content):
+def test_content_that_is_not_a_script_is_passed_unchanged(submitter, content):
     """sbatch refuses it, in its own words."""
     assert submitter.batch(options.split(["j"]), content, BLOB, NEEDS)[1] == content
 
 
-def test_a_long_request_goes_into_the_script(submitter):
+def test_long_request_is_sent_in_the_script(submitter):
     blob = b'{"files":{}}' + os.urandom(2000)
     found, body = submitter.batch(options.split(["-Jx", "--comment=c", "j"]), SCRIPT, blob, NEEDS)
     assert found[3] == "--comment=c vt1:in-script"
@@ -151,16 +151,14 @@ HET = [
 
 
 @pytest.mark.parametrize(("argv", "content", "expected"), HET)
-def test_of_a_heterogeneous_job_the_first_component_is_asked_to_have_guests(
-    submitter, argv, content, expected
-):
+def test_first_component_of_a_heterogeneous_job_gets_the_guests(submitter, argv, content, expected):
     """What sbatch passes on from one component to the next is taken back, or not asked for."""
     found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
     assert found == ["sbatch", *expected]
     assert request_channel.strip(body) == content
 
 
-def test_a_heterogeneous_job_of_bare_metal_is_sbatchs(submitter):
+def test_heterogeneous_bare_metal_job_is_passed_to_sbatch(submitter):
     argv = ["-N1", "-vm", "none", ":", "-n8", "-vm", "none", "j"]
     line = options.split(argv)
     assert line.vm == ("none", "none")
@@ -170,7 +168,7 @@ def test_a_heterogeneous_job_of_bare_metal_is_sbatchs(submitter):
     )  # fmt: skip
 
 
-def test_what_the_first_component_asks_for_is_the_guests(submitter, tmp_path):
+def test_size_is_read_from_the_first_component(submitter, tmp_path):
     (tmp_path / "j").write_bytes(SCRIPT)
     args = submitter.split(["-c4", "--mem=1G", "-C", "vt", ":", "-c16", "-vm", "ram=job", "j"])
     assert (args.vcpus_given, args.mib_given, args.vm) == (4, 1024, ("ram=job",))
@@ -186,7 +184,7 @@ def test_what_the_first_component_asks_for_is_the_guests(submitter, tmp_path):
         (["-C", "vt", ":", "j"], SCRIPT, ""),
     ],
 )
-def test_which_heterogeneous_jobs_are_refused(submitter, argv, content, feature):
+def test_unsupported_heterogeneous_job_is_refused(submitter, argv, content, feature):
     submitter = SlurmSubmitter(replace(submitter._settings, feature=feature), SHELL)
     with pytest.raises(UsageError, match="heterogeneous"):
         submitter.batch(options.split(argv), content, BLOB, NEEDS)
@@ -206,7 +204,7 @@ def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
     assert submitter.split(["--version"]).content is None
 
 
-def test_what_the_user_says_of_partition_account_and_qos(submitter, tmp_path, monkeypatch):
+def test_partition_account_and_qos_are_read_in_order(submitter, tmp_path, monkeypatch):
     """Command line, environment, script, in this order; of several partitions Slurm chooses."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\n#SBATCH -p slow -A Chem\n#SBATCH --qos=low\n")
@@ -221,7 +219,7 @@ def test_what_the_user_says_of_partition_account_and_qos(submitter, tmp_path, mo
     assert submitter.split(["-I"]).facts == {"qos": "high"}
 
 
-def test_a_users_files_are_in_no_comment_that_all_can_read(submitter):
+def test_files_of_a_user_are_not_in_the_public_comment(submitter):
     blob = b'{"files":{"vm_prologue":["p","eA=="]}}'
     found, body = submitter.batch(options.split(["-Jx", "j"]), SCRIPT, blob, NEEDS)
     assert "--comment=vt1:in-script" in found
@@ -231,7 +229,7 @@ def test_a_users_files_are_in_no_comment_that_all_can_read(submitter):
 
 
 @pytest.mark.parametrize("name", ["x\n5|5|root|R|1:00|n9|forged", "a|b", "", "\n"])
-def test_a_jobs_name_is_no_row_of_another(tmp_path, name):
+def test_job_name_is_not_read_as_another_row(tmp_path, name):
     slurm = Slurm(tmp_path)
     (slurm.top / "7.job").touch()
     (slurm.top / "name").write_text(name)
@@ -243,7 +241,7 @@ def test_a_jobs_name_is_no_row_of_another(tmp_path, name):
     assert all(row.name.isprintable() for row in rows)
 
 
-def test_a_step_of_a_running_job(tmp_path):
+def test_command_runs_as_a_step_of_a_running_job(tmp_path):
     """On that node, beside all others, whatever the caller's environment says of steps."""
     slurm = Slurm(tmp_path)
     step = SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).step

@@ -1,4 +1,4 @@
-"""The client against the double, and against servers that are anything but snapteld."""
+"""The client with a double of snapteld, and with misbehaving servers."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def private(tmp_path):
 
 @pytest.mark.parametrize("documented", [False, True])
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_tasks_life(version, documented):
+def test_task_is_created_started_and_removed(version, documented):
     with snapteld_double.serving(documented=documented, stopping=0.2) as server:
 
         def work(client):
@@ -67,7 +67,7 @@ def test_a_tasks_life(version, documented):
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_what_snapteld_refuses_is_said(version):
+def test_error_of_snapteld_is_reported(version):
     with snapteld_double.serving(broken=True) as server:
         access = Access(url_of(server), version)
         with pytest.raises(HostFault, match=r"POST /tasks: 500 'Unrecognized key 'x'|Task must in"):
@@ -78,7 +78,7 @@ def test_what_snapteld_refuses_is_said(version):
         assert server.scheduler.table == {}
 
 
-def test_a_task_that_does_not_end_is_given_up_with_what_snapteld_says():
+def test_task_that_does_not_end_times_out_with_the_answer():
     with snapteld_double.serving(stopping=1000) as server:
         access = Access(url_of(server), "v1")
         within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
@@ -87,7 +87,7 @@ def test_a_task_that_does_not_end_is_given_up_with_what_snapteld_says():
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_password_is_needed_and_comes_from_a_private_file(version, private):
+def test_password_is_required_and_read_from_a_private_file(version, private):
     with snapteld_double.serving(password="s3cret:x") as server:
 
         def ask(password=""):
@@ -141,7 +141,7 @@ def test_tls_is_always_verified(certificate, monkeypatch):
         ask(certificate("elsewhere")[0])
 
 
-def test_the_environment_names_no_proxy(monkeypatch):
+def test_proxy_variables_are_ignored(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with snapteld_double.serving() as server:
@@ -216,7 +216,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_an_error_in_one_line(name):
+def test_invalid_answer_is_reported_in_one_line(name):
     data, error = NONSENSE[name]
     with answering(says(data)) as url, pytest.raises(HostFault, match=error) as found:
         within(Access(url, "v2"), PATIENCE, Client.tasks)
@@ -224,7 +224,7 @@ def test_nonsense_is_an_error_in_one_line(name):
     assert len(str(found.value)) < 500
 
 
-def test_no_redirect_is_followed():
+def test_redirect_is_not_followed():
     with snapteld_double.serving(password="secret") as other:
         where = f"Location: {url_of(other)}/v2/tasks\r\n".encode()
         talk = says(reply(b"", "307 Temporary Redirect", where))
@@ -233,7 +233,7 @@ def test_no_redirect_is_followed():
         assert other.scheduler.seen.requests == []
 
 
-def test_an_answer_without_end_is_not_kept():
+def test_endless_answer_is_not_kept():
     def talk(connection):
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -247,7 +247,7 @@ def test_an_answer_without_end_is_not_kept():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
 
 
-def test_nobody_listens():
+def test_connection_refused_means_not_running():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -286,7 +286,7 @@ def full(connection):
 
 
 @pytest.mark.parametrize("talk", [silent, drips, drips_a_body, continues, full])
-def test_the_deadline_holds_whatever_the_other_end_does(talk):
+def test_deadline_holds_with_any_server_behavior(talk):
     with answering(talk) as url:
         body = b"x" * (64 << 20) if talk is full else b"{}"
         with pytest.raises(HostFault, match=r"no success within 0.5 s"):
@@ -297,7 +297,7 @@ def test_the_deadline_holds_whatever_the_other_end_does(talk):
             time.sleep(0.02)
 
 
-def test_a_connection_that_nobody_takes():
+def test_connection_that_is_not_accepted_times_out():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -311,7 +311,7 @@ def test_a_connection_that_nobody_takes():
                 within(Access(url, "v2"), SHORT, Client.tasks)
 
 
-def test_a_name_server_that_does_not_answer_sends_no_task_later(monkeypatch):
+def test_slow_name_server_does_not_create_a_task_later(monkeypatch):
     asked = threading.Event()
     real = socket.getaddrinfo
 
@@ -332,7 +332,7 @@ def test_a_name_server_that_does_not_answer_sends_no_task_later(monkeypatch):
         assert server.scheduler.seen.requests == []
 
 
-def test_files_are_only_read_if_only_root_can_write_them(tmp_path):
+def test_ca_file_that_others_can_write_is_not_read(tmp_path):
     path = tmp_path / "ca.pem"
     path.write_text("")
     path.chmod(0o666)

@@ -55,7 +55,7 @@ def told(node):
 
 
 @pytest.mark.parametrize("version", ["v1", pytest.param("v2", marks=pytest.mark.full)])
-def test_a_job_has_a_running_task_from_boot_to_end(tmp_path, version):
+def test_job_has_a_running_task_from_boot_to_end(tmp_path, version):
     with double() as url:
         node = recorded(tmp_path / "node", url, version=version)
         job = node.job(ASKED, "7.srv")
@@ -73,7 +73,7 @@ def test_a_job_has_a_running_task_from_boot_to_end(tmp_path, version):
         assert (after["tasks"], after["twice"], len(after["manifests"])) == ([], [], 1)
 
 
-def test_only_who_asks_on_a_node_that_has_it(tmp_path):
+def test_task_is_created_only_for_jobs_with_the_option_on_matching_nodes(tmp_path):
     with double() as url:
         for number, (pairs, settings, tables, tasks) in enumerate(
             [
@@ -90,7 +90,7 @@ def test_only_who_asks_on_a_node_that_has_it(tmp_path):
             node.release()
 
 
-def test_the_site_can_forbid_it(tmp_path):
+def test_site_can_forbid_the_option(tmp_path):
     tables = {"options": {"snap": {"allow": [False]}}}
     node = recorded(tmp_path / "node", "http://localhost:1", tables)
     run = node.start(node.job(ASKED))
@@ -107,7 +107,7 @@ def nobody():
         yield f"http://localhost:{taken.getsockname()[1]}"
 
 
-def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path, nobody):
+def test_job_without_snapteld_runs_with_one_warning(tmp_path, nobody):
     url = nobody
     node = recorded(tmp_path / "lax", url)
     before = node.look()
@@ -126,7 +126,7 @@ def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path, nobody)
     assert strict.look() == before
 
 
-def test_a_template_that_others_can_write_is_not_read(tmp_path):
+def test_template_that_others_can_write_is_not_read(tmp_path):
     template = tmp_path / "task.json"
     template.write_bytes(EXAMPLE.read_bytes())
     template.chmod(0o666)
@@ -138,7 +138,7 @@ def test_a_template_that_others_can_write_is_not_read(tmp_path):
         node.release()
 
 
-def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path, capfd):
+def test_hanging_snapteld_delays_a_job_only_to_the_deadline(tmp_path, capfd):
     """Neither the job nor its CPUs wait for it: the release notes the task, and is done."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://localhost:{listener.getsockname()[1]}"
@@ -152,7 +152,7 @@ def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path,
     assert json.loads(note.read_text())["url"] == url
 
 
-def test_secrets_are_in_no_journal(tmp_path):
+def test_secrets_are_not_in_a_journal(tmp_path):
     template, password = tmp_path / "task.json", tmp_path / "password"
     template.write_text(EXAMPLE.read_text().replace("CHANGE ME", "t0psecret"))
     password.write_text("hush-hush\n")
@@ -189,7 +189,7 @@ class SnapJob(RecordedJob):
 
 
 @pytest.mark.parametrize("documented", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_killed_start_leaves_no_task(tmp_path, documented):
+def test_killed_start_leaves_no_task(tmp_path, documented):
     with double(documented=documented, stopping=0.05) as url, orphans() as left:
         node = recorded(tmp_path / "node", url, version="v1" if documented else "v2")
         job = SnapJob(node, node.job(ASKED), left, url)
@@ -199,7 +199,7 @@ def test_a_killed_start_leaves_no_task(tmp_path, documented):
 
 
 @pytest.mark.full
-def test_a_start_that_is_killed_before_the_answer_leaves_no_task(tmp_path):
+def test_start_killed_before_the_answer_leaves_no_task(tmp_path):
     """snapteld has created the task; nobody has its id."""
     with double(slow=1000) as url, orphans() as left:
         node = recorded(tmp_path / "node", url, timeout=20.0)

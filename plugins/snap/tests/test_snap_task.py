@@ -29,7 +29,7 @@ def template(**collect):
     return {"version": 1, "workflow": {"collect": {"metrics": {"/intel/a": {}}, **collect}}}
 
 
-def test_the_shipped_example_is_for_each_guest_and_tagged():
+def test_shipped_example_is_filled_for_each_guest_and_tagged():
     body = manifest(EXAMPLE.read_bytes(), "snapTask-ana-7", VALUES, ["vt-7-0", "vt-7-1"])
     task = json.loads(body)
     assert (task["name"], task["start"], task["version"]) == ("snapTask-ana-7", False, 1)
@@ -42,7 +42,7 @@ def test_the_shipped_example_is_for_each_guest_and_tagged():
     assert collect["publish"][0]["plugin_name"] == "influxdb"
 
 
-def test_placeholders_are_replaced_once_and_others_stay():
+def test_known_placeholders_are_replaced_once():
     values = {"jobid": "[node]", "node": "n1"}
     assert fill("[jobid] [node] [x] [1] [", values) == "[node] n1 [x] [1] ["
     config = {"file": "/var/log/[jobid].[username]", "on": [True, 1, None, "[node]"]}
@@ -51,7 +51,7 @@ def test_placeholders_are_replaced_once_and_others_stay():
     assert got == {"file": "/var/log/12[3].srv.an$a", "on": [True, 1, None, "n1"]}
 
 
-def test_tags_of_the_site_stay():
+def test_tags_of_the_site_are_kept():
     task = made(template(tags={"/intel": {"site": "[node]", "jobid": "no"}, "/x": {"a": "b"}}))
     assert task["workflow"]["collect"]["tags"] == {
         "/intel": {"site": "n1", **VALUES},
@@ -59,12 +59,12 @@ def test_tags_of_the_site_stay():
     }
 
 
-def test_another_separator_than_a_slash():
+def test_namespace_with_another_separator_is_tagged():
     task = made({"workflow": {"collect": {"metrics": {"|intel|a/b": {}, "/x": {}}}}})
     assert set(task["workflow"]["collect"]["tags"]) == {"|intel", "/x"}
 
 
-def test_snapteld_puts_nothing_of_its_environment_in(monkeypatch):
+def test_dollar_signs_are_not_expanded_by_snapteld(monkeypatch):
     """It replaces $NAME in all that it gets, before it reads the JSON."""
     monkeypatch.setenv("a", "SECRET")
     with snapteld_double.serving() as server:
@@ -87,12 +87,12 @@ NO_TEMPLATES += [
 
 
 @pytest.mark.parametrize("text", NO_TEMPLATES, ids=lambda text: text[:60])
-def test_a_template_that_is_none_is_a_host_fault(text):
+def test_invalid_template_is_a_host_fault(text):
     with pytest.raises(HostFault, match=r"^template: "):
         manifest(text.encode(), "name", VALUES, ["g"])
 
 
-def test_a_template_that_is_no_text_is_a_host_fault():
+def test_template_that_is_not_utf8_is_a_host_fault():
     with pytest.raises(HostFault, match=r"^template: "):
         manifest(b'"\xff"', "name", VALUES, ["g"])
 
@@ -118,12 +118,12 @@ def test_a_template_that_is_no_text_is_a_host_fault():
         ({"nodes": "("}, "regular expression"),
     ],
 )
-def test_settings_that_make_no_sense(values, says):
+def test_contradicting_settings_are_refused(values, says):
     with pytest.raises(ValueError, match=says):
         Settings(**values)
 
 
-def test_settings_that_do():
+def test_valid_settings_are_accepted():
     Settings()
     Settings(url="https://[::1]:8181/", ca="/x", password="/y")
     Settings(url="http://far:1", name="[node]-[jobid]")
@@ -152,7 +152,7 @@ def names(server):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("documented", [False, True])
-def test_created_released_twice_and_without_create(version, documented, tmp_path):
+def test_task_is_created_and_released_twice_and_without_create(version, documented, tmp_path):
     with snapteld_double.serving(documented=documented, stopping=0.1) as server:
         task, other = (task_of(server, n, tmp_path / "no", version=version) for n in ("a", "b"))
         task.release()
@@ -169,7 +169,7 @@ def test_created_released_twice_and_without_create(version, documented, tmp_path
     assert not (tmp_path / "no").exists()
 
 
-def test_a_task_that_was_stopped_or_disabled_or_deleted_by_hand_is_fine(tmp_path):
+def test_task_stopped_disabled_or_deleted_by_hand_is_released(tmp_path):
     with snapteld_double.serving() as server:
         for state in ("Stopped", "Disabled", "Ended", None):
             task = task_of(server, notes=tmp_path / "no")
@@ -183,7 +183,7 @@ def test_a_task_that_was_stopped_or_disabled_or_deleted_by_hand_is_fine(tmp_path
     assert not (tmp_path / "no").exists()
 
 
-def test_create_never_makes_two_of_one_name():
+def test_create_makes_no_second_task_of_one_name():
     with snapteld_double.serving() as server:
         task_of(server).create()
         task_of(server).create()
@@ -191,7 +191,7 @@ def test_create_never_makes_two_of_one_name():
         assert server.scheduler.seen.twice == []
 
 
-def test_a_request_that_arrives_while_the_task_is_released_leaves_nothing(monkeypatch):
+def test_task_created_during_its_release_is_removed(monkeypatch):
     """Of a start that was killed: snapteld is still at it as the release looks the first time."""
     with snapteld_double.serving() as server:
         task = task_of(server)
@@ -206,7 +206,7 @@ def test_a_request_that_arrives_while_the_task_is_released_leaves_nothing(monkey
         assert names(server) == []
 
 
-def test_what_a_dead_snapteld_keeps_is_deleted_by_a_later_release(tmp_path, capsys):
+def test_task_of_an_unreachable_snapteld_is_removed_by_a_later_release(tmp_path, capsys):
     notes = tmp_path / "snap"
     with snapteld_double.serving(password="x") as server:
         server.scheduler.options.password = ""
@@ -236,7 +236,7 @@ def test_what_a_dead_snapteld_keeps_is_deleted_by_a_later_release(tmp_path, caps
         assert len(list(node.check(site))) == 1
 
 
-def test_a_snapteld_of_this_machine_that_has_ended_has_no_tasks(tmp_path):
+def test_ended_local_snapteld_has_no_tasks(tmp_path):
     with snapteld_double.serving() as server:
         here = task_of(server, notes=tmp_path / "snap")
         far = task_of(server, notes=tmp_path / "snap", host="127.0.0.2")
@@ -251,7 +251,7 @@ def test_a_snapteld_of_this_machine_that_has_ended_has_no_tasks(tmp_path):
     assert [name for _, name in noted(str(tmp_path / "snap"), far.access.url)] == ["t-1"]
 
 
-def test_doctor_says_how_it_is(tmp_path):
+def test_doctor_reports_the_state_of_snapteld(tmp_path):
     with snapteld_double.serving() as server:
         settings = {"url": f"http://localhost:{server.server_port}", "template": example(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""Lines of a job's own: what is taken and refused, and that nothing a guest sends does harm."""
+"""Metric lines of a job: accepted and rejected lines, and hostile guests."""
 
 import math
 import socket
@@ -20,7 +20,7 @@ from vtorque_telemetry.app import MAX_LINE, MAX_READ, AppMeter, parse
         (b"a 1 b=" + b"b" * 60, ("a", (("b", "b" * 60),), 1.0)),
     ],
 )
-def test_good_lines(line, expected):
+def test_valid_lines_are_parsed(line, expected):
     assert parse(line) == ("vtorque_app_" + expected[0], *expected[1:])
 
 
@@ -35,12 +35,12 @@ def test_good_lines(line, expected):
         b"a 1 time=1",
     ],
 )  # fmt: skip
-def test_bad_lines(line):
+def test_invalid_lines_are_rejected(line):
     assert parse(line) is None
 
 
 @given(st.binary(max_size=600))
-def test_any_bytes_are_a_good_sample_or_none(line):
+def test_any_bytes_are_parsed_or_rejected(line):
     parsed = parse(line)
     if parsed is not None:
         name, own, value = parsed
@@ -65,7 +65,7 @@ def guest():
         each.close()
 
 
-def test_values_arrive_and_the_last_counts(guest):
+def test_last_value_of_a_metric_is_used(guest):
     meter, port = guest
     port.sendall(b"loss 3\nloss 2\n\nacc 0.5 fold=1\nhalf")
     fresh = {("vtorque_app_loss", ()): 2.0, ("vtorque_app_acc", (("fold", "1"),)): 0.5}
@@ -76,7 +76,7 @@ def test_values_arrive_and_the_last_counts(guest):
     assert meter.rejected == 0
 
 
-def test_too_many_series_are_refused_and_known_ones_go_on(guest):
+def test_series_above_the_limit_are_rejected_and_known_ones_kept(guest):
     meter, port = guest
     port.sendall(b"".join(b"a 1 n=%d\n" % n for n in range(300)))
     assert len(meter.read(200)) == 200
@@ -86,7 +86,7 @@ def test_too_many_series_are_refused_and_known_ones_go_on(guest):
     assert meter.rejected == 101
 
 
-def test_a_flood_is_read_a_piece_at_a_time_and_no_line_grows(guest):
+def test_flood_is_read_in_pieces_and_lines_are_bounded(guest):
     meter, port = guest
     port.setblocking(False)
     sent = 0
@@ -107,7 +107,7 @@ def test_a_flood_is_read_a_piece_at_a_time_and_no_line_grows(guest):
     assert meter.rejected == 1
 
 
-def test_what_was_said_to_a_connection_that_is_replaced_arrives(guest):
+def test_data_of_a_replaced_connection_is_read(guest):
     meter, port = guest
     port.sendall(b"a 1\nb ")
     port.close()
@@ -119,7 +119,7 @@ def test_what_was_said_to_a_connection_that_is_replaced_arrives(guest):
     other.close()
 
 
-def test_a_guest_that_ends_or_has_no_port_is_silent(guest):
+def test_guest_without_a_port_has_no_metrics(guest):
     meter, port = guest
     port.sendall(b"a 1\n")
     port.close()

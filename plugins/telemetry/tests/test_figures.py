@@ -1,4 +1,4 @@
-"""What a sample says, and that it is what libvirt and the kernel say."""
+"""Values of samples, compared with libvirt and the kernel."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def running(job):
     return found
 
 
-def test_what_runs_and_whose_it_is(job, running):
+def test_running_jobs_are_read_with_owner_guests_and_phases(job, running):
     (guest,) = running.guests
     assert running.job == JobAttempt("42.srv", 0, "ada", os.geteuid(), "n1")
     assert (guest.index, guest.rank, guest.vcpus, guest.ram_mib) == (0, 3, 1, 256)
@@ -70,12 +70,12 @@ def test_only_changed_journals_are_read_again(job, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"op":"job"}\n', b"\xff\xff\n"])
-def test_a_journal_that_cannot_be_read_hides_no_other(job, content):
+def test_unreadable_journal_hides_no_other_job(job, content):
     (job.paths.journal / "13.srv.0.jsonl").write_bytes(content)
     assert [found.job.id for found in Running(job.paths).jobs()] == ["42.srv"]
 
 
-def test_broken_facts_hide_no_other(job):
+def test_broken_facts_hide_no_other_job(job):
     job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
     good = running_journal.Job(job.paths, "43.srv")
     assert [found.job.id for found in Running(job.paths).jobs()] == ["43.srv"]
@@ -85,7 +85,7 @@ def test_broken_facts_hide_no_other(job):
     good.end()
 
 
-def test_libvirts_counters(running):
+def test_libvirt_counters_are_read(running):
     meter = GuestMeter(running.guests[0])
     values = {
         name + str(dict(own) or ""): v
@@ -103,7 +103,7 @@ def test_libvirts_counters(running):
     assert {name.partition("{")[0] for name in values} <= METRICS.keys()
 
 
-def test_a_counter_never_falls_and_silence_is_no_zero(running):
+def test_counter_never_falls_and_missing_values_are_omitted(running):
     meter = GuestMeter(running.guests[0])
     key = ("vtorque_guest_cpu_seconds_total", ())
     assert meter.measure(measured.domstats(5 * 10**9))[key] == pytest.approx(6.02)
@@ -117,13 +117,13 @@ def test_a_counter_never_falls_and_silence_is_no_zero(running):
         assert key not in meter.measure(broken)
 
 
-def test_a_guest_cannot_have_endless_devices(running):
+def test_number_of_devices_per_guest_is_limited(running):
     stats = {"block.count": 10**6, **{f"block.{n}.rd.bytes": n for n in range(100)}}
     found = GuestMeter(running.guests[0]).measure(stats)
     assert sum(name.endswith("read_bytes_total") for name, _ in found) == figures.MAX_DEVICES
 
 
-def test_threads_memory_and_faults_are_the_processes(tmp_path):
+def test_threads_memory_and_faults_of_the_process_are_read(tmp_path):
     child = subprocess.Popen([sys.executable, "-I", "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert child.stdout.readline() == b"spun\n"
@@ -146,7 +146,7 @@ def test_threads_memory_and_faults_are_the_processes(tmp_path):
     child.stdout.close()
 
 
-def test_a_dead_threads_time_stays(tmp_path):
+def test_time_of_an_ended_thread_is_kept(tmp_path):
     script = BUSY.replace("print(", "return print(")
     child = subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE)
     process = Process(Path(f"/proc/{child.pid}"))
@@ -165,7 +165,7 @@ def test_a_dead_threads_time_stays(tmp_path):
         process.close()
 
 
-def test_labels_are_ours_first_and_harmless():
+def test_labels_of_the_plugin_come_first_and_are_escaped():
     labels = Labels({"job": "42.srv", "user": "ada", "node": "n1", "guest": "3"})
     series = labels.series("vtorque_app_x", (("job", "forged"), ("step", 'a"b\\\n\x1b[31m')))
     assert series.labels == {

@@ -1,4 +1,4 @@
-"""The sampler's process that is not root's: what it opens as root, that it has no rights then."""
+"""The sampler's unprivileged process: files opened as root, then no privileges."""
 
 import json
 import os
@@ -65,14 +65,14 @@ def scraped(port: int) -> str:
         return ""
 
 
-def test_what_is_sent_is_served_until_the_job_is_gone(outside: Outside, port: int) -> None:
+def test_samples_are_served_until_the_job_has_ended(outside: Outside, port: int) -> None:
     outside.send(TICK, {})
     eventually(lambda: 'job="1.s"' in scraped(port))
     outside.send(Tick(1002.0, {}), {})
     eventually(lambda: "vtorque_x{" not in scraped(port))
 
 
-def test_it_has_no_rights_and_is_ended(outside: Outside, port: int) -> None:
+def test_exporter_process_has_no_privileges_and_is_ended(outside: Outside, port: int) -> None:
     outside.send(TICK, {})
     eventually(lambda: "vtorque_x{" in scraped(port))
     assert outside._life is not None
@@ -87,9 +87,7 @@ def test_it_has_no_rights_and_is_ended(outside: Outside, port: int) -> None:
     assert process.wait(LONG) is not None
 
 
-def test_one_that_was_killed_is_started_again_and_gets_all_files(
-    outside: Outside, port: int
-) -> None:
+def test_killed_process_is_restarted_and_gets_all_files(outside: Outside, port: int) -> None:
     ours, guests = socket.socketpair()
     ours.setblocking(False)
     files = {("1.s.0", 0): ours.fileno()}
@@ -113,7 +111,7 @@ def test_one_that_was_killed_is_started_again_and_gets_all_files(
     guests.close()
 
 
-def test_who_waits_for_the_last_sample_is_told(outside: Outside) -> None:
+def test_waiter_is_notified_after_the_last_sample(outside: Outside) -> None:
     source, told = os.pipe()
     outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, told)
     os.close(told)
@@ -122,7 +120,7 @@ def test_who_waits_for_the_last_sample_is_told(outside: Outside) -> None:
         assert waits.read() == b""
 
 
-def test_root_does_not_wait_for_one_that_is_stopped(
+def test_stopped_process_does_not_block_root(
     outside: Outside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     outside._argv = ("/bin/sleep", "1000")
@@ -153,7 +151,7 @@ time.sleep(1000)
 """
 
 
-def test_a_stopped_one_ends_with_root(tmp_path: Path) -> None:
+def test_stopped_process_ends_with_root(tmp_path: Path) -> None:
     """The kernel forgets that it is to end with its parent when it changes its uid."""
     argv = [sys.executable, "-c", STARTS, str(config(tmp_path))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as root:
@@ -164,7 +162,7 @@ def test_a_stopped_one_ends_with_root(tmp_path: Path) -> None:
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_exporters_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     outside = Outside(config(tmp_path, listen="127.0.0.1:1", exporters=["prometheus", "no"]))
 
     def said() -> bool:
@@ -176,7 +174,7 @@ def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     outside.close()
 
 
-def test_one_that_does_not_open_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_exporter_that_does_not_open_in_time_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert module._sink("slow", Future()) is None
     assert caplog.messages == ["exporter slow: not ready within 10 s"]
 
@@ -193,7 +191,7 @@ while sys.stderr.write("noise\\n"):
 """
 
 
-def test_root_takes_nothing_of_one_that_was_taken_over(
+def test_output_of_a_compromised_process_is_discarded(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
     outside._argv = (sys.executable, "-c", SENDS)

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard: promtool takes them, and they name metrics that there are."""
+"""The alert rules and the dashboard: promtool accepts them, and their metrics exist."""
 
 import json
 import re
@@ -31,13 +31,13 @@ def expressions():
 
 
 @pytest.mark.integration
-def test_promtool_takes_the_rules_and_they_fire_when_they_should():
+def test_promtool_accepts_the_rules_and_they_fire_as_expected():
     assert "7 rules found" in promtool("check", "rules", str(RULES))
     promtool("test", "rules", "vtorque.rules.test.yml", cwd=RULES.parent)
 
 
 @pytest.mark.integration
-def test_promtool_takes_every_query_of_the_dashboard(tmp_path):
+def test_promtool_accepts_every_query_of_the_dashboard(tmp_path):
     queries = [e.replace("$__rate_interval", "5m").replace("$job", "1") for e in expressions()]
     rules = [{"record": f"r{n}", "expr": query} for n, query in enumerate(queries)]
     path = tmp_path / "rules.yml"
@@ -45,7 +45,7 @@ def test_promtool_takes_every_query_of_the_dashboard(tmp_path):
     assert f"{len(rules)} rules found" in promtool("check", "rules", str(path))
 
 
-def test_every_alert_has_a_test_and_every_metric_is_there():
+def test_every_alert_has_a_test_and_every_metric_exists():
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     tested = (RULES.parent / "vtorque.rules.test.yml").read_text()
     for rule in rules:
@@ -53,7 +53,7 @@ def test_every_alert_has_a_test_and_every_metric_is_there():
         assert set(NAME.findall(rule["expr"])) <= METRICS.keys()
 
 
-def test_the_dashboard_is_whole():
+def test_dashboard_is_complete():
     dashboard = json.loads(DASHBOARD.read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

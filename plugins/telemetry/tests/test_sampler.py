@@ -1,4 +1,4 @@
-"""The node's sampler: its cost, that it outlives nothing, loses nothing and lets others go on."""
+"""The sampler of a node: cost, lifetime, faults."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def lines(job):
     return [json.loads(line) for line in job.kept.read(series.NAME).splitlines()]
 
 
-def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
+def test_all_jobs_are_sampled_in_one_call_and_ended_ones_removed(paths):
     jobs = [running_journal.Job(paths, f"{n}.srv", guests=2) for n in range(3)]
     stats, taken = Stats([u for job in jobs for u in job.uuids]), Taken()
     loop = halves.loop(paths, [taken], stats)
@@ -87,7 +87,7 @@ def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
     assert 'vtorque_job_phase_seconds{phase="boot"}' in next(x for x in rest if x["g"] is None)["v"]
 
 
-def test_moves_and_pauses_are_counted(paths):
+def test_migrations_and_pauses_are_counted(paths):
     job = running_journal.Job(paths)
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats(job.uuids))
@@ -103,7 +103,7 @@ def test_moves_and_pauses_are_counted(paths):
     assert last == {"arrives": 1, "paused": 2, "suspended": 0, "moves": 1}
 
 
-def test_of_guests_that_stand_still_there_are_no_samples_and_the_phase_says_why(paths):
+def test_paused_guests_have_no_samples_and_a_phase(paths):
     job = running_journal.Job(paths)
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats(job.uuids))
@@ -117,7 +117,7 @@ def test_of_guests_that_stand_still_there_are_no_samples_and_the_phase_says_why(
     assert "suspended" in phases
 
 
-def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
+def test_hanging_libvirt_is_reported_once_and_phases_are_sampled(paths, caplog):
     running_journal.Job(paths)
     taken = Taken()
 
@@ -131,7 +131,7 @@ def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
     assert all(any("phase" in s.name for s in samples) for samples in taken.samples)
 
 
-def test_one_jobs_full_disk_or_defect_does_not_touch_the_others(paths, caplog, monkeypatch):
+def test_full_disk_or_defect_of_one_job_does_not_affect_others(paths, caplog, monkeypatch):
     bad, good = running_journal.Job(paths, "1.srv"), running_journal.Job(paths, "2.srv")
     taken, real = Taken(), kept_records.Place.append
 
@@ -170,7 +170,7 @@ def guest_says(job, text):
     return thread
 
 
-def test_the_jobs_own_metrics_arrive_with_its_labels(paths, monkeypatch):
+def test_metrics_of_a_job_get_its_labels(paths, monkeypatch):
     job, taken = running_journal.Job(paths), Taken()
     thread = guest_says(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
     loop = halves.loop(paths, [taken], Stats(job.uuids), settings=Settings(app_series=1))
@@ -196,7 +196,7 @@ def test_the_jobs_own_metrics_arrive_with_its_labels(paths, monkeypatch):
     assert len(said) == 1
 
 
-def test_a_job_that_talks_all_the_time_does_not_push_out_other_samples(paths, monkeypatch):
+def test_many_metrics_of_one_job_do_not_displace_other_samples(paths, monkeypatch):
     """Its file would thin itself until no other guest has a line, the faster the longer it runs."""
     job = running_journal.Job(paths, guests=2)
     said, first = iter(range(10**6)), []
@@ -220,7 +220,7 @@ def test_a_job_that_talks_all_the_time_does_not_push_out_other_samples(paths, mo
     assert lines(job)[0]["interval"] <= 128
 
 
-def test_a_disk_that_stays_full_is_said_once(paths, caplog, monkeypatch):
+def test_full_disk_is_reported_once(paths, caplog, monkeypatch):
     job = running_journal.Job(paths)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(series.SeriesFile, "add", lambda *_: (_ for _ in ()).throw(full))
@@ -231,7 +231,7 @@ def test_a_disk_that_stays_full_is_said_once(paths, caplog, monkeypatch):
     assert [r.message for r in caplog.records] == ["42.srv: [Errno 28] No space left on device"]
 
 
-def test_what_a_sample_of_fifty_guests_costs(paths):
+def test_cost_of_a_sample_of_fifty_guests_is_bounded(paths):
     """Seconds of it: bench/run.py."""
     jobs = [running_journal.Job(paths, f"{n}.srv") for n in range(50)]
     taken = Taken()
@@ -316,7 +316,7 @@ def eventually(condition, seconds=30):
     return value
 
 
-def test_it_starts_samples_is_killed_and_goes_on(paths, process):
+def test_sampler_is_started_killed_and_restarted(paths, process):
     job = running_journal.Job(paths)
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
@@ -338,7 +338,7 @@ def test_it_starts_samples_is_killed_and_goes_on(paths, process):
     process.release()
 
 
-def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process):
+def test_ending_job_gets_a_last_sample_without_waiting(paths, process):
     job = running_journal.Job(paths)
     last_sample(paths, job.key)  # there is no sampler
     process.create()
@@ -360,7 +360,7 @@ def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process)
     os.kill(pid_of(process), signal.SIGCONT)
 
 
-def test_its_start_holds_nobody_up(process, tmp_path):
+def test_start_of_the_sampler_does_not_wait_for_its_first_line(process, tmp_path):
     """It is made, although its Python does not come to its first line, and gives way to others."""
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -369,7 +369,7 @@ def test_its_start_holds_nobody_up(process, tmp_path):
     assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 10
 
 
-def test_it_is_started_before_the_boot_and_not_waited_for(paths, tmp_path):
+def test_sampler_is_started_before_the_boot(paths, tmp_path):
     acquired = []
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     job = SimpleNamespace(site=site, acquire=acquired.append)
@@ -381,7 +381,7 @@ def test_it_is_started_before_the_boot_and_not_waited_for(paths, tmp_path):
     )
 
 
-def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
+def test_sampler_that_cannot_start_is_a_warning(paths, tmp_path):
     told = []
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     paths.run.rmdir()
@@ -404,7 +404,7 @@ def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
         ({"listen": "0.0.0.0:9177", "certificate": "/c", "key": "/k"}, ["ok"]),
     ],
 )
-def test_doctor_says_where_a_user_can_take_anothers_place(paths, settings, status):
+def test_doctor_reports_unprotected_exporters(paths, settings, status):
     found = Settings(**{"exporters": ("prometheus",), "token": "/t", **settings})
     (asked,) = node.vtorque_health_checks()
     assert [r.status for r in asked.check(PluginSite(paths, (found,)))] == status
@@ -413,7 +413,7 @@ def test_doctor_says_where_a_user_can_take_anothers_place(paths, settings, statu
 # -- exporters of others -----------------------------------------------------------------------
 
 
-def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path, caplog):
+def test_exporters_are_found_by_name_and_a_broken_one_is_reported(monkeypatch, tmp_path, caplog):
     sinks = tmp_path / "acme_sinks.py"
     sinks.write_text("def good(site):\n    raise OSError('no card')\n\nodd = 3\n")
     info = tmp_path / "acme-1.dist-info"
@@ -438,7 +438,7 @@ def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path
         assert said in caplog.text
 
 
-def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
+def test_telemetry_loads_without_other_plugins_and_can_be_disabled(tmp_path):
     config = tmp_path / "v.toml"
     config.write_text('[plugins]\nenable = ["telemetry"]\n')
     site, found = extensions.load(config, GROUP)
@@ -448,7 +448,7 @@ def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
     assert extensions.load(config, GROUP)[1].found == ()
 
 
-def test_the_samplers_processes_import_no_other_plugins_acting_module(tmp_path):
+def test_sampler_processes_import_no_other_acting_module(tmp_path):
     """They start while guests boot, and would import nearly all of vTorque."""
     config = tmp_path / "vtorque.toml"
     config.touch()
@@ -464,7 +464,7 @@ print(*sys.modules)
     assert acting == {"vtorque_telemetry.node"}
 
 
-def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
+def test_sampler_needs_only_the_standard_library_and_the_core():
     names = "import sys, vtorque_telemetry.sampler; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
     assert not {"psutil", "requests", "prometheus_client"} & {*run.stdout.split()}
@@ -479,7 +479,7 @@ def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
         ({"EnvVar", "LinePort"}, {"enabled": False}, False),
     ],
 )
-def test_a_guest_that_can_has_a_file_for_its_own_metrics(paths, supports, settings, there):
+def test_guest_with_support_gets_a_metrics_file(paths, supports, settings, there):
     guest = SimpleNamespace(supports=frozenset(supports), run_dir=paths.run / "g0")
     site = PluginSite(paths, (Settings(**settings),))
     items = list(node.vtorque_guest_context(guest, site))
@@ -491,7 +491,7 @@ def test_a_guest_that_can_has_a_file_for_its_own_metrics(paths, supports, settin
     assert not there or (items[0].port, items[1].value) == (channels[0].port, items[0].path)
 
 
-def test_it_imports_nothing_that_places_guests():
+def test_sampler_imports_no_placement_module():
     """It starts beside a job's own start: its imports take CPU time from that."""
     code = "import vtorque_telemetry.sampler, sys; print(*sys.modules)"
     argv = [sys.executable, "-I", "-c", code]

@@ -1,4 +1,4 @@
-"""series.jsonl: what it holds, how long it gets, who may read it."""
+"""series.jsonl: format, maximum size, permissions."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def lines(place):
     return [json.loads(line) for line in place.read(NAME).splitlines()]
 
 
-def test_the_format(place):
+def test_series_file_has_its_documented_format(place):
     file = opened(place)
     file.add(0, 1000.12345, {"a": 1.5, 'b{device="vda"}': 2})
     file.add(None, 1001.0, {"p": 3})
@@ -46,7 +46,7 @@ def test_the_format(place):
     assert second == {"t": 1001.0, "g": None, "v": {"p": 3}}
 
 
-def test_it_goes_on_after_a_killed_sampler(place):
+def test_series_file_is_continued_after_a_kill(place):
     file = opened(place)
     for n in range(MAX_LINES):
         file.add(0, 1000.0 + 2 * n, {"n": n})
@@ -59,7 +59,7 @@ def test_it_goes_on_after_a_killed_sampler(place):
     assert len(lines(place)) == MAX_LINES // 2 + 2
 
 
-def test_it_is_bounded_and_exact_however_long_the_job_runs(place):
+def test_series_file_is_bounded_for_any_run_time(place):
     file = opened(place)
     file.add(None, 999.0, {"phase": 1})
     samplings = 10_000
@@ -83,7 +83,7 @@ def test_it_is_bounded_and_exact_however_long_the_job_runs(place):
     assert [line["v"] for line in rest if line["g"] is None] == [{"phase": 1}]
 
 
-def test_what_a_job_said_once_survives_thinning(place):
+def test_value_reported_once_survives_thinning(place):
     file = opened(place)
     for n in range(MAX_LINES):
         app = {f'vtorque_app_once{{n="{n}"}}': n} if n in (7, 8) else {}
@@ -95,7 +95,7 @@ def test_what_a_job_said_once_survives_thinning(place):
     assert said == {'vtorque_app_once{n="7"}': 7, 'vtorque_app_once{n="8"}': 8}
 
 
-def test_what_was_cut_off_costs_no_other_line(place):
+def test_truncated_line_loses_no_other_line(place):
     """Of a killed sampler, or of a full disk: it would end all with the first thinning."""
     opened(place).close()
     descriptor = place.append(NAME)
@@ -109,7 +109,7 @@ def test_what_was_cut_off_costs_no_other_line(place):
     assert lines(place)[0]["interval"] > 2.0
 
 
-def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(place, monkeypatch):
+def test_partly_written_line_is_an_error_and_is_overwritten(place, monkeypatch):
     file, write = opened(place), os.pwrite
     monkeypatch.setattr(series.os, "pwrite", lambda fd, data, at: write(fd, data[:9], at))
     with pytest.raises(OSError, match="No space left"):
@@ -120,7 +120,7 @@ def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(place, 
     assert json.loads(place.read(NAME).splitlines()[-1]) == {"t": 2.0, "g": 0, "v": {"a": 2}}
 
 
-def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(place, monkeypatch):
+def test_full_disk_during_thinning_is_recovered_later(place, monkeypatch):
     file = opened(place)
     for n in range(MAX_LINES - 1):
         file.add(0, 1000.0 + 2 * n, {"n": n})
@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(plac
     assert len(rest) <= MAX_LINES / 2 + 2
 
 
-def test_long_names_of_a_job_do_not_fill_the_disk(place, monkeypatch):
+def test_long_metric_names_do_not_fill_the_disk(place, monkeypatch):
     monkeypatch.setattr(series, "MAX_BYTES", 1 << 20)
     own = {f"vtorque_app_{n}{{{'x' * 400}}}": float(n) for n in range(200)}  # the most it can have
     file = opened(place)
@@ -157,7 +157,7 @@ def test_long_names_of_a_job_do_not_fill_the_disk(place, monkeypatch):
         opened(place).add(0, 1.0, {"x" * (1 << 20): 1})
 
 
-def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
+def test_full_disk_raises_and_later_lines_are_written(place, monkeypatch):
     file = opened(place)
     monkeypatch.setattr(series.os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
@@ -169,7 +169,7 @@ def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
-def test_its_owner_may_read_it_and_nobody_else(place, tmp_path):
+def test_only_the_owner_can_read_the_series(place, tmp_path):
     reachable(tmp_path / "state/kept")
     file = opened(place)
     for n in range(MAX_LINES + 1):  # also after it was replaced

@@ -1,4 +1,4 @@
-"""Exporters: who may read, what they say, and that a bad one delays nobody and is reported once."""
+"""Exporters: access, format, and faults of one exporter."""
 
 import base64
 import contextlib
@@ -108,7 +108,7 @@ def basic(word):
     return "Basic " + base64.b64encode(word.encode()).decode()
 
 
-def test_nobody_reads_without_leave(endpoint, tmp_path):
+def test_metrics_endpoint_requires_authentication(endpoint, tmp_path):
     with pytest.raises(HostFault, match="set token, basic_auth or client_ca"):
         endpoint()
     assert scrape(endpoint(allow_anonymous=True)) == (200, TEXT)
@@ -157,7 +157,7 @@ def test_tls_and_client_certificates(endpoint, tmp_path):
         endpoint(certificate=at["client.pem"], key=at["server.key"], allow_anonymous=True)
 
 
-def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint, monkeypatch):
+def test_silent_clients_are_limited_and_closed(endpoint, monkeypatch):
     monkeypatch.setattr(prometheus, "_TIMEOUT", 0.5)
     monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
     sink = endpoint(allow_anonymous=True)
@@ -175,7 +175,7 @@ def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint, monke
         each.close()
 
 
-def test_a_client_that_never_comes_to_an_end_is_cut_off(endpoint, monkeypatch):
+def test_client_with_an_endless_request_is_closed(endpoint, monkeypatch):
     monkeypatch.setattr(prometheus, "_WHOLE", 0.5)
     sink = endpoint(allow_anonymous=True)
     with socket.create_connection(("127.0.0.1", sink.port)) as slow:
@@ -193,7 +193,7 @@ def test_a_client_that_never_comes_to_an_end_is_cut_off(endpoint, monkeypatch):
     assert over
 
 
-def test_series_of_an_ended_job_are_gone_at_once(endpoint):
+def test_series_of_an_ended_job_are_removed(endpoint):
     sink = endpoint(allow_anonymous=True)
     sink.end({"1"})
     assert scrape(sink)[1] == text(SAMPLES[2:])
@@ -201,13 +201,13 @@ def test_series_of_an_ended_job_are_gone_at_once(endpoint):
     assert scrape(sink) == (200, b"")
 
 
-def test_an_address_in_use_is_said(endpoint):
+def test_address_in_use_is_reported(endpoint):
     taken = endpoint(allow_anonymous=True).port
     with pytest.raises(HostFault, match=f"127.0.0.1:{taken}: Address already in use"):
         Endpoint(Settings(listen=f"127.0.0.1:{taken}", allow_anonymous=True))
 
 
-def test_nobody_is_answered_before_the_first_samples():
+def test_no_client_is_answered_before_the_first_samples():
     """Until then the process is root's."""
     sink = Endpoint(Settings(listen="127.0.0.1:0", allow_anonymous=True))
     with socket.create_connection(("127.0.0.1", sink.port)) as client:
@@ -231,7 +231,7 @@ def reached(monkeypatch):
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
 
 
-def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, reached):
+def test_textfile_is_replaced_atomically_and_removed(tmp_path, reached):
     path = tmp_path / "of its own/vtorque.prom"
     if os.geteuid() != 0:
         path.parent.mkdir()
@@ -250,7 +250,7 @@ def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, reached):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_its_directory_is_made_for_its_writer_with_its_group(tmp_path, reached):
+def test_textfile_directory_is_created_for_its_user_and_group(tmp_path, reached):
     path = tmp_path / "own/x.prom"
     for _ in range(2):
         Textfile(Settings(textfile=str(path), textfile_group="daemon"))
@@ -261,7 +261,7 @@ def test_its_directory_is_made_for_its_writer_with_its_group(tmp_path, reached):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_a_directory_that_is_anothers_or_can_be_replaced_is_refused(tmp_path, monkeypatch):
+def test_textfile_directory_owned_or_replaceable_by_others_is_refused(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
         Textfile(Settings(textfile=str(tmp_path / "new/x.prom")))
@@ -320,7 +320,7 @@ def influx():
         double.close()
 
 
-def test_what_influxdb_gets(influx, tmp_path):
+def test_influxdb_gets_lines_with_authentication(influx, tmp_path):
     double = influx()
     words = {
         "influx_token": secret(tmp_path, "tok"),
@@ -343,7 +343,7 @@ def test_what_influxdb_gets(influx, tmp_path):
 
 
 @pytest.mark.parametrize("status", sparing.each(4, [401, 400, 500, 302]))
-def test_an_error_is_told_and_the_next_write_is_tried(influx, status):
+def test_error_is_reported_and_the_next_write_is_tried(influx, status):
     double = influx(status=status, body=b'{"error":"no \x1b[31m"}' + b"x" * 5000)
     sink = Influx(Settings(influx_url=f"{double.url}/write?db=v"))
     for _ in range(2):
@@ -352,7 +352,7 @@ def test_an_error_is_told_and_the_next_write_is_tried(influx, status):
     sink.close()
 
 
-def test_a_server_that_hangs_refuses_or_talks_nonsense(influx):
+def test_hanging_refusing_or_invalid_server_is_an_error(influx):
     double = influx(hang=5.0)
     sink = Influx(Settings(influx_url=f"{double.url}/write?db=v"))
     with pytest.raises(OSError, match="timed out"):
@@ -396,7 +396,7 @@ class Bad:
         self.closed = True
 
 
-def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
+def test_hanging_sink_delays_no_other_sink_and_is_reported_once(caplog):
     go, got = threading.Event(), []
     slow = Outlet("slow", Bad(lambda _: go.wait(1000)), 0.05)
     good = Outlet("good", Bad(got.append), 0.05)
@@ -417,7 +417,7 @@ def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
     slow._thread.join(180)
 
 
-def test_a_failing_sink_is_reported_once_until_it_works(caplog):
+def test_failing_sink_is_reported_once_until_it_works(caplog):
     caplog.set_level(logging.INFO)
     refused = OSError("connection refused")
     troubles = {1: refused, 2: refused, 3: refused, 5: ValueError("bad")}
@@ -446,7 +446,7 @@ def test_a_failing_sink_is_reported_once_until_it_works(caplog):
     assert (sink.ended, sink.closed) == ({"9"}, True)
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_contradicting_settings_are_refused():
     for bad, said in (
         ({"interval": 0.1}, r"interval=0.1 \(s\) is too short: it must be at least 0.5 s"),
         ({"write_timeout": 0}, "write_timeout"),

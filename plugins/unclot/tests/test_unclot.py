@@ -1,4 +1,4 @@
-"""What the plugin asks for, makes and tells the guests; real files in /dev/shm, real schema."""
+"""Requests, regions and guest variables of the plugin; real files in /dev/shm, real schema."""
 
 import dataclasses
 import os
@@ -47,11 +47,11 @@ def pre_boot(*guests, reserve=64):
 
 
 @pytest.mark.parametrize(("text", "mib"), [("64M", 64), ("1M", 1), ("2G", 2048), ("1024K", 1)])
-def test_a_power_of_two(text, mib):
+def test_power_of_two_is_accepted(text, mib):
     assert asked("unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
 
 
-def test_another_size_is_refused_with_the_rule():
+def test_other_size_is_refused_with_the_rule():
     power = "unclot_shmem=3M: is not a power of two, .* request 2M or 4M"
     for text, why in (
         ("3M", power), ("1025M", "request 1G or 2G"), ("512K", "not a whole number of MiB"),
@@ -61,7 +61,7 @@ def test_another_size_is_refused_with_the_rule():
             asked("unclot=true", f"unclot_shmem={text}")
 
 
-def test_the_site_sets_the_limit():
+def test_site_sets_the_limit():
     site = '[options.unclot_shmem]\nmax = "1G"'
     with pytest.raises(
         Refused, match=r"unclot_shmem=2G: .*\(limit: 1G, set by \[options.unclot_shmem\] max in"
@@ -69,14 +69,14 @@ def test_the_site_sets_the_limit():
         asked("unclot=true", "unclot_shmem=2G", site=site)
 
 
-def test_a_size_without_the_memory_is_refused():
+def test_size_without_the_memory_is_refused():
     with pytest.raises(Refused, match="unclot_shmem=4M: requires unclot=true"):
         asked("unclot_shmem=4M")
     asked()
     asked("unclot_shmem=4M", site="[options.unclot]\ndefault = true")
 
 
-def test_the_batch_system_is_asked_for_it():
+def test_memory_is_requested_from_the_batch_system():
     both = [
         on().needs(*pairs, "vms_per_node=2").mib
         for pairs in ((), ("unclot=true", "unclot_shmem=256M"))
@@ -88,19 +88,19 @@ def test_the_batch_system_is_asked_for_it():
 # -- what the node does -----------------------------------------------------------------------
 
 
-def test_the_memory_is_claimed_once():
+def test_memory_is_claimed_once():
     claims = [list(node.vtorque_plan(guest(index=i))) for i in range(2)]
     assert claims == [[MemoryClaim(64, use="unclot", key="unclot_shmem")], []]
     assert list(node.vtorque_plan(guest(unclot=False))) == []
 
 
-def test_a_lonely_guest_is_told():
+def test_single_guest_gets_a_notice():
     (_, notice) = node.vtorque_plan(guest(guests_per_node=1))
     assert isinstance(notice, Notice)
     assert "vms_per_node=2" in notice.text
 
 
-def test_a_name_is_the_jobs_and_the_nodes_own_and_tells_nothing():
+def test_region_name_is_unique_per_job_and_node_and_unpredictable():
     one = node.region(guest())
     assert one == node.region(guest(index=1, rank=1, hostname="vn1-1"))
     elsewhere = guest(job=dataclasses.replace(guest().job, node="n2"))
@@ -110,7 +110,7 @@ def test_a_name_is_the_jobs_and_the_nodes_own_and_tells_nothing():
     assert "42" not in {one[8:], one[8:10]}
 
 
-def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
+def test_region_is_zeroed_and_accessible_only_to_qemu(tmp_path):
     ((shm, owner),) = pre_boot(guest(mib=1), guest(index=1, mib=1), reserve=0)
     assert owner is None  # both domains need it, so it goes after both
     assert arguments(shm) == {
@@ -136,7 +136,7 @@ def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
         Shm("../etc/passwd").release()
 
 
-def test_it_has_its_place_and_is_of_nobody_else():
+def test_region_is_fully_allocated_and_never_overwritten():
     shm = Shm(f"vtorque-test-{os.getpid()}", size=8192)
     shm.create()
     try:
@@ -149,7 +149,7 @@ def test_it_has_its_place_and_is_of_nobody_else():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-def test_the_qemus_of_the_jobs_guests_share_it_and_nobody_else():
+def test_region_is_accessible_only_to_qemu_users_of_the_job():
     ((shm, _),) = pre_boot(guest(mib=1, qemu_uid=4001), guest(mib=1, qemu_uid=4002), reserve=0)
     shm.create()
     try:
@@ -163,7 +163,7 @@ def test_the_qemus_of_the_jobs_guests_share_it_and_nobody_else():
         shm.release()
 
 
-def test_a_job_leaves_room_in_dev_shm_to_others():
+def test_region_that_leaves_no_room_in_dev_shm_is_a_host_fault():
     shm = os.statvfs("/dev/shm")
     ((region, _),) = pre_boot(guest(mib=1), reserve=(shm.f_blocks * shm.f_frsize >> 20) + 1)
     said = r"1M of shared memory do not fit: /dev/shm has 0M free for guests, and"
@@ -172,7 +172,7 @@ def test_a_job_leaves_room_in_dev_shm_to_others():
     assert not Path(region.path).exists()
 
 
-def test_doctor_says_how_much_jobs_can_share(monkeypatch):
+def test_doctor_reports_the_memory_for_regions(monkeypatch):
     (known,) = node.vtorque_health_checks()
     monkeypatch.setattr(Shm, "room", lambda spare: (1 << 30) - spare)
     for reserve, status, said in ((512, "ok", "512M"), (1000, "warning", "24M")):
@@ -181,7 +181,7 @@ def test_doctor_says_how_much_jobs_can_share(monkeypatch):
         assert result.message.startswith(f"{said} of /dev/shm for all jobs (limit of one: ")
 
 
-def test_nothing_is_made_for_a_job_without():
+def test_nothing_is_created_without_the_option():
     assert pre_boot(guest(unclot=False)) == []
     assert list(node.vtorque_render_domain(guest(unclot=False))) == []
     assert list(node.vtorque_guest_context(guest(unclot=False))) == []
@@ -191,7 +191,7 @@ def domain(one):
     return on().domain(one)
 
 
-def test_the_device():
+def test_device_is_rendered():
     shmem = ElementTree.fromstring(domain(guest(mib=2048))).find("devices/shmem")  # noqa: S314
     assert shmem.attrib == {"name": node.region(guest()), "role": "peer"}
     assert shmem.find("model").get("type") == "ivshmem-plain"
@@ -200,18 +200,18 @@ def test_the_device():
 
 
 @pytest.mark.integration
-def test_libvirts_schema_accepts_it():
+def test_domain_matches_the_libvirt_schema():
     planned.check_schema(domain(guest()))
 
 
-def test_what_it_forbids():
+def test_region_forbids_save_and_migrate():
     elements = list(node.vtorque_render_domain(guest()))
     assert [forbidden(act, elements) for act in ("suspend", "save", "migrate")] == [
         [], ["SharedMemory"], ["SharedMemory"],
     ]  # fmt: skip
 
 
-def test_what_a_linux_guest_is_told():
+def test_linux_guest_gets_the_device_and_variables():
     assert list(node.vtorque_guest_context(guest())) == [
         PciMemory("1af4:1110", 2, "/dev/vtorque/shmem"),
         EnvVar("VTORQUE_SHMEM", "/dev/vtorque/shmem"),
@@ -219,7 +219,7 @@ def test_what_a_linux_guest_is_told():
     ]
 
 
-def test_a_guest_type_without_paths_to_devices_is_not_refused():
+def test_guest_type_without_device_paths_is_accepted():
     osv = dataclasses.replace(guest(), supports=frozenset({"EnvVar"}))
     assert list(node.vtorque_guest_context(osv)) == []
     assert len(list(node.vtorque_render_domain(osv))) == 1

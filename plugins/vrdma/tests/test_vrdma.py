@@ -1,4 +1,4 @@
-"""RDMA by backend on recorded machines: claims, context, hardware, what is set and set back."""
+"""RDMA by backend on recorded machines: claims, context, hardware, set-up and release."""
 
 import dataclasses
 import json
@@ -94,7 +94,7 @@ def elements(site, got):
 # -- which backend -----------------------------------------------------------------------------
 
 
-def test_nothing_without_the_key(tmp_path):
+def test_nothing_is_claimed_or_rendered_without_the_option(tmp_path):
     for kind in ("rxe", "sriov", "hyv"):
         site = site_of(tmp_path / kind, kind)
         got = guest(site, "false")
@@ -102,7 +102,7 @@ def test_nothing_without_the_key(tmp_path):
         assert acquired(site, got) == []
 
 
-def test_the_nodes_name_chooses(tmp_path):
+def test_node_name_selects_the_backend(tmp_path):
     more = '[[plugin.vrdma.backends]]\nkind = "sriov"\nnodes = "ib[0-9]+"\n'
     text = f'{more}[[plugin.vrdma.backends]]\nkind = "rxe"\nnodes = "n.*"\n'
     site = on(text)
@@ -115,12 +115,12 @@ def test_the_nodes_name_chooses(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['kind = "roce"', 'kind = "rxe"\nnodes = "("', 'nodes = "n"'])
-def test_a_bad_backend_is_an_error_of_the_config(text):
+def test_bad_backend_is_a_config_error(text):
     with pytest.raises(ConfigError, match="backends"):
         on(f"[[plugin.vrdma.backends]]\n{text}")
 
 
-def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
+def test_every_backend_forbids_suspend_save_and_migrate(tmp_path):
     site = site_of(tmp_path)
     found = [Disk("d", "/d", "raw"), *elements(site, chosen(site))]
     assert [forbidden(act, found) for act in ("suspend", "save", "migrate")] == [["Fabric"]] * 3
@@ -129,7 +129,7 @@ def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
 # -- rxe ---------------------------------------------------------------------------------------
 
 
-def test_soft_roce_is_put_on_the_first_card(tmp_path):
+def test_soft_roce_uses_the_first_nic(tmp_path):
     site = site_of(tmp_path)
     assert asked(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",), key="vrdma")]
     tool, soft, device, check = context(site, chosen(site))
@@ -140,18 +140,18 @@ def test_soft_roce_is_put_on_the_first_card(tmp_path):
     assert acquired(site, chosen(site)) == [fenced(NIC, "10.86.0.5", "10.86.0.6")]
 
 
-def test_or_on_the_one_that_the_site_names(tmp_path):
+def test_soft_roce_uses_the_nic_of_the_named_network(tmp_path):
     site = site_of(tmp_path, more='network = "hpc"')
     assert context(site, chosen(site))[1].argv[2] == HPC.mac
     assert acquired(site, chosen(site)) == [fenced(HPC, "10.186.0.5", "10.186.0.6")]
 
 
-def test_a_job_of_one_guest_whose_peers_nobody_knows_is_alone(tmp_path):
+def test_single_guest_without_known_peers_is_fenced(tmp_path):
     site = site_of(tmp_path)
     assert acquired(site, chosen(site, peers=())) == [fenced(NIC, "10.86.0.5")]
 
 
-def test_without_an_address_it_is_refused(tmp_path):
+def test_guest_without_an_address_is_refused(tmp_path):
     site = site_of(tmp_path)
     for addresses in ((), (HPC,), (Address(NIC.mac),)):
         with pytest.raises(
@@ -161,7 +161,7 @@ def test_without_an_address_it_is_refused(tmp_path):
             context(site, chosen(site, addresses=addresses))
 
 
-def test_on_an_unfiltered_card_only_if_the_site_accepts_that(tmp_path):
+def test_unfiltered_nic_needs_the_permission_of_the_site(tmp_path):
     site = site_of(tmp_path)
     bare = (dataclasses.replace(NIC, filtered=False),)
     with pytest.raises(Refused, match=r"cannot filter .* \[plugin.vrdma\] allow_unfiltered = fal"):
@@ -170,7 +170,7 @@ def test_on_an_unfiltered_card_only_if_the_site_accepts_that(tmp_path):
     assert len(context(accepted, chosen(accepted, addresses=bare))) == 4
 
 
-def test_guests_of_networks_with_the_same_addresses_have_fences_of_their_own(monkeypatch):
+def test_guests_with_equal_addresses_on_two_networks_have_separate_fences(monkeypatch):
     scripts = []
     monkeypatch.setattr(fence, "run_tool", lambda *_, stdin: scripts.append(stdin.decode()))
     here, there = (dataclasses.replace(a, ip="10.86.0.5") for a in (NIC, HPC))
@@ -184,7 +184,7 @@ def test_guests_of_networks_with_the_same_addresses_have_fences_of_their_own(mon
         assert rule.startswith(f"ether daddr {card.mac} ip daddr 10.86.0.5 udp dport 4791 ")
 
 
-def test_the_fence_takes_nothing_but_addresses(monkeypatch):
+def test_fence_accepts_only_addresses(monkeypatch):
     scripts = []
     monkeypatch.setattr(fence, "run_tool", lambda *argv, stdin: scripts.append((argv, stdin)))
     one = fenced(NIC, "10.86.0.5", "10.86.0.6")
@@ -209,7 +209,7 @@ def test_the_fence_takes_nothing_but_addresses(monkeypatch):
 # -- sriov -------------------------------------------------------------------------------------
 
 
-def test_virtual_functions_are_leased_near_their_node(tmp_path):
+def test_virtual_functions_are_leased_near_their_numa_node(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (claim,) = asked(site)
     near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
@@ -219,14 +219,14 @@ def test_virtual_functions_are_leased_near_their_node(tmp_path):
         placed(site, 4)
 
 
-def test_the_site_must_accept_that_they_are_not_filtered(tmp_path):
+def test_unfiltered_virtual_functions_need_the_permission_of_the_site(tmp_path):
     (answer,) = asked(site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]'))
     assert isinstance(answer, Refusal)
     assert "cannot filter what a guest sends through a virtual function" in str(answer)
     assert "[plugin.vrdma] allow_unfiltered = false" in str(answer)
 
 
-def test_an_infiniband_function_gets_the_guests_guid(tmp_path, monkeypatch):
+def test_infiniband_function_gets_a_guid_derived_for_the_guest(tmp_path, monkeypatch):
     site = site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]\nallow_unfiltered = true')
     one, two = placed(site, 2)
     state = [{"vf": 0, "node guid": "00:11", "port guid": "00:12", "link_state": "disable"}]
@@ -268,7 +268,7 @@ def test_an_infiniband_function_gets_the_guests_guid(tmp_path, monkeypatch):
     assert not [i for i in context(site, one) if isinstance(i, RootCommand) and "up" in i.argv]
 
 
-def test_a_function_that_ip_does_not_know_is_a_host_fault(tmp_path, monkeypatch):
+def test_function_unknown_to_ip_is_a_host_fault(tmp_path, monkeypatch):
     sysfs = tree("rdma-node", tmp_path / "sys")
     monkeypatch.setattr(guid, "run_tool", lambda *_: "[{}]")
     vf = virtual_functions(["ibp94s0"], sysfs)["0000:5e:00.2"]
@@ -276,13 +276,13 @@ def test_a_function_that_ip_does_not_know_is_a_host_fault(tmp_path, monkeypatch)
         VfGuid.of(vf, "02:00")
 
 
-def test_this_machines_ip_can_be_asked():
+def test_output_of_ip_on_this_machine_is_parsed():
     """``ip -json link show`` has the shape that VfGuid.of reads, also without functions."""
     with pytest.raises(HostFault, match="lo has no virtual function 0"):
         VfGuid.of(SimpleNamespace(card="lo", number=0), "02:00")
 
 
-def test_an_ethernet_function_gets_the_guests_mac_and_comes_up(tmp_path):
+def test_ethernet_function_gets_the_mac_of_the_guest_and_is_set_up(tmp_path):
     site = site_of(tmp_path, "sriov", 'cards = ["ens1f0"]\nallow_unfiltered = true')
     (got,) = placed(site)
     fabric, card = elements(site, got)
@@ -294,7 +294,7 @@ def test_an_ethernet_function_gets_the_guests_mac_and_comes_up(tmp_path):
     assert card.mac != elements(site, dataclasses.replace(got, name="other"))[1].mac
 
 
-def test_libvirts_schema_takes_both(tmp_path):
+def test_domains_of_both_functions_match_the_libvirt_schema(tmp_path):
     for card, kind in (("ibp94s0", "hostdev"), ("ens1f0", "interface")):
         more = f'cards = ["{card}"]\nallow_unfiltered = true'
         site = site_of(tmp_path / card, "sriov", more)
@@ -305,7 +305,7 @@ def test_libvirts_schema_takes_both(tmp_path):
         planned.check_schema(xml)
 
 
-def test_a_node_without_functions_is_named(tmp_path):
+def test_node_without_functions_is_named(tmp_path):
     (answer,) = asked(site_of(tmp_path, "sriov", "allow_unfiltered = true"))
     assert "node n1 has no virtual function for guests (cards is empty)" in str(answer)
     site = site_of(tmp_path / "b", "sriov", 'cards = ["eth9"]\nrequired = false')
@@ -343,7 +343,7 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
 # -- between plan and boot ----------------------------------------------------------------------
 
 
-def test_what_has_gone_since_the_plan_is_a_fault_and_no_guest_without(tmp_path):
+def test_resource_missing_since_the_plan_is_a_host_fault(tmp_path):
     site = site_of(tmp_path, "hyv")
     module = Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt")
     write(module, "0")
@@ -355,7 +355,7 @@ def test_what_has_gone_since_the_plan_is_a_fault_and_no_guest_without(tmp_path):
         acquired(site, got)
 
 
-def test_a_virtual_function_that_the_host_has_taken_since_is_a_fault(tmp_path):
+def test_virtual_function_in_use_since_the_plan_is_a_host_fault(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (got,) = placed(site)
     (item,) = got.leased("pci/vrdma")
@@ -367,7 +367,7 @@ def test_a_virtual_function_that_the_host_has_taken_since_is_a_fault(tmp_path):
             hook(site, got)
 
 
-def test_what_comes_after_the_plan_is_not_used(tmp_path):
+def test_resource_available_only_after_the_plan_is_not_used(tmp_path):
     """Its guest has no virtual function, GUID or memory for it."""
     site = site_of(tmp_path, "hyv", "required = false")
     assert isinstance(asked(site)[0], Notice)
@@ -376,7 +376,7 @@ def test_what_comes_after_the_plan_is_not_used(tmp_path):
     assert context(site, got) == elements(site, got) == acquired(site, got) == []
 
 
-def test_a_front_end_shows_soft_roce_that_needs_nothing(tmp_path):
+def test_submit_host_claims_soft_roce_without_checks(tmp_path):
     nowhere = dataclasses.replace(planned.host("rdma"), nodes=())
     assert len(asked(site_of(tmp_path), host=nowhere)) == 1
     assert asked(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
@@ -418,7 +418,7 @@ def inside(tmp_path):
     return SimpleNamespace(run=run, tool=tool, sys=tmp_path / "sys", log=tmp_path / "log")
 
 
-def test_inside_soft_roce_is_put_on_the_card_with_the_address(inside):
+def test_soft_roce_in_the_guest_uses_the_nic_with_the_address(inside):
     assert inside.run("soft", NIC.mac) == (
         1, "vrdma: this image has no program rdma, of the package iproute2\n",
     )  # fmt: skip
@@ -439,13 +439,13 @@ def test_inside_soft_roce_is_put_on_the_card_with_the_address(inside):
     assert inside.run("soft", NIC.mac) == (0, "")
 
 
-def test_inside_the_function_comes_up(inside):
+def test_function_in_the_guest_is_set_up(inside):
     inside.tool("ip", f'echo "$@" >>{inside.log}')
     assert inside.run("up", NIC.mac) == (0, "")
     assert inside.log.read_text() == "link set dev eth1 up\n"
 
 
-def test_inside_a_missing_device_is_the_reason(inside):
+def test_missing_device_in_the_guest_is_reported(inside):
     assert "no program ibv_devices, of the package ibverbs-utils (Debian)" in inside.run("check")[1]
     inside.tool("ibv_devices", "echo '  device  node GUID'; echo '  ------  ------'")
     assert inside.run("check") == (1, "vrdma: ibv_devices finds no RDMA device in the guest\n")
@@ -459,7 +459,7 @@ def test_inside_a_missing_device_is_the_reason(inside):
     assert inside.run("check") == (0, "")
 
 
-def test_packages_of_both_families_are_asked_for(tmp_path):
+def test_packages_of_both_families_are_requested(tmp_path):
     site = site_of(tmp_path)
     items = site.context(chosen(site))
     assert [i.name for i in items if isinstance(i, Package) and i.family == "debian"] == [
@@ -467,7 +467,7 @@ def test_packages_of_both_families_are_asked_for(tmp_path):
     ]  # fmt: skip
 
 
-def test_doctor_tells_what_the_node_can_do(tmp_path):
+def test_doctor_reports_the_backend_of_the_node(tmp_path):
     (known,) = node.vtorque_health_checks()
     assert [r.status for r in known.check(site_of(tmp_path).site)] == ["ok"]
     (lacking,) = known.check(site_of(tmp_path / "b", "hyv").site)

@@ -1,4 +1,4 @@
-"""Which warm guest is offered to a job's guest."""
+"""Offers of warm guests to the guests of a job."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,21 +43,21 @@ def offered(tmp_path):
     return offers
 
 
-def test_the_one_with_the_same_domain_is_offered(offered, waiting):
+def test_warm_guest_with_the_same_domain_is_offered(offered, waiting):
     assert offered(index=3) == [(3, "spare-2.0")]
     Path(waiting[1].directory / "base.xml").unlink()
     assert offered() == []
 
 
-def test_a_guest_with_cores_of_its_own_was_never_booted_before(offered):
+def test_guest_with_dedicated_cores_gets_no_offer(offered):
     assert offered(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == []
 
 
-def test_a_guest_whose_driver_cannot_become_the_jobs_is_offered_none(offered):
+def test_guest_of_a_driver_without_warm_support_gets_no_offer(offered):
     assert offered(GuestDriver) == []
 
 
-def test_one_that_a_job_has_or_that_still_boots_is_not_offered(offered, waiting):
+def test_claimed_or_booting_warm_guest_is_not_offered(offered, waiting):
     fits = waiting.pop()
     waiting += [replace(fits, job="7"), replace(fits, waits=False)]
     assert offered() == []

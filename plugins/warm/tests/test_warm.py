@@ -1,4 +1,4 @@
-"""How many guests are kept ready, and what the service does about it; guests are made up here."""
+"""Number of warm guests, and decisions of the service; guests are doubles."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ SHAPE = "img=micro vcpus=1 ram=256M"
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_a_shape_says_what_is_kept():
+def test_shape_is_parsed():
     assert parsed(SHAPE) == SMALL
     assert parsed("ram=2G img=debian vcpus=4 min=0 max=3 max_age=12h") == Shape(
         "debian", 4, 2048, 0, 3, 43200.0
@@ -52,7 +52,7 @@ def test_a_shape_says_what_is_kept():
         ("img=micro vcpus=1 ram=much", "is not a size"),
     ],
 )
-def test_a_shape_that_cannot_be_is_said(text, wrong):
+def test_invalid_shape_is_refused(text, wrong):
     with pytest.raises(ValueError, match=wrong):
         Settings(shapes=(text,))
 
@@ -66,7 +66,7 @@ def test_a_shape_that_cannot_be_is_said(text, wrong):
         ({"eviction_backoff": 601.0}, "0 to 600 s"),
     ],
 )
-def test_settings_that_cannot_be_are_said(given, wrong):
+def test_invalid_settings_are_refused(given, wrong):
     with pytest.raises(ValueError, match=wrong):
         Settings(**given)
 
@@ -83,7 +83,7 @@ def test_nothing_is_kept_by_default():
     assert policy.wanted(Settings(), [job()] * 9, NOW) == []
 
 
-def test_of_a_shape_there_are_as_many_as_lately_began_in_an_hour():
+def test_number_of_a_shape_follows_recent_starts_per_hour():
     settings = Settings(shapes=(f"{SHAPE} min=1 max=3",))
     many = [job(ago=ago) for ago in (60, 61, 62, 63)]
 
@@ -99,7 +99,7 @@ def test_of_a_shape_there_are_as_many_as_lately_began_in_an_hour():
     assert number([{}, {"guests": 3}, {"image": "micro", "started": "x", "guests": []}]) == 1
 
 
-def test_memory_alone_gives_what_was_asked_for_most():
+def test_most_requested_shapes_are_kept_within_max_memory():
     history = [job(ram=1024), job(ram=1024), job(ram=512), job(ram=8192), job(ram=8192, ago=60)]
     found = policy.wanted(Settings(max_memory="2G"), history, NOW)
     assert {str(shape): number for shape, number in found} == {
@@ -158,7 +158,7 @@ def made(tmp_path, monkeypatch):
     return state
 
 
-def test_it_fills_up_one_after_the_other_and_then_rests(made):
+def test_service_boots_guests_one_by_one_and_then_pauses(made):
     for expected in (1, 2, 2):
         assert made.keeper.look()
         assert len(made.there) == expected
@@ -167,7 +167,7 @@ def test_it_fills_up_one_after_the_other_and_then_rests(made):
     assert process.said(made.keeper.paths)["wanted"] == {SHAPE: 2}
 
 
-def test_it_boots_none_while_a_jobs_start_is_under_way(made):
+def test_no_guest_is_booted_during_the_start_of_a_job(made):
     made.jobs = [SimpleNamespace(phases=(("plan", 1.0), ("boot", service.time.time())))]
     made.keeper.look()
     assert made.there == []
@@ -179,7 +179,7 @@ def test_it_boots_none_while_a_jobs_start_is_under_way(made):
     assert len(made.there) == 1
 
 
-def test_memory_that_jobs_take_back_is_left_to_them_longer_each_time(made):
+def test_memory_reclaimed_by_jobs_is_left_to_them_for_growing_times(made):
     def starts(*, takes=False):
         made.keeper.look(), made.keeper.look(), made.keeper.look()
         assert len([each for each in made.there if each.waits]) == 2
@@ -203,14 +203,14 @@ def test_memory_that_jobs_take_back_is_left_to_them_longer_each_time(made):
     assert starts() == 60.0
 
 
-def test_a_guest_that_goes_while_no_job_starts_is_made_anew_at_once(made):
+def test_guest_lost_without_a_starting_job_is_replaced(made):
     made.keeper.look(), made.keeper.look()
     made.ended.append(made.there.pop().key)
     made.keeper.look()
     assert len(made.there) == 2
 
 
-def test_what_is_old_dead_of_another_version_or_unknown_is_made_anew(made):
+def test_old_dead_outdated_or_unknown_guest_is_replaced(made):
     for change in (
         lambda: made.clock.__setitem__(0, made.clock[0] + 3601),
         lambda: made.dead.update(each.key for each in made.there),
@@ -227,7 +227,7 @@ def test_what_is_old_dead_of_another_version_or_unknown_is_made_anew(made):
 
 
 @pytest.mark.parametrize("name", ["qemu-system-x86_64", "qemu.conf"])
-def test_the_version_changes_with_qemu_and_what_libvirt_is_told_of_it(tmp_path, monkeypatch, name):
+def test_version_changes_with_qemu_and_its_libvirt_config(tmp_path, monkeypatch, name):
     site = SimpleNamespace(images=SimpleNamespace(pool=tmp_path))
     found = site, SimpleNamespace(distributions={"core": "vtorque-core 1"})
     monkeypatch.setattr(service.images, "root_site", lambda _: found)
@@ -247,7 +247,7 @@ def test_the_version_changes_with_qemu_and_what_libvirt_is_told_of_it(tmp_path, 
     assert len(set(said)) == 3
 
 
-def test_what_a_job_has_is_left_alone(made):
+def test_claimed_guest_is_kept(made):
     made.keeper.look()
     mine = made.there[0]
     made.there[0] = Spare(**{**vars_of(mine), "job": "7", "waits": False})
@@ -262,7 +262,7 @@ def vars_of(spare):
 
 
 @pytest.mark.parametrize(("memory", "number"), [("300M", 0), ("711M", 1), ("712M", 2)])
-def test_memory_is_a_limit_for_what_they_hold_with_qemus_overhead(made, memory, number):
+def test_max_memory_includes_the_qemu_overhead(made, memory, number):
     made.settings = Settings(shapes=(f"{SHAPE} min=5 max=5",), max_memory=memory)
     for _ in range(4):
         made.keeper.look()
@@ -270,7 +270,7 @@ def test_memory_is_a_limit_for_what_they_hold_with_qemus_overhead(made, memory, 
     assert sum(each.mib for each in made.there) <= made.settings.budget
 
 
-def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_it(made):
+def test_failed_boot_is_retried_with_growing_pauses_and_reported_by_doctor(made):
     made.fail = "no image"
     pauses = []
     for _ in range(3):
@@ -288,7 +288,7 @@ def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_
     assert not made.keeper.failures and len(made.there) == 1
 
 
-def test_an_image_that_is_gone_is_looked_for_with_growing_pauses(made, monkeypatch):
+def test_missing_image_is_retried_with_growing_pauses(made, monkeypatch):
     def gone(_config, _image):
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -302,7 +302,7 @@ def test_an_image_that_is_gone_is_looked_for_with_growing_pauses(made, monkeypat
 
 
 @pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} min=0",)])
-def test_the_failure_of_a_shape_that_is_not_wanted_any_more_is_forgotten(made, left):
+def test_failure_of_an_unwanted_shape_is_forgotten(made, left):
     made.fail = "no image"
     made.keeper.look()
     assert SHAPE in process.said(made.keeper.paths)["failures"]
@@ -317,7 +317,7 @@ def pause_of(made):
 
 
 @pytest.mark.parametrize(("why", "left"), [("in use by other jobs: ram=256M", 10.0), ("no", 80.0)])
-def test_the_end_of_a_job_that_had_the_room_cuts_the_pause_short(made, why, left):
+def test_end_of_a_job_that_used_the_memory_shortens_the_pause(made, why, left):
     made.fail = why
     made.jobs = [running("7.0"), running("8.0")]
     for _ in range(4):
@@ -330,7 +330,7 @@ def test_the_end_of_a_job_that_had_the_room_cuts_the_pause_short(made, why, left
     assert pause_of(made) == left
 
 
-def test_another_config_or_image_cuts_the_pause_short(made):
+def test_changed_config_or_image_ends_the_pause(made):
     made.fail = "no"
     for _ in range(4):
         made.keeper.look()
@@ -346,14 +346,14 @@ def running(key):
     return SimpleNamespace(job=SimpleNamespace(key=key), phases=())
 
 
-def test_it_ends_when_nothing_is_wanted_and_nothing_there(made):
+def test_service_ends_without_wanted_and_running_guests(made):
     made.keeper.look()
     made.settings = Settings()
     assert made.keeper.look() is False
     assert made.there == []
 
 
-def test_another_policy_says_the_shapes(made):
+def test_policy_of_a_plugin_selects_the_shapes(made):
     made.settings = Settings(max_memory="1G", policy="mine")
     made.policy = lambda settings, history, now: [(Shape("micro", 3, 512), 1)]
     made.keeper.look()
@@ -367,14 +367,14 @@ def site_of(text):
     return PlannedNode.make(with_core("warm", plugin, node), text).site
 
 
-def test_a_site_that_keeps_nothing_starts_nothing():
+def test_site_without_warm_guests_starts_no_service():
     job = SimpleNamespace(site=site_of(""))
     node.vtorque_post_boot(job)
     (result,) = node.check(job.site)
     assert (result.status, result.message) == ("ok", "warm guests are disabled")
 
 
-def test_a_jobs_start_starts_the_service_and_doctor_misses_it(tmp_path, monkeypatch):
+def test_start_of_a_job_starts_the_service_and_doctor_reports_a_missing_one(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
     site = site_of(f'{places}[plugin.warm]\nshapes = ["{SHAPE}"]\n')
     (result,) = node.check(site)
@@ -401,7 +401,7 @@ def steps_of(site, tmp_path):
     return list(node.vtorque_setup_steps(site, place))
 
 
-def test_setup_starts_the_service_and_an_uninstall_ends_it_with_its_guests(tmp_path, monkeypatch):
+def test_setup_starts_the_service_and_uninstall_ends_it_with_its_guests(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
     assert steps_of(site_of(places), tmp_path) == []
     site = site_of(f'{places}[plugin.warm]\nmax_memory = "1G"\n')
@@ -415,7 +415,7 @@ def test_setup_starts_the_service_and_an_uninstall_ends_it_with_its_guests(tmp_p
     assert said == [(site.paths, site.path), site.paths]
 
 
-def test_systemd_finds_nothing_wrong_with_its_unit(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     place = Installation(Path(sys.executable), tmp_path / "50% $.toml", tmp_path / "jobshell")
     (step,) = systemd_unit(
         "vtorque-warm.service", node.unit(place), units=tmp_path, booted=tmp_path
