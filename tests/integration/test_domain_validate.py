@@ -1,4 +1,4 @@
-"""What the core renders is what libvirt accepts: its schema, and its test driver's parser."""
+"""Rendered domains are accepted by libvirt's schema and by the parser of its test driver."""
 
 import contextlib
 import gc
@@ -52,7 +52,7 @@ def driver_xml(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
-def test_the_schema_accepts_it(path: Path) -> None:
+def test_golden_domain_matches_the_libvirt_schema(path: Path) -> None:
     done = subprocess.run(
         ["xmllint", "--noout", "--relaxng", str(SCHEMA), str(path)],
         capture_output=True,
@@ -63,11 +63,11 @@ def test_the_schema_accepts_it(path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_schema_accepts_a_named_processor(tmp_path: Path) -> None:
+def test_named_processor_matches_the_libvirt_schema(tmp_path: Path) -> None:
     wanted = merge([Contributed("survive", "vtorque-survive 1.0.0", CpuModel("Westmere"))])
     path = tmp_path / "domain.xml"
     path.write_text(render(DomainSpec(guest_plan(), "kvm"), wanted))
-    test_the_schema_accepts_it(path)
+    test_golden_domain_matches_the_libvirt_schema(path)
 
 
 OF_A_SITE = """\
@@ -81,7 +81,7 @@ OF_A_SITE = """\
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_template_of_a_site_is_held_against_the_schema(tmp_path: Path, fits: bool) -> None:
+def test_template_of_a_site_is_checked_against_the_schema(tmp_path: Path, fits: bool) -> None:
     own = tmp_path / "channel.xml.j2"
     own.write_text(OF_A_SITE if fits else OF_A_SITE.replace("<log file", "<log flie"))
     channel = Channel("c", "org.vtorque.c", "/run/c.sock")
@@ -98,7 +98,7 @@ def test_a_template_of_a_site_is_held_against_the_schema(tmp_path: Path, fits: b
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
-def test_the_parser_accepts_it_and_keeps_it(path: Path) -> None:
+def test_golden_domain_is_parsed_and_kept_by_libvirt(path: Path) -> None:
     hypervisor.create_domain(URI, driver_xml(path))
     (domain,) = ours()
     job = domain.find(f"./metadata/{JOB}")
@@ -112,14 +112,14 @@ def test_the_parser_accepts_it_and_keeps_it(path: Path) -> None:
         assert text in live
 
 
-def test_an_unknown_element_is_not_dropped_in_silence() -> None:
+def test_unknown_element_is_not_dropped_silently() -> None:
     xml = driver_xml(GOLDEN[0]).replace("<devices>", "<devices><nonsense/>")
     with pytest.raises(HostFault, match="start domain"):
         hypervisor.create_domain(URI, xml)
     assert ours() == []
 
 
-def test_destroying_is_final_and_may_be_repeated(capfd: pytest.CaptureFixture[str]) -> None:
+def test_destroying_a_domain_is_final_and_idempotent(capfd: pytest.CaptureFixture[str]) -> None:
     hypervisor.create_domain(URI, driver_xml(GOLDEN[0]))
     (domain,) = ours()
     uuid = domain.findtext("uuid", "")
@@ -130,30 +130,30 @@ def test_destroying_is_final_and_may_be_repeated(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == ""
 
 
-def test_libvirt_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_libvirt_errors_are_not_printed_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HostFault, match="start domain"):
         hypervisor.create_domain(URI, "<domain/>")
     assert capfd.readouterr().err == ""
 
 
-def test_a_libvirtd_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_libvirtd_is_named_with_the_fix(tmp_path: Path) -> None:
     uri = f"qemu+unix:///system?socket={tmp_path}/none"
     with pytest.raises(HostFault, match=r"does not answer at .*none.*start libvirtd"):
         hypervisor.network_names(uri)
 
 
-def test_the_node_is_described() -> None:
+def test_node_is_described() -> None:
     assert node_hardware.host_cpus(URI)
     assert node_hardware.host_memory_mib(URI) > 0
     assert [len(node.cpus) for node in node_hardware.topology(URI).nodes] == [8, 8]
 
 
-def test_a_missing_qemu_user_is_a_host_fault() -> None:
+def test_missing_qemu_user_is_a_host_fault() -> None:
     with pytest.raises(HostFault, match=r"no-such-user.*qemu_user"):
         hypervisor.qemu_uid("no-such-user")
 
 
-def test_a_silent_libvirtd_costs_its_time_and_no_more(tmp_path: Path) -> None:
+def test_unresponsive_libvirtd_times_out(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
@@ -163,7 +163,7 @@ def test_a_silent_libvirtd_costs_its_time_and_no_more(tmp_path: Path) -> None:
             hypervisor.call(uri, "connect", lambda c: c.getLibVersion(), timeout=0.5)
 
 
-def test_a_forked_child_does_not_close_its_parents_connection() -> None:
+def test_forked_child_does_not_close_the_connection_of_its_parent() -> None:
     hypervisor.create_domain(URI, driver_xml(GOLDEN[0]))
     child = multiprocessing.get_context("fork").Process(target=gc.collect)
     child.start()

@@ -77,7 +77,7 @@ def active(*names):
 ALL = ("first", "between", "out&side", "plain", "br9")
 
 
-def test_all_libvirt_networks_are_made_once_and_taken_away(site, tmp_path):
+def test_libvirt_networks_are_created_once_and_removed(site, tmp_path):
     made, guards = site
     said = []
     setup.install(made, said.append)
@@ -101,7 +101,7 @@ def test_networks_come_and_go(site):
     assert not networks.is_active(made, "first") and active("first") == []
 
 
-def test_a_network_that_the_site_has_defined_is_started_and_left(site, tmp_path):
+def test_network_defined_by_the_site_is_started_and_kept(site, tmp_path):
     made, _ = site
     own = (
         "<network><name>between</name><bridge name='own0'/>"
@@ -114,7 +114,7 @@ def test_a_network_that_the_site_has_defined_is_started_and_left(site, tmp_path)
     assert active(*ALL) == ["between"]
 
 
-def test_the_schema_accepts_them(site, tmp_path):
+def test_libvirt_networks_match_the_schema(site, tmp_path):
     made, _ = site
     texts = {n.source: networks.definition(n) for n in networks.libvirt_networks(made)}
     for name, text in texts.items():
