@@ -92,7 +92,7 @@ def test_libvirt_networks_are_created_once_and_removed(site, tmp_path):
     assert active(*ALL) == []
 
 
-def test_networks_come_and_go(site):
+def test_network_is_started_and_removed_idempotently(site):
     made, _ = site
     for _ in range(2):
         networks.start(made, made.network)
