@@ -48,6 +48,7 @@ from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Node
+from vtorque_survive import domains
 
 pytestmark = pytest.mark.e2e
 
@@ -498,7 +499,7 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
     await_console(guest)
     hypervisor.suspend_domain(URI, guest.uuid)
     if memory != "missing":
-        hypervisor.save_domain(URI, guest.uuid, str(tmp_path / "memory"), 60)
+        domains.save_domain(URI, guest.uuid, str(tmp_path / "memory"), 60)
     hypervisor.destroy_domain(URI, guest.uuid)
     if memory == "corrupt":
         (tmp_path / "memory").write_bytes(b"LibvirtQemudSave, and then nothing")
@@ -517,7 +518,7 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
         assert boot.boot_all(job, [each]) == [None]
         (record,) = read(journal.path).open
     assert (record.kind, record.args["uuid"]) == ("domain", guest.uuid)
-    assert hypervisor.domain_state(URI, guest.uuid) == "runs"
+    assert domains.domain_state(URI, guest.uuid) == "runs"
     if memory == "there":  # the boot sector has halted before it was saved
         assert SAYS.strip() not in (guest.state_dir / "console.log").read_bytes()
     else:

@@ -4,6 +4,7 @@ import pytest
 
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
+from vtorque_survive import domains
 
 pytestmark = pytest.mark.integration
 
@@ -42,20 +43,20 @@ def test_suspend_of_an_ended_domain_raises(domain):
 
 
 def test_state_and_migratable_xml_of_a_domain_are_reported(domain):
-    assert hypervisor.domain_state(URI, domain) == "runs"
-    assert "<domain" in hypervisor.migratable_xml(URI, domain)
-    assert {"libvirt", "QEMU", "processor"} == set(hypervisor.versions(URI))
+    assert domains.domain_state(URI, domain) == "runs"
+    assert "<domain" in domains.migratable_xml(URI, domain)
+    assert {"vTorque", "libvirt", "QEMU", "processor"} == set(hypervisor.versions(URI))
     hypervisor.suspend_domain(URI, domain)
-    assert hypervisor.domain_state(URI, domain) == "still"
+    assert domains.domain_state(URI, domain) == "still"
     hypervisor.destroy_domain(URI, domain)
-    assert hypervisor.domain_state(URI, domain) == ""
+    assert domains.domain_state(URI, domain) == ""
     nobody = "00000000-0000-0000-0000-000000000000"
-    assert hypervisor.domain_state(URI, nobody) == ""
+    assert domains.domain_state(URI, nobody) == ""
     with pytest.raises(HostFault, match="the guest has ended"):
-        hypervisor.migratable_xml(URI, nobody)
+        domains.migratable_xml(URI, nobody)
 
 
 def test_failed_migration_is_reported_and_the_domain_keeps_running(domain):
     with pytest.raises(HostFault, match="migrate domain: "):
-        hypervisor.migrate_domain(URI, domain, "test:///elsewhere", "<domain/>", 10.0)
-    assert hypervisor.domain_state(URI, domain) == "runs"
+        domains.migrate_domain(URI, domain, "test:///elsewhere", "<domain/>", 10.0)
+    assert domains.domain_state(URI, domain) == "runs"

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
+from vtorque_core import __version__
 from vtorque_core.base.bounded import Overdue, bounded
 from vtorque_core.base.errors import HostFault
 
@@ -144,53 +145,6 @@ def create_domain(uri: str, xml: str, *, paused: bool = False) -> None:
     call(uri, "start domain", lambda c: c.createXML(xml, flags))
 
 
-def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
-    """Write the memory of a paused domain to a file. The domain stays paused.
-
-    Concurrent calls for one domain fail.
-    """
-    forget = library().VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
-
-    def work(domain: Any) -> bool:
-        return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
-
-    _or_given_up(uri, uuid, "save", "saved", work, timeout)
-
-
-def _or_given_up(
-    uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
-) -> None:
-    try:
-        found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
-    except HostFault:
-        give_up(uri, uuid)
-        raise
-    if found is None:
-        raise HostFault(f"the guest ended before it could be {done}", stage=STAGE)
-
-
-def give_up(uri: str, uuid: str) -> None:
-    """Ask libvirt to abort a domain's current operation. Ignores errors."""
-    with contextlib.suppress(HostFault):
-        on_domain(uri, uuid, "give up", lambda domain: domain.abortJob() == 0, LOOKUP)
-
-
-def _of_memory(domain: str, path: str) -> str:
-    """Return snapshot XML for the memory without disks (formatsnapshot.html, "memory")."""
-    snapshot = ElementTree.Element("domainsnapshot")
-    ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
-    disks = ElementTree.SubElement(snapshot, "disks")
-    for target in ElementTree.fromstring(domain).iterfind("devices/disk/target"):  # noqa: S314
-        ElementTree.SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
-    return ElementTree.tostring(snapshot, encoding="unicode")
-
-
-def is_busy(uri: str, uuid: str) -> bool:
-    """Return True while any process saves or migrates a domain."""
-    nothing = library().VIR_DOMAIN_JOB_NONE
-    return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, LOOKUP))
-
-
 def saved_xml(uri: str, path: str) -> str:
     secure = library().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
     return call(uri, "look at saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
@@ -199,34 +153,6 @@ def saved_xml(uri: str, path: str) -> str:
 def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
     paused = library().VIR_DOMAIN_SAVE_PAUSED
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
-
-
-def migrate_domain(
-    uri: str, uuid: str, to: str, xml: str, timeout: float, *, paused: bool = False
-) -> None:
-    """Migrate a domain to the libvirtd at the URI ``to``, with new domain XML.
-
-    The migration continues if the caller is killed, but not after ``timeout`` seconds. After
-    HostFault, ask both nodes which one has the domain. With ``paused``, its disks must exist on the
-    destination.
-    """
-    module = library()
-    flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
-    flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # otherwise a fast writer never converges
-    flags |= module.VIR_MIGRATE_PAUSED | module.VIR_MIGRATE_UNSAFE if paused else 0
-
-    def work(domain: Any) -> bool:
-        return bool(domain.migrateToURI3(to, {module.VIR_MIGRATE_PARAM_DEST_XML: xml}, flags) == 0)
-
-    _or_given_up(uri, uuid, "migrate", "moved", work, timeout)
-
-
-def migratable_xml(uri: str, uuid: str) -> str:
-    flags = library().VIR_DOMAIN_XML_MIGRATABLE | library().VIR_DOMAIN_XML_SECURE
-    found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), LOOKUP)
-    if found is None:
-        raise HostFault("the guest has ended", stage=STAGE)
-    return found
 
 
 def versions(uri: str) -> dict[str, str]:
@@ -239,6 +165,7 @@ def versions(uri: str) -> dict[str, str]:
             model = f"{host.findtext('vendor', '')} {host.findtext('model', '')}"
             able = sorted(each.get("name", "") for each in host.iterfind("feature"))
         return {
+            "vTorque": __version__,
             "libvirt": str(connection.getLibVersion()),
             "QEMU": str(connection.getVersion()),
             "processor": " ".join((model, *able)).strip(),
@@ -248,6 +175,7 @@ def versions(uri: str) -> dict[str, str]:
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
+    """Resume a domain unless it runs."""
     done = library().VIR_DOMAIN_RUNNING
     work = _unless(done, lambda domain: domain.resume())
     if on_domain(uri, uuid, "resume domain", work, timeout) is None:
@@ -255,6 +183,7 @@ def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
+    """Pause a domain unless it is paused."""
     done = library().VIR_DOMAIN_PAUSED
     work = _unless(done, lambda domain: domain.suspend())
     if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
@@ -372,16 +301,6 @@ def domain_runs(uri: str, uuid: str) -> bool:
     module = library()
     alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
     return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, LOOKUP))
-
-
-def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
-    """Return "runs", "still" (paused, or an incoming migration) or "" (no such domain)."""
-    module = library()
-    state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], LOOKUP)
-    if state in (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED):
-        return "runs"
-    gone = (None, module.VIR_DOMAIN_SHUTOFF, module.VIR_DOMAIN_CRASHED)
-    return "" if state in gone else "still"
 
 
 # -- the node ---------------------------------------------------------------------------------

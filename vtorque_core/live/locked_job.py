@@ -7,14 +7,21 @@ Privileges: root.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vtorque_core.base import hypervisor
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import DOMAIN, JournalState, lock_name, read, read_if_any
+from vtorque_core.records.reading import ARRIVES as ARRIVES
+from vtorque_core.records.reading import DOMAIN as DOMAIN
+from vtorque_core.records.reading import SPARE as SPARE
+from vtorque_core.records.reading import JournalState as JournalState
+from vtorque_core.records.reading import Record, lock_name, read, read_if_any
+from vtorque_core.resources import netfilter
+from vtorque_core.resources.netfilter import Netfilter
 
 WAIT = 2.0
 """Seconds to wait for a job's lock, which a prologue or an epilogue may hold for minutes."""
@@ -43,6 +50,28 @@ class LockedJob:
                 return False
             journal.phase(phase)
         return True
+
+    def release_domains(self, uuids: Collection[str]) -> None:
+        """Destroy domains on this node, and release their records. For migrated guests."""
+        with Journal.open(self.paths, self.state.path) as journal:
+            for record in self._domains(uuids):
+                hypervisor.destroy_domain(str(record.args["uri"]), str(record.args["uuid"]))
+                journal.released(record.seq)
+
+    def complete_arrival(self, uuids: Collection[str]) -> None:
+        """Complete the start of guests that have migrated here. Idempotent."""
+        came = self._domains(uuids)
+        guests = {record.guest for record in came}
+        for record in self.state.open:
+            if record.kind == Netfilter.kind and record.guest in guests:
+                netfilter.filter_reserved_macs(str(record.args["tap"]))
+        with Journal.open(self.paths, self.state.path) as journal:
+            for record in came:
+                if not record.created:
+                    journal.created(record.seq)
+
+    def _domains(self, uuids: Collection[str]) -> list[Record]:
+        return [r for r in self.state.open if r.kind == DOMAIN and r.args["uuid"] in uuids]
 
 
 def journal_of(paths: Paths, key: str) -> JournalState | None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from vtorque_core.api.children import Child
@@ -153,15 +153,39 @@ def logged(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
         yield
 
 
+def watched(guest: RunningGuest, seconds: float | None = None) -> AbstractContextManager[None]:
+    """Kill the guest's daemons that the user stops in this context, because QEMU waits for them.
+
+    After ``seconds`` (default: 30) all daemons of the guest are killed.
+    """
+    return stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir), seconds)
+
+
+@contextmanager
+def worker(
+    paths: Paths,
+    job: RunningJob,
+    guest: RunningGuest,
+    deadline: float,
+    failed: threading.Event,
+    seconds: float | None = None,
+) -> Iterator[None]:
+    """Hold one of libvirtd's workers for an operation on a guest that is :func:`watched`.
+
+    Raises HostFault if no worker is free by ``deadline`` (monotonic), or if ``failed`` is set.
+    """
+    with libvirt_worker(paths, job.job.uid, deadline, failed), watched(guest, seconds):
+        yield
+
+
 def _all(
     paths: Paths, job: RunningJob, work: Callable[[str, str, float], None], seconds: float
 ) -> None:
     deadline, failed = time.monotonic() + seconds, threading.Event()
 
     def one(guest: RunningGuest) -> None:
-        locks = stopped_daemons.locks_of(guest.run_dir)
         try:
-            with libvirt_worker(paths, job.job.uid, deadline, failed), stopped_daemons.ended(locks):
+            with worker(paths, job, guest, deadline, failed):
                 work(guest.uri, guest.uuid, deadline - time.monotonic())
         except HostFault:
             failed.set()

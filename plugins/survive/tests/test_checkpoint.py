@@ -24,17 +24,18 @@ from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
 from vtorque_core.api.batch_system import Life
 from vtorque_core.base import hypervisor
-from vtorque_core.live import saving, suspend
+from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import Running
-from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
 from vtorque_survive import (
     checkpoint,
+    domains,
     periodic,
     request,
     restore,
     room,
+    saving,
     session,
     shared,
     stored,
@@ -44,6 +45,7 @@ from vtorque_survive import (
 )
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import Checkpoints
+from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
 from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
@@ -100,10 +102,10 @@ def done(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hypervisor, "suspend_domain", lambda *_: note("suspend"))
     monkeypatch.setattr(hypervisor, "resume_domain", resume)
-    monkeypatch.setattr(hypervisor, "save_domain", save)
-    monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
-    monkeypatch.setattr(hypervisor, "domain_runs", lambda _uri, uuid: not gone(uuid))
-    monkeypatch.setattr(hypervisor, "destroy_domain", lambda _uri, uuid, _: note("ended", uuid))
+    monkeypatch.setattr(domains, "save_domain", save)
+    monkeypatch.setattr(domains, "is_busy", lambda *_: False)
+    monkeypatch.setattr(libvirt, "domain_runs", lambda _uri, uuid: not gone(uuid))
+    monkeypatch.setattr(libvirt, "destroy_domain", lambda _uri, uuid, _: note("ended", uuid))
     batch = SimpleNamespace(knows_all_nodes=True)
     batch.submitter = lambda _: SimpleNamespace(cancel=cancel)
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
@@ -609,7 +611,7 @@ def test_stopped_daemon_of_a_user_is_killed_and_fails_the_checkpoint(
             eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
             raise HostFault("save domain: the daemon has gone")
 
-        monkeypatch.setattr(hypervisor, "save_domain", save)
+        monkeypatch.setattr(domains, "save_domain", save)
         said = ask(loop, job)
         assert daemon.wait(LONG) == -signal.SIGKILL
     assert "a process of yours stopped (SIGSTOP)" in said and "(fs-home)" in said

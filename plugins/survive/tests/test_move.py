@@ -26,21 +26,24 @@ from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
 from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
-from vtorque_core.live import moving, saving, suspend
+from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.live.locked_job import locked_job
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
 from vtorque_survive import (
     arrival,
+    domains,
     health,
     move,
     move_disk,
     move_record,
     move_watch,
+    moving,
     node,
     reach,
     restore,
+    saving,
     tools,
 )
 from vtorque_survive.move import Here
@@ -335,16 +338,17 @@ def disked(tmp_path, monkeypatch):
 
 
 def a_world(made, monkeypatch):
-    monkeypatch.setattr(hypervisor, "domain_state", lambda uri, uuid: made.at(uri).state(uuid))
+    monkeypatch.setattr(domains, "domain_state", lambda uri, uuid: made.at(uri).state(uuid))
     ended = lambda uri, uuid, *_: made.at(uri).domain_of(uuid).unlink(missing_ok=True)  # noqa: E731
-    monkeypatch.setattr(hypervisor, "destroy_domain", ended)
-    monkeypatch.setattr(hypervisor, "give_up", lambda *_: None)
-    monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
-    monkeypatch.setattr(hypervisor, "migrate_domain", made.migrate)
-    monkeypatch.setattr(hypervisor, "migratable_xml", lambda *_: "<domain/>")
-    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10.0.13"})
-    monkeypatch.setattr(hypervisor, "resume_domain", made.resume)
-    monkeypatch.setattr(hypervisor, "suspend_domain", made.suspend)
+    for module in (hypervisor, libvirt):
+        monkeypatch.setattr(module, "destroy_domain", ended)
+    monkeypatch.setattr(domains, "give_up", lambda *_: None)
+    monkeypatch.setattr(domains, "is_busy", lambda *_: False)
+    monkeypatch.setattr(domains, "migrate_domain", made.migrate)
+    monkeypatch.setattr(domains, "migratable_xml", lambda *_: "<domain/>")
+    monkeypatch.setattr(libvirt, "versions", lambda _: {"QEMU": "10.0.13"})
+    monkeypatch.setattr(libvirt, "resume_domain", made.resume)
+    monkeypatch.setattr(libvirt, "suspend_domain", made.suspend)
     monkeypatch.setattr(move_disk, "_asked", lambda argv, _: Way(made, argv))
     monkeypatch.setattr(Here, "lives", lambda _, ids: dict.fromkeys(ids, made.life()))
     monkeypatch.setattr(move, "on_step", made.step)
@@ -451,7 +455,7 @@ def test_guest_that_does_not_arrive_resumes_on_the_source(world, ends):
 def test_job_that_ends_during_the_transfer_cancels_it(world, monkeypatch):
     """Its epilogue does, for the job's lock."""
     monkeypatch.setattr(move, "_ENDS", 0.01)
-    monkeypatch.setattr(hypervisor, "give_up", lambda *_: (world.top / "broken-off").touch())
+    monkeypatch.setattr(domains, "give_up", lambda *_: (world.top / "broken-off").touch())
     world.ends = "broken off"
     assert migrate(world).startswith("the guests are still on n2")
     assert is_the_sources(world)
@@ -484,7 +488,7 @@ def test_daemons_of_a_guest_survive_a_canceled_transfer(world, monkeypatch):
         time.sleep(0.5)  # what is given up takes that
         raise HostFault("no answer within 0.1 s")
 
-    monkeypatch.setattr(hypervisor, "migrate_domain", late)
+    monkeypatch.setattr(domains, "migrate_domain", late)
     monkeypatch.setattr(move, "_TIME", 0.1)
     with holding(lock) as daemon:
         held = saving.held(world.n2.paths, job, suspend.RUNS)
@@ -574,7 +578,7 @@ def test_guest_with_a_disk_resumes_on_the_source_if_the_destination_is_lost(
         lost.touch()
         migrates(*args, **how)
 
-    monkeypatch.setattr(hypervisor, "migrate_domain", loses)
+    monkeypatch.setattr(domains, "migrate_domain", loses)
     assert "n3 did not answer" in migrate(disked)
     assert disked.n2.state() == "runs" and disked.n3.state() != "runs"
     assert disked.did() == ["clocks"]
@@ -613,7 +617,7 @@ def test_unfinished_arrival_is_awaited(disked, monkeypatch):
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(hypervisor, "is_busy", says)
+        patch.setattr(domains, "is_busy", says)
         assert "n3 does not know yet whether the guests have arrived" in watch(disked)
     assert disked.n3.state() == "still"
     assert watch(disked) == ""
@@ -629,7 +633,7 @@ def test_paused_arrival_is_resumed_once_the_destination_answers(disked, monkeypa
         lost.touch()
         os.killpg(disked.ways[0].pid, signal.SIGKILL)
 
-    monkeypatch.setattr(hypervisor, "migrate_domain", loses)
+    monkeypatch.setattr(domains, "migrate_domain", loses)
     for said in (migrate(disked), watch(disked)):
         assert "no route to host: the guests stay as they are until n3 answers" in said
     assert (disked.n2.state(), disked.n3.state()) == ("", "still")
@@ -718,7 +722,7 @@ def test_ended_second_guest_leaves_nothing(two):
 
 def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch):
     given_up = two.top / "broken-off"
-    monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
+    monkeypatch.setattr(domains, "give_up", lambda *_: given_up.touch())
 
     def migrates(_uri, uuid, *_, **_how):
         if uuid == two.uuid:
@@ -726,7 +730,7 @@ def test_original_error_is_reported_instead_of_its_consequence(two, monkeypatch)
             raise HostFault("canceled by client")
         raise HostFault("a file that is open was deleted")
 
-    monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
+    monkeypatch.setattr(domains, "migrate_domain", migrates)
     assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
 
 
@@ -738,15 +742,15 @@ def test_queued_guest_is_not_sent_after_a_failure(two, monkeypatch):
         two.note(f"sent {uuid}")
         raise HostFault("a file that is open was deleted")
 
-    monkeypatch.setattr(move.saving, "libvirt_worker", lambda *_: worker)
-    monkeypatch.setattr(hypervisor, "migrate_domain", migrates)
+    monkeypatch.setattr(suspend, "libvirt_worker", lambda *_: worker)
+    monkeypatch.setattr(domains, "migrate_domain", migrates)
     assert migrate(two) == "the guests are still on n2: a file that is open was deleted"
     assert len([line for line in two.did() if line.startswith("sent")]) == 1
 
 
 def test_failure_of_one_guest_cancels_the_transfer_of_the_other(two, monkeypatch):
     given_up = two.top / "broken-off"
-    monkeypatch.setattr(hypervisor, "give_up", lambda *_: given_up.touch())
+    monkeypatch.setattr(domains, "give_up", lambda *_: given_up.touch())
     two.ends = ("fails", "broken off")
     assert migrate(two).startswith("the guests are still on n2")
     assert given_up.exists()
@@ -919,7 +923,7 @@ def test_arrived_sister_guest_is_not_mistaken_for_another_guest(world):
     complete_arrival(world.n3, [world.uuid])
     states = {world.uuid: "runs"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hypervisor, "domain_state", lambda _, uuid: states.get(uuid, ""))
+        patch.setattr(domains, "domain_state", lambda _, uuid: states.get(uuid, ""))
         assert settled(world, "of n4's guest") == "none"
         assert settled(world, world.uuid) == "here"
     assert world.n3.phase() == "run" and world.did() == []

@@ -10,7 +10,6 @@ import threading
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_core.live import moving
 from vtorque_survive import move_disk
 
 MIB = 1 << 20
@@ -30,12 +29,14 @@ def receive(disk, monkeypatch):
     """Return what receives a disk in place of what is there; ``does`` is what its guest does."""
     disk.touch()
     resumed = []
-    monkeypatch.setattr(moving, "disks", lambda *_: {"7": disk})
-    monkeypatch.setattr(moving, "go_on", lambda *_: resumed.append(disk.read_bytes()))
+    monkeypatch.setattr(move_disk.moving, "disks", lambda *_: {"7": disk})
+    monkeypatch.setattr(
+        move_disk.libvirt, "resume_domain", lambda *_: resumed.append(disk.read_bytes())
+    )
 
     def received(*parts, uuid="7", does="", awaits=3):
         asked = itertools.chain([True] * awaits, itertools.repeat(False))
-        monkeypatch.setattr(moving, "state", lambda *_: does)
+        monkeypatch.setattr(move_disk.domains, "domain_state", lambda *_: does)
         first = io.BytesIO()
         try:
             said = move_disk.receive(

@@ -9,8 +9,7 @@ import pytest
 
 from quick_python import shebang
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.live import moving
-from vtorque_survive import move, reach
+from vtorque_survive import move, moving, reach
 from vtorque_survive.settings import Settings
 
 CONFIG = Path("/etc/vtorque/vtorque.toml")

@@ -10,7 +10,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, VtorqueError, require_root_owned, run_tool
 from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
-from vtorque_core.live.saving import VIRTIOFSD
+from vtorque_core.live.node_setup import VIRTIOFSD
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, UsageError
 from vtorque_core.api.read_apart import reader
-from vtorque_core.live import kept, moving, suspend
+from vtorque_core.live import kept, libvirt, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.locked_job import LockedJob, locked_job
-from vtorque_survive import move_disk, move_record, request
+from vtorque_survive import domains, move_disk, move_record, moving, request
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import ELSEWHERE, elsewhere
 
@@ -112,8 +112,8 @@ def settled(
     return said
 
 
-def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with_disk: bool) -> str:
-    state, came = moving.state(here.node.uri, uuid), domains.get(uuid)
+def _is(here: Here, uuid: str, theirs: str, known: Mapping[str, bool], *, with_disk: bool) -> str:
+    state, came = domains.domain_state(here.node.uri, uuid), known.get(uuid)
     if came or (came is not None and state == "runs"):
         return "here"
     if with_disk and state == "still":
@@ -122,7 +122,7 @@ def _is(here: Here, uuid: str, theirs: str, domains: Mapping[str, bool], *, with
         except HostFault:
             return "comes"
         if not theirs:
-            moving.go_on(here.node.uri, uuid)
+            libvirt.resume_domain(here.node.uri, uuid)
         return "none" if theirs else "here"
     if state == "runs" or (state and theirs != "runs"):
         return "comes"
@@ -134,7 +134,7 @@ def _are_here(here: Here, job_id: str, locked: LockedJob, said: dict[str, str]) 
     job, key = here.job(job_id), locked.state.key
     if job is None or job.job.key != key or suspend.phase(job) == "":
         for uuid in [uuid for uuid, where in said.items() if where == "none"]:
-            moving.end(here.node.uri, uuid)
+            libvirt.destroy_domain(here.node.uri, uuid)
         moving.arrived(locked, [uuid for uuid, where in said.items() if where == "here"])
         move_record.forget(here.paths, key)  # a record of an earlier migration from here
         if (now := here.job(job_id)) is not None:

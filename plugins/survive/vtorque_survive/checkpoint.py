@@ -33,10 +33,11 @@ from typing import Self
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
 from vtorque_core.api.children import Child, in_child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
-from vtorque_core.live import saving, service, suspend
+from vtorque_core.live import libvirt, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.saving import Saveable
-from vtorque_survive import listing, periodic, room, session, tools
+from vtorque_core.live.user_disks import has_user_disk
+from vtorque_survive import domains, listing, periodic, room, saving, session, tools
+from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 from vtorque_survive.sparse import copy_data
@@ -412,7 +413,7 @@ def _finish(of: _Saving, until: float) -> None:
     if ends:
         on_step("before end")
         nodes.end()
-        saving.end(of.guests[0].guest, _HELD)
+        libvirt.destroy_domain(of.guests[0].guest.uri, of.guests[0].guest.uuid, _HELD)
         on_step("after end")
         _take_session(of, of.run_dir / LEAVE)
     if nodes.several:
@@ -461,7 +462,7 @@ def _write(of: _Saving, manifest: Manifest) -> None:
             except (Refused, HostFault) as error:
                 if not isinstance(error, _Later):
                     for each in guests:
-                        saving.break_off(each.guest)
+                        domains.give_up(each.guest.uri, each.guest.uuid)
                 raise
     for done in work:
         done.result()
@@ -490,7 +491,7 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
 
     The user's file system may hang or fail. A hanging child holds no lock of the job.
     """
-    if not any(saving.has_user_disk(each.guest.run_dir) for each in guests):
+    if not any(has_user_disk(each.guest.run_dir) for each in guests):
         then({})
         return
 

@@ -39,11 +39,12 @@ from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.read_apart import reader
-from vtorque_core.live import kept, moving, saving, service, suspend
+from vtorque_core.live import kept, libvirt, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_core.live.saving import Saveable
-from vtorque_survive import move_disk, move_record, reach
+from vtorque_core.live.user_disks import has_user_disk
+from vtorque_survive import domains, move_disk, move_record, moving, reach, saving
 from vtorque_survive.move_record import AWAY, GONE, Move
+from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
 
 _READY = 90.0  # seconds besides start_timeout, for the placeholder job
@@ -185,7 +186,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     """Try to migrate; return an error message. The caller determines which node owns the guests."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (locked, guests):
-            if any(saving.has_user_disk(each.guest.run_dir) for each in guests):
+            if any(has_user_disk(each.guest.run_dir) for each in guests):
                 raise Refused("the job uses a disk file (disk=), which cannot be migrated")
             told = moving.told(job, guests, nodes, to)
             on_step("before record")
@@ -238,7 +239,7 @@ def _send_all(
                 try:
                     rest_of_disk()
                     moving.send(each, uri, xml[guest.uuid], seconds)
-                    if each.disk and moving.state(guest.uri, guest.uuid):
+                    if each.disk and domains.domain_state(guest.uri, guest.uuid):
                         raise HostFault("libvirt has not removed the migrated guest from this node")
                 except HostFault as error:
                     fails(error)  # before the worker takes another guest
@@ -271,7 +272,7 @@ def _disk_sent(
 
 def _break_off(job: RunningJob) -> None:
     for guest in job.guests:
-        saving.break_off(guest)
+        domains.give_up(guest.uri, guest.uuid)
 
 
 @contextmanager
@@ -461,7 +462,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
     with saving.held(here.paths, job, moving.MOVES) as (locked, guests):
         for each in guests:
             if each.guest.uuid not in gone and mine[each.guest.uuid]:  # otherwise it has ended
-                moving.go_on(each.guest.uri, each.guest.uuid)
+                libvirt.resume_domain(each.guest.uri, each.guest.uuid)
         if gone:
             log.info("%d of %d guests have migrated to %s", len(gone), len(mine), move.to)
         else:
@@ -470,7 +471,7 @@ def _gone(here: Here, move: Move, job: RunningJob, why: str) -> set[str]:
         return gone
 
 
-def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> None:
+def _go_on_here(here: Here, job: RunningJob, mine: dict[str, domains.State]) -> None:
     """Resume guests with their own disk that have not migrated.
 
     The destination resumes its copy only if told that the guest has left this node.
@@ -479,7 +480,7 @@ def _go_on_here(here: Here, job: RunningJob, mine: dict[str, moving.State]) -> N
         stand = [each.guest for each in guests if each.disk and mine[each.guest.uuid] == "still"]
         with ExitStack() as each_goes_on:  # resumes all, even if one fails
             for guest in stand:
-                each_goes_on.callback(moving.go_on, guest.uri, guest.uuid)
+                each_goes_on.callback(libvirt.resume_domain, guest.uri, guest.uuid)
         if stand:
             with suppress(VtorqueError, OSError), reader():
                 suspend.set_clocks(here.paths, job).wait()

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO
 
 from vtorque_core.api import HostFault, Paths, printable
-from vtorque_core.live import moving
-from vtorque_survive import sparse
+from vtorque_core.live import libvirt
+from vtorque_survive import domains, moving, sparse
 
 _PART = struct.Struct(">QQ")
 _ALL, _GO_ON = b"\n", b"!"
@@ -176,7 +176,7 @@ def receive(
         HostFault: If the disk is incomplete or the guest is not expected.
     """
     disk = moving.disks(paths, key).get(uuid)
-    if disk is None or not awaited() or moving.state(uri, uuid):
+    if disk is None or not awaited() or domains.domain_state(uri, uuid):
         raise HostFault("no guest on this node waits for this disk")
     with _opened(disk, os.O_RDWR) as file:
         for _ in range(2):
@@ -185,7 +185,7 @@ def receive(
             said.flush()
     if _exactly(parts, 1) != _GO_ON or not awaited():
         raise HostFault("the migration was canceled: the guest is not resumed")
-    moving.go_on(uri, uuid)
+    libvirt.resume_domain(uri, uuid)
     return "here"
 
 

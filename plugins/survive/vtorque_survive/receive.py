@@ -25,7 +25,7 @@ from vtorque_core.api import HostFault, VtorqueError
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import ReceivingNode
-from vtorque_core.live import moving
+from vtorque_survive import domains
 
 _MOST, _TELLS = 1 << 20, 30.0  # bytes of the sender's line, and seconds for it
 _ARRIVES = 3660.0  # seconds for a guest: more than for the sender, less than for the core
@@ -125,7 +125,7 @@ class _Sender:
     def arrive(
         self,
         of: Collection[str],
-        node: moving.Node,
+        node: ReceivingNode,
         uuid: str,
         xml: str,
         failed: threading.Event,
@@ -145,7 +145,7 @@ class _Sender:
                 self.awaits = True
                 self.say(xml=self._ready)
         ready, until = time.monotonic() + node.start_timeout, time.monotonic() + _ARRIVES
-        while not self.awaits or moving.state(node.uri, uuid) != "runs":
+        while not self.awaits or domains.domain_state(node.uri, uuid) != "runs":
             self._require_there(_LOOK)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
                 raise HostFault("another guest of the job is not ready to arrive")
@@ -189,8 +189,7 @@ def receive_guests(node: ReceivingNode) -> None:
     sender = _Sender(node.requests, node.answers)
     try:
         told = Told.read(sender.told())
-        here = moving.Node(node.uri, node.start_timeout)
-        arrive = functools.partial(sender.arrive, [guest.uuid for guest in told.guests], here)
+        arrive = functools.partial(sender.arrive, [guest.uuid for guest in told.guests], node)
         node.require_like(told.to, told.versions)
         where = (told.job, told.nodes, told.leaves, told.to)
         sources = [Migration(guest, arrive) for guest in told.guests]

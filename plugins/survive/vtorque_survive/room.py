@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, show_mib
-from vtorque_core.live.saving import Saveable
+from vtorque_survive.saving import Saveable
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import RESERVED, Store, taken
 

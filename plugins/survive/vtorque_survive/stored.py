@@ -31,7 +31,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.boot_source import Identity
 from vtorque_core.live.jobs import RunningJob
-from vtorque_core.live.saving import Saveable
+from vtorque_survive.saving import Saveable
 
 SCHEMA = 1
 

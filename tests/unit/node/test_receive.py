@@ -17,6 +17,7 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import cleanup, prologue, receive
 from vtorque_core.records.reading import ARRIVES
 from vtorque_core.site.plugins import Plugins
+from vtorque_survive import domains
 from vtorque_survive import node as survive
 from vtorque_survive import receive as survive_receive
 from vtorque_survive.receive import Told
@@ -78,7 +79,7 @@ def here(tmp_path, monkeypatch):
     hook = SimpleNamespace(vtorque_receive=survive.vtorque_receive)
     made.plugins.register("survive", hook, "vtorque-survive 1.0")
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: True)
-    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10"})
+    monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "10"})
     monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
     monkeypatch.setattr(receive, "tell_ended", lambda *_: [])
     user = SimpleNamespace(name="ada", uid=os.geteuid())
@@ -123,14 +124,14 @@ def test_invalid_request_is_refused(here, told):
 
 def test_guest_is_received_with_local_xml_and_resumed(here, monkeypatch):
     states = iter(["", "still", "runs"])
-    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: next(states))
+    monkeypatch.setattr(domains, "domain_state", lambda *_: next(states))
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain of='here'/>", NOT)
     assert here.run() == (0, [{"xml": {"0b1ad9ba": "<domain of='here'/>"}}, {"here": True}])
     assert here.adapter.held == ["n3"] and here.released == []
 
 
 def test_guests_of_a_job_are_sent_only_when_all_are_ready(here, monkeypatch):
-    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
+    monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
     both = TOLD | {"guests": [GUEST, GUEST | {"uuid": "1b1ad9ba"}]}
 
     def starts(*guests):
@@ -167,7 +168,7 @@ def test_start_that_fails_before_arrival_is_released(here):
 
 def test_start_that_fails_after_arrival_releases_nothing(here, monkeypatch):
     """The guest may run here by then."""
-    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
+    monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
 
     def fails(guest):
         guest.arrive(guest.guest.uuid, "<domain/>", NOT)
@@ -183,7 +184,7 @@ def test_disconnected_source_after_arrival_leaves_all_resources(here, monkeypatc
         here.sender.close()
         return "still"
 
-    monkeypatch.setattr(hypervisor, "domain_state", leaves)
+    monkeypatch.setattr(domains, "domain_state", leaves)
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])
     assert here.adapter.held == ["n3"] and here.released == []
@@ -191,7 +192,7 @@ def test_disconnected_source_after_arrival_leaves_all_resources(here, monkeypatc
 
 def test_unresponsive_source_is_not_awaited_forever(here, monkeypatch):
     """Its line never ends; the job's lock here is free then, and who asks is answered."""
-    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
+    monkeypatch.setattr(domains, "domain_state", lambda *_: "")
     monkeypatch.setattr(survive_receive, "_ARRIVES", 0.0)
     here.starts = lambda guest: guest.arrive(guest.guest.uuid, "<domain/>", NOT)
     assert here.run() == (1, [{"xml": {"0b1ad9ba": "<domain/>"}}])

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vtorque_core import __version__
 from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import MovingAdapter, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
@@ -49,7 +48,7 @@ class Receiving:
     def require_like(self, name: str, versions: Mapping[str, str]) -> None:
         if not virtiofs_daemon.saves():
             raise Refused(f"the virtiofsd of {name} cannot save its state")
-        here = {"vTorque": __version__, **hypervisor.versions(self.uri)}
+        here = hypervisor.versions(self.uri)
         for what, there in versions.items():
             if here.get(what) != there:
                 raise Refused(f"{what} of {name} is {here.get(what)} instead of {there}")

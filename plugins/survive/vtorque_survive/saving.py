@@ -5,29 +5,22 @@ Privileges: root. Errors: HostFault if libvirt fails.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api import HostFault, Paths, Refused
 from vtorque_core.api.guest_driver import LeavableDriver
 from vtorque_core.api.guest_plan import ROOT_DISK
-from vtorque_core.base import hypervisor
-from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.locks import libvirt_worker
-from vtorque_core.base.names import Paths
-from vtorque_core.live import suspend
+from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.locked_job import LockedJob
-from vtorque_core.records.reading import SPARE, JournalState
-from vtorque_core.resources import stopped_daemons
-from vtorque_core.resources.user_disk import served
-from vtorque_core.resources.virtiofs_daemon import VIRTIOFSD as VIRTIOFSD
+from vtorque_core.live.locked_job import SPARE, JournalState, LockedJob
+from vtorque_survive import domains
 
-_BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what hypervisor.give_up waits for it
+_BREAKS_OFF = 5.0  # seconds for libvirt to do so: half of what domains.give_up waits for it
 _LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
 
@@ -84,36 +77,9 @@ def own_disks(state: JournalState) -> dict[int | None, Path]:
     return {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
 
 
-def has_user_disk(run_dir: Path) -> bool:
-    """Return True if a guest uses a disk file of the job's owner."""
-    return any(_disks(run_dir))
-
-
-def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
-    """Return the stat(2) results of the owner's disk files that a guest uses, by name.
-
-    Call it in a child with a deadline, because a user's file system can hang. Raises HostFault.
-    """
-    return {lock.stem: served(lock) for lock in _disks(run_dir)}
-
-
-def _disks(run_dir: Path) -> Iterator[Path]:
-    return run_dir.glob("disk-*.lock")
-
-
 def runs(guest: RunningGuest) -> bool:
     """Return True if the guest's domain exists."""
-    return hypervisor.domain_runs(guest.uri, guest.uuid)
-
-
-def break_off(guest: RunningGuest) -> None:
-    """Ask libvirt to abort saving or migrating a guest. Ignores errors."""
-    hypervisor.give_up(guest.uri, guest.uuid)
-
-
-def end(guest: RunningGuest, seconds: float) -> None:
-    """Destroy a saved guest, if it still exists, within ``seconds``."""
-    hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
+    return libvirt.domain_runs(guest.uri, guest.uuid)
 
 
 def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
@@ -130,7 +96,6 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
     driver.expect_break(first.run_dir, seconds, deadline)
 
 
-@contextmanager
 def of_libvirt(
     paths: Paths,
     job: RunningJob,
@@ -138,18 +103,14 @@ def of_libvirt(
     seconds: float,
     failed: threading.Event,
     patience: float,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Hold a libvirt worker for a long operation, and kill daemons that the user stops meanwhile.
 
     If the operation lasts longer than ``seconds``, all daemons of the guest are killed. Raises
     HostFault if no worker is free within ``patience`` seconds, or if ``failed`` is set.
     """
-    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + patience
-    with (
-        libvirt_worker(paths, job.job.uid, until, failed),
-        stopped_daemons.ended(locks, seconds + _BREAKS_OFF),
-    ):
-        yield
+    until = time.monotonic() + patience
+    return suspend.worker(paths, job, guest, until, failed, seconds + _BREAKS_OFF)
 
 
 def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
@@ -158,9 +119,9 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
     Does nothing if the domain no longer exists. Raises HostFault after ``seconds``.
     """
     until = time.monotonic() + seconds
-    while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
+    while domains.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
         time.sleep(_LOOK)
     if not runs(guest):
         return
     with of_libvirt(paths, job, guest, seconds, threading.Event(), seconds):
-        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)
+        domains.save_domain(guest.uri, guest.uuid, str(file), seconds)

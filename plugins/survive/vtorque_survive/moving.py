@@ -9,26 +9,20 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from vtorque_core import __version__
-from vtorque_core.base import hypervisor
-from vtorque_core.base.errors import HostFault
-from vtorque_core.base.names import Paths
-from vtorque_core.live import suspend
+from vtorque_core.api import HostFault, Paths
+from vtorque_core.live import libvirt, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.locked_job import LockedJob, journal_of
-from vtorque_core.live.saving import Saveable, own_disks
-from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import ARRIVES, DOMAIN
-from vtorque_core.resources import netfilter, stopped_daemons
-from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.site.load import load
+from vtorque_core.live.limits import load
+from vtorque_core.live.locked_job import ARRIVES, DOMAIN, LockedJob, journal_of
+from vtorque_survive import domains
+from vtorque_survive.domains import State
+from vtorque_survive.saving import Saveable, own_disks
 
 MOVES = "moves"
 """The phase of a job while its guests migrate to another node."""
 
-State = Literal["runs", "still", ""]
 _LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
 
 
@@ -58,7 +52,7 @@ def told(
         "nodes": list(nodes),
         "leaves": job.job.node,
         "to": to,
-        "versions": {"vTorque": __version__, **hypervisor.versions(guests[0].guest.uri)},
+        "versions": libvirt.versions(guests[0].guest.uri),
         "guests": [_told(each, *job.kept.facts()["booted_for"]) for each in guests],
     }
 
@@ -74,7 +68,7 @@ def _told(each: Saveable, job_id: str, attempt: int) -> dict[str, Any]:
         "leased": each.leased,
         "state_dir": str(each.state_dir),
         "run_dir": str(guest.run_dir),
-        "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
+        "xml": domains.migratable_xml(guest.uri, guest.uuid),
     }
 
 
@@ -82,13 +76,13 @@ def send(each: Saveable, to: str, xml: str, seconds: float) -> None:
     """Migrate a guest to the libvirtd at the URI ``to``, with domain XML for the destination.
 
     A guest with its own disk is paused on both nodes; copy its disk before. Call this within
-    :func:`vtorque_core.live.saving.of_libvirt`.
+    :func:`vtorque_survive.saving.of_libvirt`.
 
     Raises HostFault if the migration failed, or if its result after ``seconds`` is unknown. Then
     ask :func:`settled` and the destination which node has the guest.
     """
     guest, paused = each.guest, each.disk is not None
-    hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
+    domains.migrate_domain(guest.uri, guest.uuid, to, xml, seconds, paused=paused)
 
 
 def disks(paths: Paths, key: str) -> dict[str, Path]:
@@ -107,41 +101,22 @@ def settled(uri: str, uuid: str, seconds: float) -> State:
     ``seconds``.
     """
     until = time.monotonic() + seconds
-    while hypervisor.is_busy(uri, uuid):
+    while domains.is_busy(uri, uuid):
         if time.monotonic() >= until:
             raise HostFault("libvirt is still migrating the guest")
         time.sleep(_LOOK)
-    return hypervisor.domain_state(uri, uuid)
-
-
-def state(uri: str, uuid: str) -> State:
-    """Return a domain's state on this node like :func:`settled`, without waiting."""
-    return hypervisor.domain_state(uri, uuid)
+    return domains.domain_state(uri, uuid)
 
 
 def stand_still(guest: RunningGuest) -> None:
     """Pause a guest before its migration."""
-    with stopped_daemons.ended(stopped_daemons.locks_of(guest.run_dir)):
-        hypervisor.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
-
-
-def go_on(uri: str, uuid: str) -> None:
-    """Resume a guest that has not left this node, or has arrived."""
-    hypervisor.resume_domain(uri, uuid)
-
-
-def end(uri: str, uuid: str) -> None:
-    """Destroy the rest of a domain that runs on the other node."""
-    hypervisor.destroy_domain(uri, uuid)
+    with suspend.watched(guest):
+        libvirt.suspend_domain(guest.uri, guest.uuid, suspend.STOPS)
 
 
 def have_gone(job: LockedJob, uuids: Collection[str]) -> None:
     """Release the domains of migrated guests, and continue the job with its other guests."""
-    with Journal.open(job.paths, job.state.path) as journal:
-        for record in job.state.open:
-            if record.kind == DOMAIN and record.args["uuid"] in uuids:
-                end(str(record.args["uri"]), str(record.args["uuid"]))
-                journal.released(record.seq)
+    job.release_domains(uuids)
     job.enter(suspend.RUNS)
 
 
@@ -151,15 +126,6 @@ def arrived(job: LockedJob, uuids: Collection[str]) -> None:
     Idempotent. ``uuids`` are the domains that have arrived.
     """
     marks = [each.name for each in job.state.phases if each.guest is None]
-    if marks[marks.index(ARRIVES) :].count(suspend.RUNS):
-        return
-    domains = [each for each in job.state.open if each.kind == DOMAIN]
-    came = {each.guest: each for each in domains if each.args["uuid"] in uuids}
-    for record in job.state.open:
-        if record.kind == Netfilter.kind and record.guest in came:
-            netfilter.filter_reserved_macs(str(record.args["tap"]))
-    with Journal.open(job.paths, job.state.path) as journal:
-        for record in came.values():
-            if not record.created:
-                journal.created(record.seq)
-    job.enter(suspend.RUNS)
+    if suspend.RUNS not in marks[marks.index(ARRIVES) :]:
+        job.complete_arrival(uuids)
+        job.enter(suspend.RUNS)
