@@ -212,7 +212,7 @@ def test_disconnected_source_before_arrival_is_released(here):
 
 
 def test_other_version_is_refused_before_anything_is_held(here, monkeypatch):
-    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "11"})
+    monkeypatch.setattr(hypervisor, "versions", lambda _: {"vTorque": __version__, "QEMU": "11"})
     assert here.run()[1] == [{"failed": "QEMU of n3 is 11 instead of 10"}]
     monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: False)
     assert "cannot save its state" in here.run()[1][0]["failed"]
